@@ -17,7 +17,7 @@ PAPER_TABLE_1 = {
 
 NAMES = {
     "ours": "scdiva-mini",
-    "ours_no_places": "scdiva-mini, without the hidden genes' ranks",
+    "ours_no_places": "scdiva-mini, without the masked genes' ranks",
     "marginals": "training cells",
     "type_means": "training cells of the true type",
     "ours_1_step": "1 step",
@@ -39,10 +39,10 @@ NAMES = {
     "no_state_transformer_32": "no state given, transformer, 32 steps",
     "ours_no_transformer": "scdiva-mini, without the transformer",
 }
-MASKED = {"masked_recall": "recall of hidden genes", "known_spearman": "Spearman of their values",
+MASKED = {"masked_recall": "recall of masked genes", "known_spearman": "Spearman of their values",
           "known_rmse": "RMSE", "l_dist": "L-Dist", "coverage": "coverage", "bleu": "BLEU",
           "seconds_per_cell": "seconds a cell"}  # fmt: skip
-STEPS = {"masked_recall": "recall of hidden genes", "masked_match": "at their ranks", "l_dist": "L-Dist",
+STEPS = {"masked_recall": "recall of masked genes", "masked_match": "at their ranks", "l_dist": "L-Dist",
          "coverage": "coverage", "bleu": "BLEU", "value_spearman": "Spearman",
          "seconds_per_cell": "seconds a cell"}  # fmt: skip
 IMPUTED = {
@@ -60,8 +60,8 @@ DRAWN = {"forest": "AUROC, forest", "logistic": "logistic", "mmd": "MMD²", "mmd
 LIKELY = {"bound_real": "nats a gene, real", "bound_shuffled": "other genes", "bound_doublets": "doublets",
           "genes_real": "genes, real", "genes_doublets": "doublets", "auroc_shuffled": "AUROC, other genes",
           "auroc_doublets": "doublets", "seconds_per_cell": "seconds a cell"}  # fmt: skip
-UNRANKED, RANKED = "ours_no_places", "hidden genes' ranks given"
-"""The arm that hidden genes and values are judged by, and what every other of ours there is."""
+UNRANKED, RANKED = "ours_no_places", "masked genes' ranks given"
+"""The arm that masked genes and values are judged by, and what every other of ours there is."""
 ONE_STEP = ("ours", UNRANKED, "marginals", "type_means")
 WORDS = (
     "Cells with a type (of Kang's set 4,000 random ones) and the genes that the model knows. scdiva-mini is zero-shot: "
@@ -72,18 +72,18 @@ WORDS = (
 )
 WORDS_OF = {
     "masked": (
-        "A share of 30% of each test cell's genes is hidden, identity and value. Recall: share of the k hidden genes "
+        "A share of 30% of each test cell's genes is masked, identity and value. Recall: share of the k masked genes "
         "among the k predicted, or among the k genes most frequent in training cells (four fifths of the cells) that "
-        "were not shown. Spearman and RMSE: of the hidden genes' values, given which genes they are; training cells "
+        "were not visible. Spearman and RMSE: of the masked genes' values, given which genes they are; training cells "
         "give their mean value where they express the gene. The last row knows the true type of the cell. The rank "
-        "at which a hidden gene stood says much of its name and of its value, and no baseline is given it: the row "
+        "at which a masked gene stood says much of its name and of its value, and no baseline is given it: the row "
         "without ranks (`use_places=False`) compares like with like, and the goals are held to it. The row with the "
-        "hidden genes' ranks given answers another question: what a training step asks. Our values also know how deep "
+        "masked genes' ranks given answers another question: what a training step asks. Our values also know how deep "
         "the cell is, which shows in RMSE and not in a rank correlation within it. L-Dist is a mean over the genes "
         "that were found (coverage)."
     ),
     "steps": (
-        "The same, fewer cells, hidden genes' ranks given, hidden genes revealed the surest first if nothing else is "
+        "The same, fewer cells, masked genes' ranks given, masked genes revealed the surest first if nothing else is "
         "said. With more steps more genes stand at their ranks and fewer are found. `remdm`, which hid a tenth of what "
         "it had revealed again in each step (Wang et al. 2025), and `random`, any gene and not the surest first, were "
         "removed after this."
@@ -126,7 +126,7 @@ WORDS_OF = {
         "head says what cells express; to ask for it was removed after this."
     ),
 }
-TITLES = {"masked": "Hidden genes", "steps": "In more steps", "paper": "Beside the paper's table 1",
+TITLES = {"masked": "Masked genes", "steps": "In more steps", "paper": "Beside the paper's table 1",
           "impute": "Counts taken away", "population": "Cells drawn", "types": "Cells drawn of a type",
           "likelihood": "Likelihood"}  # fmt: skip
 MOST_FOREST, LEAST_INDEPENDENT = 0.75, 0.9
@@ -146,7 +146,7 @@ def figure(row: dict, key: str) -> str:
 
 
 def named(row: dict) -> str:
-    """An arm in words, with what its row has to say; of ours with hidden genes, that their ranks are given."""
+    """An arm in words, with what its row has to say; of ours with masked genes, that their ranks are given."""
     words = [NAMES.get(row["arm"], row["arm"])]
     ours = row["arm"].startswith("ours") or row["arm"] == "masked_30"
     if row["part"] in ("masked", "paper") and ours and row["arm"] != UNRANKED:
@@ -223,7 +223,7 @@ def goals(rows: list[dict]) -> list[dict]:
             for part in ("masked", "impute", "population", "likelihood")
         }
         for rival in ("marginals", "type_means"):
-            for key, what in (("masked_recall", "recall at one step"), ("known_spearman", "Spearman of hidden values")):
+            for key, what in (("masked_recall", "recall at one step"), ("known_spearman", "Spearman of masked values")):
                 found += _lead(f"{name}: {what}, above {NAMES[rival]}", of["masked"], rival, key)
         for rival in ("knn", "diffused", "scvi"):
             found += _lead(f"{name}: imputation, Spearman per cell above {NAMES[rival]}", of["impute"], rival,
@@ -237,7 +237,7 @@ def goals(rows: list[dict]) -> list[dict]:
 def _lead(what: str, arms: dict[str, dict], rival: str, key: str, sign: int = 1, own: str = UNRANKED) -> list[dict]:
     """Ours less the rival's, or the other way round for an error; what others of ours have stands beside.
 
-    Hidden genes and values are judged where nothing says at which rank they stood.
+    Masked genes and values are judged where nothing says at which rank they stood.
     """
     if not all(key in arms.get(arm, {}) for arm in (own, rival)):
         return []

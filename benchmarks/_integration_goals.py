@@ -9,7 +9,7 @@ from _judge import Score, across, judge, of_row, share_of_cells
 RIVALS = ("harmony", "scvi")
 SHARE_OF_ILISI = 0.95
 """The set on which time is compared."""
-ILISI = {"ilisi": "iLISI", "ilisi_even": "iLISI, neighbours alike"}
+ILISI = {"ilisi": "iLISI", "ilisi_even": "iLISI, unweighted"}
 NAMES = {"harmony": "Harmony", "scvi": "scVI"}
 
 

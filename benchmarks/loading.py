@@ -24,7 +24,7 @@ The counts are made up: the number of genes of a cell is log-normal with the med
 benchmark, genes are drawn by a power law. The file is uncompressed CSR as AnnData writes it, and in the page cache
 after the first round. Arms in turn, best of the rounds. Goals are on CPU time (`process_time`) per cell of `ours`,
 which like its rivals has one thread; wall time stands beside. Two threads that share a core or its memory count more
-CPU time for the same work, so with the thread both ratios are told without a goal.
+CPU time for the same work, so with the thread both ratios are given without a goal.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def rows_of(rounds: dict[str, list[float]], wall_rounds: dict[str, list[float]])
         for name in rounds
         if name.startswith("packed")
     ]
-    told = [{"what": "CPU time per cell, ours on gzip / ours", "value": cpu["ours, gzip"] / cpu["ours"]}]
-    told += [
+    ratios = [{"what": "CPU time per cell, ours on gzip / ours", "value": cpu["ours, gzip"] / cpu["ours"]}]
+    ratios += [
         {
             "what": f"CPU time per cell, {name} / ours with the thread",
             "value": cpu[name] / cpu["ours, thread"],
@@ -264,7 +264,7 @@ def rows_of(rounds: dict[str, list[float]], wall_rounds: dict[str, list[float]])
         }
         for name in cpu
     ]
-    return [*goals, *told, *arms]
+    return [*goals, *ratios, *arms]
 
 
 def main(arguments: list[str] | None = None) -> int:

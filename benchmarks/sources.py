@@ -7,7 +7,7 @@ SOMA experiment that tiledbsoma writes with its own settings. All through `open_
 reads: `rows` in their order, 1,024 at a time, as packing and embedding read; `blocks`, 64 blocks of 64 rows at random,
 as training on files reads. The S3 server is moto's, in another process on the same machine, whose time is not counted:
 wall times are what such a server takes, not what S3 does. CPU time (`process_time`) is of all threads of the reading
-process. Arms in turn, best of the rounds. Figures are told without a goal.
+process. Arms in turn, best of the rounds. Figures are given without a goal.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ def later_losses(metadata: dict) -> str:
     head, long = (metadata[name]["validation"][-1] for name in ("state_head", "transformer_long"))
     training = metadata["transformer_long"]["training"]
     return f"""
-The state head alone, which knows no place in the ranking, is at {head["identity"]:.2f} nats and {head["value"]:.3f}. The transformer trained on at length
+The state head alone, which knows no rank, is at {head["identity"]:.2f} nats and {head["value"]:.3f}. The transformer trained on at length
 is at {long["identity"]:.2f} nats and {long["value"]:.3f}, on {metadata["transformer_long"]["validation_cells"]} cells of these studies and up to {training["context"]:,} genes of each. Its task is another one: it is
-given what the cell's state says of each gene and what the place in the ranking does, and a squared error counts
+given what the cell's state says of each gene and what the rank does, and a squared error counts
 {training["value_weight"]:g} times, not {metadata["transformer"]["training"]["value_weight"]:g}. So its loss and the first run's cannot be compared.
 {metadata.get("note", "")}
 """  # noqa: E501
@@ -80,11 +80,11 @@ def later_curves(metadata: dict) -> str:
         return ""
     long = metadata["transformer_long"]
     return f"""
-State head (nats per hidden gene, from the cell's state alone; squared error of its value; their sum):
+State head (nats per masked gene, from the cell's state alone; squared error of its value; their sum):
 
 {curve(metadata["state_head"]["validation"])}
 
-Transformer, at length (as the first run's, on {long["validation_cells"]} cells, told state and place):
+Transformer, at length (as the first run's, on {long["validation_cells"]} cells, given state and rank):
 
 {curve(long["validation"])}
 """
@@ -126,7 +126,7 @@ training on your own data. The embedding is the state of a set encoder started f
 scored on is in the corpus, but sister studies are: `kang_pbmc_stim_2000` is of the experiment of `kang_pbmc_12k` and
 `kang_ifnb`, and `mudan_pbmcA` and the sorted sets are sister data of `pbmc68k`. The transformer behind the set encoder was
 trained for masked genes and values, not for the embedding, and is not run by `tl.embed`. With its
-state head it fills in hidden genes and values (`scdiva.tl.reconstruct`); the query head does so from what other cells show.
+state head it fills in masked genes and values (`scdiva.tl.reconstruct`); the query head does so from other cells.
 
 ## Training
 
@@ -171,7 +171,7 @@ all of its 95% interval, over seeds or cells, is on the good side, missed where 
   page rose with cells and not with steps, but are of an earlier form of the set encoder.
 - Few cells, one small run: do not expect what models trained on millions of cells know.
 - Batches are not corrected for beyond what the training does by itself.
-- Human only. For research, not for diagnosis.
+- Human genes; mouse cells are read through orthologs. For research, not for diagnosis.
 
 ## Licence
 

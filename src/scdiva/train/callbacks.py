@@ -170,7 +170,7 @@ class Keeper(Checkpoint):
         """Write a checkpoint if one is due, and stop if a signal was received. Called by Lightning."""
         if trainer.fit_loop._should_accumulate():
             return
-        step = trainer.global_step  # several processes have decided before this step, all alike
+        step = trainer.global_step  # several processes have decided before this step, all the same
         stops = bool(pl_module.stopping) if trainer.world_size > 1 else self.signal is not None
         if stops or step % self.every == 0 or step == trainer.max_steps:
             trainer.save_checkpoint(self.file)

@@ -51,7 +51,7 @@ TOPICS = {
     "speed": (
         "Speed and memory",
         (
-            *("scaling", "embedding", "training", "serialisation", "loss"),
+            *("scaling", "embedding", "training", "billion", "serialisation", "loss"),
             *("packing", "loading", "sources", "activations", "gpu", "aot"),
         ),
     ),

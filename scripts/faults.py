@@ -58,8 +58,9 @@ def forked(work: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         code = 130
     except OSError as error:
-        print(f"  {error}", flush=True)
         code = 28
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # for a long log
+        print(f"  {error}", flush=True)
     except BaseException:  # noqa: BLE001, said and turned into an exit code
         import traceback
 
@@ -176,7 +177,7 @@ def full_disk(trial: Trial, number: int, rng: random.Random, root: Path) -> None
             trial.folder = root / "full" if by_size else small / "full"
 
             def fill() -> None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
             def fill_all() -> None:
                 try:

@@ -2,11 +2,11 @@
 
     python benchmarks/billion.py [--cells 4] [--steps 2]
 
-The network of docs/scaling.md (`dim` 1536, 32 layers, 24 heads, `ffn_dim` 4096, 41,818 genes), random weights, the whole
-step: masks, forward, both losses, backward, clipping, AdamW. bfloat16 under autocast where the CPU multiplies it, else
-float32. It takes some 20 GB and 64 TFLOP a step of four cells. Peaks are resident bytes of the process above those
-before the model was made; the first step makes gradients and AdamW's moments, so the second one's is what a run holds.
-`micro_batches=1` is run last, on a share of one cell, as it holds everything that a block computes.
+The network of docs/scaling.md (`dim` 1536, 32 layers, 24 heads, `ffn_dim` 4096, 41,818 genes) with random weights,
+and the whole step: masks, forward, both losses, backward, clipping, AdamW. bfloat16 under autocast where the CPU
+multiplies it, else float32. It takes some 20 GB and 64 TFLOP a step of four cells. Peaks are resident bytes of the
+process above those before the model was made; the first step makes gradients and AdamW's moments, so the second one's
+is what a run holds. `micro_batches=1` is run last, on a part of one cell, as it holds all that a block computes.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def measure(config: ScDiVaConfig, n_cells: int, n_steps: int, few: int = FEW) ->
         began, held = time.process_time(), _status("VmRSS") - before
         peak = resident_peak(work) + held
         tokens = len(batch.tokens) + batch.n_cells
-        state = 16 * model.n_parameters
+        state, size = 16 * model.n_parameters, f"{model.n_parameters / 1e9:.2f} B weights"
         return {
-            "what": f"{model.n_parameters / 1e9:.3f} B weights, micro_batches={parts}, {tokens:,} tokens, step {number}",
+            "what": f"{size}, micro_batches={parts}, {tokens:,} tokens, step {number}",
             "weights_gradients_moments_gb": state / 1e9, "peak_gb": peak / 1e9, "loss": losses[0],
             "kb_per_token_above": (peak - state) / tokens / 1e3, "cpu_seconds": time.process_time() - began,
         }  # fmt: skip

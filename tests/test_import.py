@@ -22,6 +22,7 @@ HEAVY = (
     "umap",
     "matplotlib",
     "numba",
+    "pooch",
 )
 
 

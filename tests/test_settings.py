@@ -27,6 +27,8 @@ from scdiva._settings import Settings, logger, multiplies_bf16, settings, torch_
         ("progress", 1),
         ("threads", 0),
         ("threads", "two"),
+        ("data_dir", 3),
+        ("data_url", "example.org/data"),
         ("verbosity", "loud"),
         ("verbosity", 7),
         ("verbosity", True),

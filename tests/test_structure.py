@@ -24,6 +24,7 @@ FLOORS = {
         "_labels",
         "_checks",
         "_device",
+        "_lazy",
         "kernels",
         "diffusion",
         "metrics",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import math
 import operator
@@ -10,12 +11,18 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 _PACKAGE = str(Path(__file__).parent)
+_KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "True or False"),
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+}
+"""What a field of each type may hold, and how that is called."""
 
 
 def check_choices(**given: tuple[object, Sequence[object]]) -> None:
@@ -33,7 +40,48 @@ def check_choices(**given: tuple[object, Sequence[object]]) -> None:
     """
     for name, (value, choices) in given.items():
         if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+            near = or_nearest(value, map(str, choices)) if isinstance(value, str) else ""
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r:.80}{near}.")
+
+
+def check_fields(config: Any, zero: Collection[str], most: Mapping[str, float]) -> None:
+    """Refuse fields of a dataclass that are not of their type, and numbers that are out of range.
+
+    Parameters
+    ----------
+    config
+        The dataclass. A whole number, as JSON may have it, becomes a float where the field is one.
+    zero
+        Names of numbers that may be 0; all others are above it.
+    most
+        The largest that some may be, by name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a field is of another type, or out of range.
+    """
+    for name, hint in _type_hints(config.__class__).items():
+        value, kinds = getattr(config, name), get_args(hint)
+        kind = kinds[0] if kinds else hint  # of `int | None`
+        if get_origin(hint) is Literal:
+            check_choices(**{name: (value, kinds)})
+        elif value is not None or not kinds:
+            types, which = _KINDS[kind]
+            if not isinstance(value, types) or isinstance(value, bool) is not (kind is bool):
+                raise TypeError(f"{name} must be {which}; got {value!r:.80}.")
+            if kind is int:
+                check_least(**{name: (value, int(name not in zero))})
+            elif kind is float and not (0 < value <= sys.float_info.max or (value == 0 and name in zero)):
+                raise ValueError(f"{name} must be finite and positive{' or 0' * (name in zero)}; got {value!r:.80}.")
+            if value > most.get(name, math.inf):
+                raise ValueError(f"{name} must be at most {most[name]:,}; got {value!r:.80}.")
+            object.__setattr__(config, name, kind(value))
+
+
+@functools.cache
+def _type_hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def check_least(**given: tuple[int, int]) -> None:
@@ -53,7 +101,7 @@ def check_least(**given: tuple[int, int]) -> None:
     """
     for name, (value, least) in given.items():
         if operator.index(value) < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}.")
+            raise ValueError(f"{name} must be at least {least}, got {value!r:.80}.")
 
 
 def check_positive(**given: float | None) -> None:

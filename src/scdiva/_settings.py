@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 import threading
@@ -66,6 +67,12 @@ class Settings:
         What the logger passes on to stderr: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``. Scanpy's numbers
         from 0 to 4 and those of `logging` may be given instead. Where logging is configured, the records go to its
         handlers; which ones is still for this to say. Warnings about data are Python's, see :mod:`warnings`.
+    data_dir
+        Folder of published data sets, where they are looked for and downloaded to, see :mod:`scdiva.datasets`; None
+        takes the environment's ``SCDIVA_DATA_DIR``, or else the user's cache.
+    data_url
+        Address that they are downloaded from, a folder at some ``https://``; None takes the environment's
+        ``SCDIVA_DATA_URL``, and downloads nothing where that is not set either.
 
     Examples
     --------
@@ -83,6 +90,8 @@ class Settings:
     threads: int | None = None
     keep_model: bool = True
     verbosity: str = "warning"
+    data_dir: str | os.PathLike[str] | None = None
+    data_url: str | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check a value before it is kept."""
@@ -246,6 +255,8 @@ def _check(name: str, value: Any) -> None:
         "precision": (value in ("auto", "fp32", "bf16"), '"auto", "fp32" or "bf16"'),
         **dict.fromkeys(("batch_size", "threads"), number),
         **dict.fromkeys(("progress", "keep_model"), switch),
+        "data_dir": (isinstance(value, str | os.PathLike | None), "None or a path"),
+        "data_url": (value is None or re.match("https?://.", str(value)), 'None or an address, "https://..."'),
         "verbosity": (isinstance(value, str) and value in _VERBOSITY, f"one of {', '.join(_VERBOSITY)}"),
     }[name]
     if not valid:

@@ -120,7 +120,7 @@ def test_saved_and_loaded_it_is_the_same(method, fitted, cells, tmp_path):
         np.testing.assert_array_equal(probability, expected[1])
     assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) == sorted(FILES + MODEL_FILES)
     assert [p.name for p in folder.parent.iterdir()] == ["annotator"]
-    assert repr(found) == repr(given) == f"Annotator(method={method!r}, 3 labels, 60 genes)"
+    assert repr(found) == repr(given)
 
 
 def test_notes_come_back(fitted, tmp_path):

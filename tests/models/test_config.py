@@ -54,7 +54,7 @@ def test_presets():
     sizes = [n_parameters(ScDiVaConfig.preset(name)) for name in ("mini", "base", "paper")]
     assert sizes == [8_864_719, 30_399_285, 93_432_321]
     assert ScDiVaConfig.preset("base", n_genes=50, dim=32).dim == 32
-    with pytest.raises(ValueError, match=r"paper, base, mini; got 'minni'.*'mini'"):
+    with pytest.raises(ValueError, match=r"'paper', 'base', 'mini'; got 'minni'.*'mini'"):
         ScDiVaConfig.preset("minni")
     with pytest.raises(ValueError, match=r"ScDiVaConfig .*n_layer .*'n_layers'"):
         ScDiVaConfig.preset("base", n_layer=3)
@@ -116,7 +116,7 @@ def test_is_frozen():
 @pytest.mark.parametrize(
     ("fields", "error", "said"),
     [
-        ({"n_genes": 0}, ValueError, "n_genes must be at least 1; got 0"),
+        ({"n_genes": 0}, ValueError, "n_genes must be at least 1, got 0"),
         ({"dim": 64.0}, TypeError, "dim must be a whole number"),
         ({"n_layers": True}, TypeError, "n_layers must be a whole number"),
         ({"norm_eps": 0.0}, ValueError, "norm_eps"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from scdiva._lazy import lazily
 
 _WHERE = {
     "open_matrix": "blocks",
@@ -17,14 +16,5 @@ _WHERE = {
     "open_soma": "soma",
 }
 
-__all__ = sorted(_WHERE)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = list(_WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

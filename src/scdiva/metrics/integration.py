@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from scdiva._checks import from_extra
+from scdiva._checks import check_choices, from_extra
 
 from ._input import batch_codes, check_coordinates, labelled, scored_cells
 
@@ -80,7 +80,7 @@ def avg_bio(
     """
     from sklearn.metrics import silhouette_score
 
-    _check_definition(definition)
+    check_choices(definition=(definition, get_args(Definition)))
     igraph = from_extra("igraph", "metrics", "Leiden clusters need igraph")
     coordinates, names = scored_cells(embedding, labels)
     if not 1 < (n_labels := len(np.unique(names))) < len(names):
@@ -200,18 +200,11 @@ def shuffle_control(
     return _mixing(definition, coordinates, shuffled, names)
 
 
-def _check_definition(definition: str) -> None:
-    if definition not in ("paper", "scgpt"):
-        raise ValueError(
-            f"definition is {definition!r}; it can be 'paper' or 'scgpt'. Scores of scIB are those of scib_metrics."
-        )
-
-
 def _scored_batches(
     definition: str, embedding: ArrayLike, batch: ArrayLike, labels: ArrayLike | None
 ) -> tuple[NDArray[np.floating], NDArray[np.intp], NDArray[np.str_]]:
     """Check what a definition is given, and leave out cells that it does not score."""
-    _check_definition(definition)
+    check_choices(definition=(definition, get_args(Definition)))
     if definition == "paper":
         coordinates = check_coordinates(embedding)
         codes = batch_codes(batch, len(coordinates))

@@ -52,6 +52,16 @@ class Fitted:
     kind: ClassVar[str]
     model: ScDiVa
 
+    def _about(self) -> dict[str, object]:
+        """Say what it is, by name; None is left out."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Say what it is in lines, the network's last."""
+        said = {**self._about(), "model": self.model}
+        lines = [f"    {name}: {value!s:.200}" for name, value in said.items() if value is not None]
+        return "\n".join([type(self).__name__, *lines])
+
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Give settings, which :func:`plain` takes, and arrays: all but the model."""
         raise NotImplementedError

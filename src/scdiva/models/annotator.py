@@ -13,7 +13,6 @@ from torch import Tensor
 from scdiva.models._fitted import Fitted, arrays, check_shapes, check_sizes, put_into, shapes
 from scdiva.models._folder import MODEL
 from scdiva.models.inference import width_of
-from scdiva.models.network import of_model, table
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, HeadSizes
 
@@ -21,7 +20,7 @@ _MOST = {"n_labels": 100_000, "own_dim": 4096, "n_genes": 200_000, "n_known": 10
 """Largest sizes that are believed of a file."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Annotator(Fitted):
     """What `tl.annotate` fits; `tl.annotate(query, model=annotator)` annotates later cells with it.
 
@@ -70,24 +69,18 @@ class Annotator(Fitted):
         """How it annotates."""
         return self.head.sizes.method
 
-    def __repr__(self) -> str:
-        """Say what it is in a line."""
-        return f"Annotator(method={self.method!r}, {len(self.labels)} labels, {len(self.tokens)} genes)"
-
-    def _repr_html_(self) -> str:
+    def _about(self) -> dict[str, object]:
         notes = self.notes
         accuracy, held, labelled = notes.get("accuracy"), notes.get("n_held_out"), notes.get("n_labelled")
         tested = isinstance(held, int) and held > 0 and isinstance(accuracy, float)
-        rows = {
+        return {
             "method": self.method,
             "labels": f"{len(self.labels)}: {', '.join(self.names)}",
             "label column": notes.get("labels_key"),
             "genes read": f"{len(self.tokens):,}",
             "trained on": f"{labelled:,} labelled cells" if isinstance(labelled, int) else None,
             "held-out accuracy": f"{accuracy:.3f} on {held:,} cells" if tested else None,
-            **of_model(self.model),
         }
-        return table("Annotator", rows)
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         settings = {

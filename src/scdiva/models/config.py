@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from math import inf, isfinite
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
-from scdiva._checks import or_nearest, refuse_unknown
+from scdiva._checks import check_choices, check_fields, or_nearest, refuse_unknown
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
 
 _LATER = ("adapted", "adapted_dim", "adapted_scale", "query_head")
@@ -114,8 +113,7 @@ class ScDiVaConfig:
     attention_backend: Literal["auto", "sdpa", "reference", "triton"] = "auto"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            self._check_field(field.name, field.default)
+        check_fields(self, {"entropy_floor", "adapted_scale"}, {"n_layers": MOST_LAYERS})
         if self.dim % self.n_heads:
             raise ValueError(f"n_heads must divide dim; {self.n_heads} doesn't divide {self.dim}.")
         if self.position == "rope" and self.head_dim % 2:
@@ -125,32 +123,6 @@ class ScDiVaConfig:
                 'query_head needs state_head=True and anchor="encoder"; got '
                 f"state_head={self.state_head}, anchor={self.anchor!r}."
             )
-
-    def _check_field(self, name: str, default: object) -> None:
-        """Check type and range of one field, taking the type from the default's."""
-        value = getattr(self, name)
-        if isinstance(default, bool):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False; got {value!r:.80}.")
-        elif isinstance(default, int):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a whole number; got {value!r:.80}.")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value!r:.80}.")
-            if name == "n_layers" and value > MOST_LAYERS:
-                raise ValueError(f"n_layers must be at most {MOST_LAYERS:,}; got {value!r:.80}.")
-        elif isinstance(default, float):
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a number; got {value!r:.80}.")
-            try:
-                number = float(value)  # a whole number from JSON means the same model
-            except OverflowError:  # and may have thousands of digits
-                number = inf
-            if not isfinite(number) or number < 0 or (number == 0 and name not in ("entropy_floor", "adapted_scale")):
-                raise ValueError(f"{name} must be finite and positive; got {value!r:.80}.")
-            object.__setattr__(self, name, number)
-        elif value not in _CHOICES[name]:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}; got {value!r:.80}.")
 
     @classmethod
     def paper(cls) -> ScDiVaConfig:
@@ -181,8 +153,7 @@ class ScDiVaConfig:
         ValueError
             If there is no such preset or field; the message names the nearest.
         """
-        if name not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}{or_nearest(name, PRESETS)}.")
+        check_choices(preset=(name, PRESETS))
         refuse_unknown(changes, [field.name for field in fields(cls)], cls.__name__)
         if name == "paper":
             return replace(cls.paper(), **changes)
@@ -250,5 +221,4 @@ class ScDiVaConfig:
         return cls(**values)
 
 
-# once: to read annotations is to compile them, which loading a model must never do
-_CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ScDiVaConfig).items()}
+ScDiVaConfig()  # its annotations are read once, here: that compiles them, which loading a model must never do

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,12 +34,8 @@ from scdiva.nn.layers import INIT_STD, Blocks, GeneValueEmbedding
 if TYPE_CHECKING:
     from scdiva.tokenizer.vocabulary import Vocabulary
 
-MOST_HASHED = 50_000_000
-"""Parameters of the largest model whose hash is shown: it takes a tenth of a second for ten million."""
 CARD_VALUE = 300
 """Characters of the longest value that a model card written from the metadata repeats."""
-LONGEST = 200
-"""Characters of an entry that a table in a notebook shows."""
 
 
 class ScDiVaOutput(NamedTuple):
@@ -439,43 +433,6 @@ def init_gene_embedding(
     fresh = torch.randn(rows.shape, generator=generator) * (INIT_STD / 10)
     fresh[:, : vectors.shape[1]] = (vectors * scale).to(fresh.dtype)
     rows[known.to(rows.device)] = fresh[known].to(device=rows.device, dtype=rows.dtype)
-
-
-def of_model(model: Network) -> dict[str, object]:
-    """Describe the network of what was fitted on it, for :func:`table`."""
-    vocabulary, device = model.vocabulary, _device(model)
-    hashed = device != "meta" and model.n_parameters <= MOST_HASHED
-    return {
-        "model": model.origin,
-        "model size": f"{model.n_parameters:,} parameters",
-        "vocabulary": f"{vocabulary.n_genes:,}, fingerprint {vocabulary.fingerprint[:12]}",
-        "SHA-256 of the model": f"{fingerprint(model)[:16]} of configuration, genes and weights" if hashed else None,
-        "species": (model.metadata or {}).get("species", vocabulary.species),
-        "device": device,
-    }
-
-
-def table(title: str, rows: Mapping[str, object]) -> str:
-    """Lay out a title and rows as HTML for a notebook, in which nothing of them is markup.
-
-    Parameters
-    ----------
-    title
-        Name of the class.
-    rows
-        What is said of it, by name. Entries that are None are left out, long ones cut.
-    """
-
-    def shown(value: object) -> str:
-        text = str(value)
-        return html.escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
-
-    lines = "".join(
-        f"<tr><th style='text-align:left'>{shown(name)}</th><td style='text-align:left'>{shown(value)}</td></tr>"
-        for name, value in rows.items()
-        if value is not None
-    )
-    return f"<div><strong>{shown(title)}</strong><table>{lines}</table></div>"
 
 
 def fingerprint(model: Network) -> str:

@@ -22,7 +22,6 @@ from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
-from scdiva.models.network import of_model, table
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.response import Similarities, baselines, expected_response, similarities_of
 from scdiva.perturbation.screen import Conditions, Controls, Screen, controls_of, gene_tokens, group_names, read_screen
@@ -67,7 +66,7 @@ class Predicted(NamedTuple):
     base: list[str]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PerturbationModel(Fitted):
     """What `tl.fit_perturbation` fits; `tl.predict_perturbation(adata, model=...)` predicts with it.
 
@@ -96,21 +95,15 @@ class PerturbationModel(Fitted):
     separator: str = "+"
     notes: dict[str, Any] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        """Say what it is in a line."""
-        return f"PerturbationModel({len(self.screen.conditions)} conditions, {len(self.screen.genes)} genes)"
-
-    def _repr_html_(self) -> str:
+    def _about(self) -> dict[str, object]:
         screen = self.screen
-        rows: dict[str, object] = {
+        return {
             "conditions": f"{len(screen.conditions)} of {len(screen.groups)} group(s) of cells",
             "genes": f"{len(screen.genes):,}",
             "fitted on": f"{screen.n_cells.sum():,} perturbed and {screen.n_control.sum():,} control cells",
             "columns": ", ".join(filter(None, (self.perturbation_key, self.groupby, self.dose_key))),
             "control": self.control,
-            **of_model(self.model),
         }
-        return table("PerturbationModel", rows)
 
     def check_columns(
         self, perturbation_key: str | None, control: str, groupby: str | None, dose_key: str | None, separator: str

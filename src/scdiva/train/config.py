@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from math import isfinite
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
-from scdiva._checks import or_nearest, refuse_unknown
+from scdiva._checks import check_choices, check_fields, refuse_unknown
 from scdiva._constants import MAX_LENGTH, PRESETS
 
-_FROM_1 = {
-    "steps", "batch_size", "batch_tokens", "accumulate", "micro_batches", "log_every", "validate_every",
-    "checkpoint_every", "context", "scored_genes",
+_ZERO = {
+    "warmup_steps", "seed", "final_learning_rate", "weight_decay", "clip", "value_weight", "value_mask_rate",
 }  # fmt: skip
-_AT_MOST_1 = {"final_learning_rate", "value_mask_rate"}
-"""Numbers by name of the field; all others are 0 or more."""
-
-
-def _check(config: OptimiserConfig) -> None:
-    """Raise ValueError if a field of a configuration is not of its type, or a number out of its bounds."""
-    for name, kind in get_type_hints(type(config)).items():
-        value, kinds = getattr(config, name), get_args(kind)
-        if kind is bool or get_origin(kind) is Literal:
-            choices = kinds or (True, False)
-            if value not in choices or type(value) is not type(choices[0]):
-                raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}.")
-        elif value is not None or type(None) not in kinds:
-            number, which = ((int, float), "finite") if kind is float else (int, "whole")
-            if isinstance(value, bool) or not isinstance(value, number) or not isfinite(value):
-                raise ValueError(f"{name} must be a {which} number, got {value!r}.")
-            least = 1 if name in _FROM_1 else 0
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-            if value == 0 and name == "learning_rate":
-                raise ValueError(f"{name} must be above 0.")
-            if value > 1 and name in _AT_MOST_1:
-                raise ValueError(f"{name} must be at most 1, got {value}.")
+"""Numbers that may be 0."""
+_MOST = {"final_learning_rate": 1, "value_mask_rate": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +63,8 @@ class OptimiserConfig:
 
     Raises
     ------
-    ValueError
-        If a value makes no sense; the message names it.
+    TypeError, ValueError
+        If a value has the wrong type or makes no sense; the message names it.
     """
 
     steps: int = 10_000
@@ -109,7 +86,7 @@ class OptimiserConfig:
     checkpoint_every: int = 500
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_fields(self, _ZERO, _MOST)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain Python values, for a checkpoint or a model card."""
@@ -191,8 +168,7 @@ class PretrainingConfig(OptimiserConfig):
         ValueError
             If there is no such preset or field; the message names the nearest.
         """
-        if name not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}{or_nearest(name, PRESETS)}.")
+        check_choices(preset=(name, PRESETS))
         refuse_unknown(changes, [field.name for field in fields(cls)], cls.__name__)
         if name == "paper":
             return replace(cls.paper(), **changes)

@@ -1,0 +1,27 @@
+"""Packages whose names are imported when they are first asked for (PEP 562)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Give a package its `__getattr__` and `__dir__`.
+
+    Parameters
+    ----------
+    package
+        Its `__name__`.
+    where
+        The module of each public name: one of the package, or with a dot one of another's.
+    """
+
+    def get(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(where))}")
+        module = where[name]
+        return getattr(import_module(module if "." in module else f"{package}.{module}"), name)
+
+    return get, lambda: sorted(where)

@@ -1,4 +1,4 @@
-# make demo | test | test-faults | coverage | docs | bench | faults | fuzz | lint | package | minimum | newest | prerelease |
+# make demo | test | test-faults | coverage | docs | screenshots | bench | faults | fuzz | lint | package | minimum | newest | prerelease |
 # train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
@@ -27,7 +27,7 @@ CORPUS ?= ../shared/data/corpus
 # folder of the data sets that tutorials use
 export SCDIVA_DATA_DIR ?= $(abspath $(wildcard ../shared/data/benchmark))
 
-.PHONY: demo test test-faults coverage docs bench faults fuzz lint package minimum newest prerelease torch-for-cpu train-mini clean
+.PHONY: demo test test-faults coverage docs screenshots bench faults fuzz lint package minimum newest prerelease torch-for-cpu train-mini clean
 
 # torch goes first and by its exact version. On Linux PyPI's build has gigabytes of CUDA libraries: without a GPU set
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
@@ -68,6 +68,11 @@ docs: $(VENV)/.groups
 	$(if $(SCDIVA_DATA_DIR)$(SCDIVA_DATA_URL),OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --nbmake \
 	  --nbmake-timeout=600 tutorials,@echo "Left out: the tutorials. SCDIVA_DATA_DIR names no folder with their data sets.")
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+# The built site in a Chromium, at two widths, light and dark; a page wider than its window fails the call.
+screenshots: $(VENV)/.groups
+	$(PIP) --group screenshots
+	$(PY) scripts/screenshots.py
 
 # Speed and memory at small sizes, at most fifteen minutes on a CPU with AVX2 only. All run, whatever the first of them
 # says; a missed goal fails the call. What they find is not recorded: that is for each script at its own sizes.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+FIGURE = re.compile(r"(\*\*)?[-+±<>≤≥~]?\.?\d|[-–—]?$")
+"""How a figure begins, or nothing in its place."""
+
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    """A Markdown table. The first column is text; others are, too, where not all of their cells begin as figures do."""
+    figures = [i > 0 and all(FIGURE.match(row[i]) for row in rows) for i in range(len(header))]
+    lines = [header, ["--:" if one else "---" for one in figures], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,20 @@ author = "scdiva developers"
 copyright = "2026, scdiva developers"
 version = release = scdiva.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.intersphinx", "numpydoc", "myst_nb"]
+extensions = [
+    *("sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.intersphinx"),
+    *("numpydoc", "myst_nb", "sphinx_copybutton", "sphinx_design"),
+]
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_templates", "**.ipynb_checkpoints", "jupyter_execute"]
 html_theme = "sphinx_book_theme"
 html_title = "scdiva"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
+copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True  # an example is copied without its prompts
 html_theme_options = {"show_toc_level": 2, "navbar_persistent": []}  # one search field, at the side
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "tasklist"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "tasklist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make docs` runs the tutorials apart; the site shows the outputs that they keep
 
@@ -37,19 +43,38 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 python_maximum_signature_line_length = 88  # longer ones take a line for each parameter
 
-# Every reference to something of scdiva must exist (see `missing_reference`). Types of other packages are linked where
-# the build may ask their sites for an inventory (Read the Docs), and left as plain text elsewhere: no build must need
-# the network.
+# Every reference to something of scdiva must exist (see `missing_reference`). Types of other packages are linked by the
+# addresses in `_inventories`, so that no build needs the network; where the build may ask their sites (Read the Docs),
+# it asks those first. What is in neither is left as plain text.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!scdiva\.).*")]
-if os.environ.get("READTHEDOCS"):
-    intersphinx_mapping = {
-        "anndata": ("https://anndata.readthedocs.io/en/stable/", None),
-        "numpy": ("https://numpy.org/doc/stable/", None),
-        "pandas": ("https://pandas.pydata.org/docs/", None),
-        "python": ("https://docs.python.org/3/", None),
-        "torch": ("https://docs.pytorch.org/docs/stable/", None),
-    }
+SITES = {
+    "anndata": "https://anndata.readthedocs.io/en/stable/",
+    "matplotlib": "https://matplotlib.org/stable/",
+    "numpy": "https://numpy.org/doc/stable/",
+    "pandas": "https://pandas.pydata.org/docs/",
+    "python": "https://docs.python.org/3/",
+    "scipy": "https://docs.scipy.org/doc/scipy/",
+    "torch": "https://docs.pytorch.org/docs/stable/",
+}
+SHORT = {
+    "AnnData": "anndata.AnnData",
+    "ArrayLike": "numpy.typing.ArrayLike",
+    "Axes": "matplotlib.axes.Axes",
+    "Figure": "matplotlib.figure.Figure",
+    "Path": "pathlib.Path",
+    "PathLike": "os.PathLike",
+    "Tensor": "torch.Tensor",
+    "pandas.core.arrays.categorical.Categorical": "pandas.Categorical",
+    "pandas.core.frame.DataFrame": "pandas.DataFrame",
+    "pandas.core.series.Series": "pandas.Series",
+    "scipy.sparse._csr.csr_matrix": "scipy.sparse.csr_matrix",
+    "torch._C.Generator": "torch.Generator",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
+    "torch.utils.data.dataloader.DataLoader": "torch.utils.data.DataLoader",
+}
+"""Names as annotations and docstrings write them, and what their own sites call them."""
 
 FOREWORD = (
     "Import as ``import scdiva as sd``. ``sd.pp``, ``tl``, ``pl``, ``get``, ``datasets``, ``metrics``, ``models`` and "
@@ -106,6 +131,9 @@ def missing_reference(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     What exists but has no page of its own is written as plain text. What does not exist stays a warning.
     """
     target = node.get("reftarget", "")
+    module, _, rest = target.partition(".")
+    whole = {"np": "numpy", "pd": "pandas"}.get(module)
+    node["reftarget"] = f"{whole}.{rest}" if whole else SHORT.get(target, target)  # what intersphinx then looks for
     if not target.startswith("scdiva."):
         return None
     try:
@@ -139,7 +167,7 @@ def returns_with_type(app: Any, what: str, name: str, thing: Any, options: Any, 
 
 def setup(app: Any) -> None:
     """Connect to the build."""
-    app.connect("missing-reference", missing_reference)
+    app.connect("missing-reference", missing_reference, priority=400)  # before intersphinx's
     app.connect("autodoc-process-docstring", returns_with_type, priority=100)  # before numpydoc's
 
 
@@ -177,5 +205,19 @@ def copy_notebooks(source: Path, target: Path) -> None:
         shutil.copy(notebook, target / notebook.name)
 
 
+def write_inventory(source: Path, target: Path) -> str:
+    """Write names and addresses of another site in the form that Sphinx reads; return where."""
+    lines = (line.split() for line in source.read_text(encoding="utf-8").splitlines())
+    text = "".join(f"{name} py:{role} 1 {address} -\n" for name, role, address in lines)
+    head = f"# Sphinx inventory version 2\n# Project: {source.stem}\n# Version: \n# Compressed by zlib.\n"
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(head.encode() + zlib.compress(text.encode()))
+    return str(target)
+
+
 write_api(HERE / "generated" / "api.rst")
+intersphinx_mapping = {}
+for site, address in SITES.items():
+    kept = write_inventory(HERE / "_inventories" / f"{site}.txt", HERE / "generated" / f"{site}.inv")
+    intersphinx_mapping[site] = (address, (None, kept) if os.environ.get("READTHEDOCS") else kept)
 copy_notebooks(HERE.parent / "tutorials", HERE / "notebooks")

@@ -76,7 +76,7 @@ def test_workflows_call_targets_that_there_are():
         re.findall(r"\$\(([A-Z]+)\)", MAKEFILE)
     )
     called = {target for _, step in steps() for target, _ in made_by(step.get("run", ""))}
-    assert called == {"test", "test-faults", "lint", "docs", "package", "minimum", "prerelease"}
+    assert called == {"test", "test-faults", "lint", "docs", "screenshots", "package", "minimum", "prerelease"}
     assert called <= targets
     assert {name for _, step in steps() for _, names in made_by(step.get("run", "")) for name in names} <= variables
     assert sum("make " in step.get("run", "") for _, step in steps()) == sum(

@@ -12,4 +12,4 @@ def test_each_tutorial_draws_a_picture_that_the_front_page_shows(script):
     for name, (tutorial, call) in pictures.PICTURES.items():
         assert any(cell.splitlines()[-1].startswith(call) for cell in pictures.cells_of(tutorial)), call
         assert (docs / "_static" / name).is_file()
-        assert f"](_static/{name})](notebooks/{tutorial}.ipynb)" in page
+        assert f":link: notebooks/{tutorial}\n:link-type: doc\n:img-top: _static/{name}\n:img-alt: " in page

@@ -1,0 +1,83 @@
+"""Take pictures of the built site in Chromium, and say which pages are wider than the window.
+
+Each page is opened at the width of a laptop and of a telephone, light and dark, as a reader's browser asks for it. A
+page that scrolls sideways, or on which something is not found, ends the call with an error: what does not fit has to
+scroll in its own box.
+
+    python scripts/screenshots.py [PAGE ...] [--site docs/_build/html] [--out docs/_build/screenshots]
+
+It needs playwright and a Chromium: `--browser` names one, else that of the system is taken, else playwright's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+WIDTHS = {"laptop": (1366, 768), "telephone": (390, 844)}
+SCHEMES = ("light", "dark")
+FOUND = shutil.which("chromium") or shutil.which("google-chrome")
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+"""Pixels by which a page is wider than the window."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="such as index or results/speed; without any, all")
+    parser.add_argument("--site", type=Path, default=ROOT / "docs" / "_build" / "html")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "_build" / "screenshots")
+    parser.add_argument("--browser", default=FOUND, help="path of a Chromium (default: %(default)s)")
+    parser.add_argument("--fold", action="store_true", help="what the window shows at first, not the whole page")
+    arguments = parser.parse_args()
+    site = arguments.site.resolve()
+    pages = arguments.pages or pages_of(site)
+    if missing := [page for page in pages if not (site / f"{page}.html").is_file()]:
+        sys.exit(f"{site} has no {', '.join(missing)}: `make docs` builds it")
+    start, faults = time.perf_counter(), []
+    for page, kind, fault in taken(site, pages, arguments.out, arguments.browser, full_page=not arguments.fold):
+        faults += [f"{page}, {kind}: {words}" for words in fault]
+    print(f"{len(pages)} pages, {len(pages) * 4} pictures in {arguments.out}, {time.perf_counter() - start:.0f} s")
+    if faults:
+        sys.exit("\n".join(faults))
+
+
+def pages_of(site: Path) -> list[str]:
+    """Every page that is written by hand or by a script: those of the API are alike, and one stands for them."""
+    names = (path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html"))
+    left_out = ("_", "genindex", "search", "py-modindex")
+    written = sorted(name for name in names if not name.startswith((*left_out, "generated/")))
+    return [*written, "generated/api", "generated/scdiva.tl.embed"]
+
+
+def taken(site: Path, pages: list[str], out: Path, browser: str | None, full_page: bool) -> Any:
+    """Take the pictures; yield page, kind of picture and what was wrong with it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--allow-file-access-from-files"])
+        for kind, (width, height) in WIDTHS.items():
+            for scheme in SCHEMES:
+                window = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+                lost: list[str] = []
+                window.on("requestfailed", lambda request, lost=lost: lost.append(request.url))
+                window.route("http*://**", lambda route: route.abort())  # no picture depends on the network
+                for page in pages:
+                    lost.clear()
+                    window.goto((site / f"{page}.html").as_uri(), wait_until="load")
+                    file = out / f"{page.replace('/', '.')}-{kind}-{scheme}.png"
+                    window.screenshot(path=file, full_page=full_page, animations="disabled")
+                    beyond = window.evaluate(TOO_WIDE)
+                    wrong = [f"{beyond} px wider than the window"] if beyond > 0 else []
+                    wrong += [f"{url} is not there" for url in lost if url.startswith("file:")]
+                    yield page, f"{kind}-{scheme}", wrong
+                window.close()
+        chromium.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from scdiva.diffusion.masking import cell_of_token
+from scdiva.models import ScDiVaConfig
+from scdiva.nn.layers import INIT_STD, Block, Blocks, RMSNorm, linear
 from scdiva.nn.queries import FEW, HEADS, LEAST, QueryHead
 
 
@@ -33,7 +36,21 @@ class SingleQueries(QueryHead):
 
     Of a gene that is not detected in a half of the counts it reads how often cells of the context that miss it in one
     half of theirs show it in the other, :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}`.
+
+    Parameters
+    ----------
+    state_dim, read_dim, n_genes
+        As for the base.
+    reader_dim
+        Width of what a :class:`CellReader` reads for each query; 0: there is none.
     """
+
+    def __init__(self, state_dim: int, read_dim: int, n_genes: int, reader_dim: int = 0) -> None:
+        super().__init__(state_dim, read_dim, n_genes)
+        first = self.hidden[0]
+        assert isinstance(first, nn.Linear)
+        if reader_dim:
+            self.hidden[0] = nn.Linear(first.in_features + reader_dim, first.out_features)
 
     def forward(
         self,
@@ -49,6 +66,7 @@ class SingleQueries(QueryHead):
         thinned: bool,
         context: Context | None = None,
         own: Tensor | None = None,
+        reading: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Answer N queries.
 
@@ -66,6 +84,8 @@ class SingleQueries(QueryHead):
             Other cells of the study, all of these cells'.
         own
             As for :meth:`weigh`.
+        reading
+            `(N, reader_dim)`, what a :class:`CellReader` reads.
 
         Returns
         -------
@@ -80,7 +100,8 @@ class SingleQueries(QueryHead):
         of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=thinned))
         base = torch.stack([log_odds, values, log_odds - mean], dim=1)
         line = torch.cat([found, base], dim=1)
-        added = self.line(line) + self.out(self.hidden(torch.cat([line, self.gene(gene), of_cell[cell]], dim=1)))
+        parts = [line, self.gene(gene), of_cell[cell], *([] if reading is None else [reading])]
+        added = self.line(line) + self.out(self.hidden(torch.cat(parts, dim=1)))
         return log_odds + added[:, 0], values + added[:, 1]
 
     def _seen(
@@ -126,3 +147,60 @@ class SingleQueries(QueryHead):
             around = (torch.log1p(context.n_genes.to(read.dtype)).mean() - 6).expand_as(known)
         flags = read.new_tensor([context is not None, thinned]).expand(len(read), 2)
         return torch.cat([read, known[:, None], around[:, None], flags], dim=1)
+
+
+class CellReader(nn.Module):
+    r"""A transformer over the visible genes of a cell, without positions, and attention of queries to what it makes.
+
+    Genes enter as their embeddings of the model, which stay as they are, plus an embedding of their value; before them
+    stands the cell state. A query enters as the embedding of its gene; what it reads is weighed by the gene, unit by
+    unit. Queries do not see each other.
+
+    Parameters
+    ----------
+    config
+        Of the model: its width, heads, blocks and state are the reader's too.
+    """
+
+    def __init__(self, config: ScDiVaConfig) -> None:
+        super().__init__()
+        dim, self.n_heads = config.dim, config.n_heads
+        self.value_in = nn.Sequential(
+            linear(1, dim, bias=True, std=1.0), nn.SiLU(), linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)
+        )
+        nn.init.normal_(self.value_in[0].bias)
+        self.state_in = linear(config.state_dim, dim)
+        out_std = INIT_STD / (2 * config.n_layers) ** 0.5
+        self.blocks = Blocks(Block(dim, self.n_heads, config.ffn_dim, out_std=out_std) for _ in range(config.n_layers))
+        self.norm = RMSNorm(dim)
+        self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.gate = nn.Linear(dim, dim)
+
+    def forward(
+        self, genes: Tensor, values: Tensor, cu_seqlens: Tensor, state: Tensor, asked: Tensor, cell: Tensor
+    ) -> Tensor:
+        """Read for N queries, `(N, dim)`.
+
+        Parameters
+        ----------
+        genes, values, cu_seqlens
+            `(T, dim)`, `(T,)` and `(B + 1,)`: embeddings of the visible genes of packed cells, and their values.
+        state
+            `(B, state_dim)`.
+        asked, cell
+            `(N, dim)` and int64 `(N,)`: embeddings of the genes asked about, and the cell of each query, ascending.
+        """
+        rows = torch.cat([self.state_in(state), genes + self.value_in(values[:, None])])
+        of = torch.cat([torch.arange(len(state), device=cell.device), cell_of_token(cu_seqlens, len(values))])
+        bounds = cu_seqlens + torch.arange(len(cu_seqlens), dtype=cu_seqlens.dtype, device=cell.device)
+        lengths = bounds.diff().tolist()
+        hidden = self.norm(self.blocks(rows[of.argsort(stable=True)], bounds, max(lengths)))
+        number = torch.bincount(cell, minlength=len(state)).tolist()
+        q, k, v = self.query(asked).split(number), self.key(hidden).split(lengths), self.value(hidden).split(lengths)
+        read = []
+        for of_cell in zip(q, k, v, strict=True):
+            q_, k_, v_ = (x.unflatten(1, (self.n_heads, -1)).transpose(0, 1) for x in of_cell)
+            # plain products: on a CPU those of bfloat16 are twice as fast as the fused kernel's
+            weights = (q_ @ k_.transpose(1, 2) / q_.shape[2] ** 0.5).softmax(dim=2)
+            read.append((weights @ v_).transpose(0, 1).flatten(1))
+        return torch.cat(read) * (1 + self.gate(asked))

@@ -14,7 +14,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from query_head import Context, SingleQueries
+from query_head import CellReader, Context, SingleQueries
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -55,9 +55,12 @@ class QueryConfig(OptimiserConfig):
     value_weight
         λ of the value term.
     alone_rate
-        Share of the batches without context.
+        Share of the batches without context. In these the errors of the state head have a random scale: how far a study
+        is from those that it knows can't be seen.
     captured_rate
         Share of the batches whose genes are captured with efficiencies of their own.
+    reader_genes
+        Genes of a cell, the first by rank, that a transformer reads for its queries; None: none does.
     """
 
     batch_size: int = 24
@@ -68,8 +71,9 @@ class QueryConfig(OptimiserConfig):
     context_cells: int = 256
     queries: int = 320
     value_weight: float = 1.0
-    alone_rate: float = 0.2
+    alone_rate: float = 0.3
     captured_rate: float = 0.5
+    reader_genes: int | None = None
 
 
 class Asked(NamedTuple):
@@ -208,7 +212,8 @@ class QueryModule(TaskModule):
                 'state_head=True and anchor="encoder".'
             )
         c = model.config
-        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes)
+        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes, c.dim if config.reader_genes else 0)
+        self.reader = CellReader(c) if config.reader_genes else None
         self.measured: Tensor
         self.register_buffer("measured", torch.as_tensor(measured), persistent=False)
         model.requires_grad_(False)
@@ -261,12 +266,14 @@ class QueryModule(TaskModule):
         if self.training:
             # the state head was trained on these studies: in one that it has not seen it errs gene by gene
             error = torch.randn(2, len(genes), device=device)
+            if context is None:
+                error = error * torch.rand((), device=device)
             log_odds, values = log_odds + ODDS_ERROR * error[0][column], values + VALUE_ERROR * error[1][column]
             if context is not None:
                 context = context._replace(log_odds=context.log_odds + ODDS_ERROR * error[0])
         odds, found = self.head(
             state, read, seen[2].diff(), cell, gene, column, log_odds, values,
-            thinned=asked.thinned, context=context,
+            thinned=asked.thinned, context=context, reading=self._read(seen, state, gene, cell),
         )  # fmt: skip
         n = len(asked.cell)
         return odds[:n], found[n:]
@@ -293,6 +300,22 @@ class QueryModule(TaskModule):
         missed[cells[kept], at[kept]] = torch.exp2(-number[kept])
         shown[cells[kept], at[kept]] = values[kept]
         return Context(state, bounds.diff(), missed, shown, head.log_odds(read.mean(dim=0, keepdim=True), genes)[0])
+
+    def _read(self, seen: list[Tensor], state: Tensor, gene: Tensor, cell: Tensor) -> Tensor | None:
+        """Give what the reader adds to each query; it reads the first genes of a cell."""
+        if self.reader is None:
+            return None
+        tokens, values, bounds = seen
+        rank = torch.arange(len(tokens), device=tokens.device) - bounds[:-1].long()[cell_of_token(bounds, len(tokens))]
+        kept = rank < self.config.reader_genes
+        tokens, bounds = chosen(tokens, bounds, kept)
+        table, order = self.model.embedding.gene.weight, cell.argsort(stable=True)
+        found = self.reader(
+            table[tokens], values[kept], bounds, state, table[gene[order] + N_SPECIAL], cell[order]
+        )  # fmt: skip
+        back = torch.empty_like(found)
+        back[order] = found
+        return back.float()
 
 
 def n_query_cells(n_cells: int, batch_size: int) -> int:

@@ -2,7 +2,8 @@
 
     python scripts/train_denoiser.py --model FOLDER --prepared FOLDER --out FOLDER [--steps N] [--resume] [--install]
 
-`--model` is what `train_mini.py` wrote, `--prepared` its packed corpus: both of the same studies. The run is one of
+`--model` is what `train_mini.py` wrote, `--prepared` its packed corpus: both of the same studies. With `--reader-genes`
+a transformer reads so many genes of a cell for its queries, and is trained with the head. The run is one of
 `scdiva.train.fit`: stopped by a signal it goes on bit for bit with `--resume`. OUT/head.pt is written at the end, or at
 once of the last checkpoint (`--export`), and OUT/model, the model with the head; `--install` copies that into the
 package, and `model_card.py` writes its card. For the bundled model, with the corpus prepared by part 1 of
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--context-cells", type=int, default=256)
     parser.add_argument("--captured-rate", type=float, default=0.5)
     parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--reader-genes", type=int)
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -88,6 +90,8 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="copy the model with its head into the package")
     parser.add_argument("--progress", action="store_true")
     arguments = parser.parse_args()
+    if arguments.reader_genes and arguments.install:
+        parser.error("a model holds the head alone, and no transformer that reads for it")
     model = load_model(arguments.model)
     config = QueryConfig(
         steps=arguments.steps,
@@ -95,6 +99,7 @@ def main() -> None:
         context_cells=arguments.context_cells,
         captured_rate=arguments.captured_rate,
         weight_decay=arguments.weight_decay,
+        reader_genes=arguments.reader_genes,
         precision=arguments.precision,
         seed=arguments.seed,
         log_every=50,
@@ -123,6 +128,8 @@ def main() -> None:
         )
         steps = trainer.global_step
     export(module, arguments.out / "head.pt")
+    if arguments.reader_genes:
+        return
     training = {
         "training": config.to_dict(),
         "steps": steps,

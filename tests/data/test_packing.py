@@ -89,6 +89,17 @@ def test_a_call_goes_on_where_it_was_cut_off(files, vocabulary, straight, tmp_pa
     assert {name: (out / name).stat().st_ino for name in found} == found
 
 
+@pytest.mark.parametrize("name", ["index.json", "lengths-0123456789ab.npy", "denominator-0123456789ab.npy"])
+def test_what_a_kill_left_of_the_index_goes(files, vocabulary, straight, tmp_path, name):
+    left = tmp_path / "out" / f".{'0f' * 16}.{name}"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    (left.parent / ".mine").touch()
+    pack_files(files, vocabulary, tmp_path / "out", **HOW).close()
+    assert not left.exists()
+    assert (left.parent / ".mine").exists()
+
+
 def test_what_has_changed_is_packed_anew(files, vocabulary, tmp_path, packed_now):
     own = [Path(shutil.copy(path, tmp_path)) for path in files]
     pack_files(own, vocabulary, tmp_path / "corpus", **HOW)

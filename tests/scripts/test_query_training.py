@@ -7,14 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from query_training import (
-    LEAST_CONTEXT,
-    QueryConfig,
-    QueryModule,
-    StudyBatches,
-    draw_queries,
-    n_query_cells,
-)  # fmt: skip
+from query_training import LEAST_CONTEXT, QueryConfig, QueryModule, StudyBatches, draw_queries, n_query_cells
 
 import scdiva as sd
 from scdiva._rng import step_generator
@@ -97,12 +90,14 @@ def test_queries_are_balanced_and_their_answers_true(batch, packed, thinned):
         assert set(queries) & set(held)
 
 
-def test_training_lowers_the_loss_and_leaves_state_and_head(packed):
+@pytest.mark.parametrize("reader_genes", [None, 20])
+def test_training_lowers_the_loss_and_leaves_state_and_head(packed, reader_genes):
     cells = PackedCells(packed[0])
     model = ScDiVa(ScDiVaConfig(n_genes=packed[1].n_genes, **SMALL), generator=torch.Generator().manual_seed(0))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(0)
-    config = QueryConfig(steps=40, batch_size=16, context_cells=48, warmup_steps=2, learning_rate=1e-2)
+    given = {"batch_size": 16, "context_cells": 48, "reader_genes": reader_genes}
+    config = QueryConfig(steps=40, warmup_steps=2, learning_rate=1e-2, **given)
     module = QueryModule(model, config, torch.from_numpy(cells.measured))
     optimizer, losses = module.configure_optimizers()["optimizer"], []
     for step in range(30):

@@ -139,7 +139,9 @@ def small_run(tiny, config, stream):
 
 
 @pytest.mark.fault("SIGKILL in fit")
-@pytest.mark.parametrize("stop", [1, 4, 6, 11])  # before, at and after a validation; at a checkpoint's time, between two
+@pytest.mark.parametrize(
+    "stop", [1, 4, 6, 11]
+)  # before, at and after a validation; at a checkpoint's time, between two
 def test_a_run_goes_on_bit_for_bit_from_any_step(small_run, tmp_path, stop):
     straight, _ = small_run(tmp_path / "straight")
     out = tmp_path / "run"

@@ -38,8 +38,8 @@ from scdiva.data.shards import as_shard, digest, put_whole, scan_once, stamp
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
-_OURS = re.compile(r"index\.json|(lengths|study|measured|denominator)-[0-9a-f]{12}\.npy|part-.+-\d{9}-[0-9a-f]{12}\.h5")
-"""Names of what stands in the folder of a corpus."""
+_OURS = re.compile(r"(\.\w{32}\.)?(index.json|(lengths|study|measured|denominator)-\w{12}.npy)|part-.+-\d{9}-\w{12}.h5")
+"""Names of what stands in the folder of a corpus, and of what :func:`put_whole` was killed in."""
 
 
 @with_shared_docs

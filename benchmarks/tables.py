@@ -2,9 +2,9 @@
 
     python benchmarks/tables.py
 
-writes `docs/benchmarks.md`, one page with a figure and a short table a task, `docs/results/`, a page of all tables a
-topic, the plan in `docs/scaling.md`, and the figures that they show; a test holds the committed ones to the committed
-results.
+writes `docs/benchmarks.md`, one page with a figure and a short table a task, `docs/which_model.md`, all methods side by
+side, `docs/results/`, a page of all tables a topic, the plan in `docs/scaling.md`, and the figures that they show; a
+test holds the committed ones to the committed results.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from _summary import draw_summaries, summary
 from _thinning_figure import FIGURE, THINNED, draw_thinning
 from _timing import KNOWN, verdict
 from _weights import notes, of_model, refused
+from _which_model import which_model
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
@@ -367,7 +368,7 @@ def pages() -> dict[str, str]:
         "on the pages write. `make bench` runs those of speed and memory at small sizes, records nothing, and fails "
         "where a goal is missed, not where it is within noise.\n",
     ]
-    found = {"benchmarks.md": "\n".join(front)}
+    found = {"benchmarks.md": "\n".join(front), "which_model.md": which_model(results)}  # type: ignore[arg-type]
     rest = [name for name in results if all(name not in names for _, names in TOPICS.values())]
     for topic, (title, names) in TOPICS.items():
         some = [*names, *(rest if topic == list(TOPICS)[-1] else [])]

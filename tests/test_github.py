@@ -66,8 +66,17 @@ def test_a_workflow_is_well_formed(name):
         assert job["runs-on"]
         assert set(job.get("needs", [])) <= set(read["jobs"]) or job["needs"] in read["jobs"]
         assert all(("run" in step) != ("uses" in step) for step in job["steps"])
-        assert all(re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", step["uses"]) for step in job["steps"] if "uses" in step)
+        assert all(
+            re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", step["uses"]) for step in job["steps"] if "uses" in step
+        )
         assert "permissions" in read or "permissions" in job  # none has the default's, which may write
+
+
+def test_actions_are_named_by_commit_and_say_of_which_version():
+    """A tag can be moved; dependabot raises commit and version together."""
+    lines = [line for path in WORKFLOWS.values() for line in path.read_text().splitlines() if "uses:" in line]
+    assert [line for line in lines if not re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []
+    assert len({line.split("@")[0] for line in lines}) == len({line.strip(" -") for line in lines})
 
 
 def test_workflows_call_targets_that_there_are():
@@ -188,6 +197,8 @@ def test_the_ecosystem_entry_has_what_the_registry_requires():
     assert set(read["install"]) <= {"pypi", "conda", "cran", "bioconductor"}
     assert all(re.fullmatch(r"https://\S+", read[name]) for name in read if name.endswith("_home"))
     assert read["category"] == "ecosystem"
+    assert "::" in read["install"].get("conda", "::")
+    assert all(re.fullmatch(r"10\.\d{4,9}/[-._;()/:A-Za-z0-9]+", doi) for doi in read.get("publications", []))
 
 
 def test_the_ecosystem_entry_is_true_of_the_package():

@@ -169,10 +169,11 @@ class CellReader(nn.Module):
             linear(1, dim, bias=True, std=1.0), nn.SiLU(), linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)
         )
         nn.init.normal_(self.value_in[0].bias)
-        self.state_in = linear(config.state_dim, dim)
+        self.state_in = linear(config.state_dim, dim, bias=True)
+        sizes, eps = (dim, self.n_heads, config.ffn_dim), config.norm_eps
         out_std = INIT_STD / (2 * config.n_layers) ** 0.5
-        self.blocks = Blocks(Block(dim, self.n_heads, config.ffn_dim, out_std=out_std) for _ in range(config.n_layers))
-        self.norm = RMSNorm(dim)
+        self.blocks = Blocks(Block(*sizes, eps=eps, out_std=out_std) for _ in range(config.n_layers))
+        self.norm = RMSNorm(dim, eps)
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.gate = nn.Linear(dim, dim)
 
@@ -193,8 +194,9 @@ class CellReader(nn.Module):
         rows = torch.cat([self.state_in(state), genes + self.value_in(values[:, None])])
         of = torch.cat([torch.arange(len(state), device=cell.device), cell_of_token(cu_seqlens, len(values))])
         bounds = cu_seqlens + torch.arange(len(cu_seqlens), dtype=cu_seqlens.dtype, device=cell.device)
-        lengths = bounds.diff().tolist()
-        hidden = self.norm(self.blocks(rows[of.argsort(stable=True)], bounds, max(lengths)))
+        lengths = cu_seqlens.diff().tolist()
+        order = of.argsort(stable=True)  # the state of each cell before its genes
+        hidden = self.norm(self.blocks(rows[order], bounds, max(lengths) + 1))[order >= len(state)]
         number = torch.bincount(cell, minlength=len(state)).tolist()
         q, k, v = self.query(asked).split(number), self.key(hidden).split(lengths), self.value(hidden).split(lengths)
         read = []

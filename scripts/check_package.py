@@ -79,6 +79,14 @@ def extras() -> set[str]:
     return named - core - BROUGHT_BY_OTHERS - {"scdiva"}
 
 
+def readme_example() -> str:
+    """The README's first block of Python."""
+    found = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.M | re.S)
+    if found is None:
+        raise SystemExit("README.md has no Python")
+    return found[1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -98,8 +106,9 @@ def main() -> None:
             pip(python, "install", "--no-compile", "--constraint", CONSTRAINTS, wheel)
             pip(python, "check")
             run([python, "-c", ABSENT, *sorted(extras())], cwd=folder)
-        with stage("used there: embed, command line"):
+        with stage("used there: embed, the README's example, command line"):
             run([python, "-c", USE], cwd=folder)
+            run([python, "-c", readme_example()], cwd=folder)
             for option in ("--version", "--help"):
                 run([python.parent / "scdiva", option], cwd=folder)
         with stage("every public name, and the hints of missing extras"):

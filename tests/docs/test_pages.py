@@ -123,6 +123,15 @@ def test_what_is_named_exists(name):
     assert [target for target in re.findall(r"`make ([a-z-]+)`", text) if target not in targets] == []
 
 
+def test_links_of_the_readme_lead_somewhere_wherever_it_is_read():
+    """PyPI shows it too, where no link to a file beside it works."""
+    text = PAGES["README.md"].read_text(encoding="utf-8")
+    assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
+    ours = re.findall(r"scdiva\.readthedocs\.io/en/latest/([\w/]+\.\w+)", text)
+    assert len(ours) > 8
+    assert [file for file in ours if not (ROOT / "docs" / file.replace(".html", ".md")).is_file()] == []
+
+
 def test_extras_that_pages_name_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {extra for page in PAGES.values() for extra in re.findall(r"scdiva\[([a-z]+)\]", page.read_text())}

@@ -18,11 +18,11 @@ WORDS = (
     "`population`: the model's own state head, corrected gene by gene on all other cells, as in `tl.impute`; "
     "`head_linear`, `head_mlp`: from the cell state to genes, trained on the same queries of the training studies; "
     "`head_offsets`: the latter, with an offset for each gene fitted to the queries of the 200 other cells; query "
-    "heads alone, and with the 200 other cells as their context, nothing fitted; `with transformer`: a transformer without "
-    "positions over the first 256 visible genes of the cell, which each query attends to; `errors of random size`: where "
-    "there is no context, the errors that training adds to the state head are of one random size a batch, and 30% of the "
-    "batches have none, not 20%; `scvi`: its defaults, fitted to what these cells show and all other cells. Goals: "
-    "bootstrap over studies."
+    "heads alone, and with the 200 other cells as their context, nothing fitted; `with transformer`: a transformer "
+    "without positions over the first 256 visible genes of the cell, which each query attends to; `errors of random "
+    "size`: where there is no context, the errors that training adds to the state head are of one random size a batch, "
+    "and 30% of the batches have none, not 20%; `scvi`: its defaults, fitted to what these cells show and all other "
+    "cells. Goals: bootstrap over studies."
 )
 SCORES = {
     "log_loss": ("log-loss", 4),

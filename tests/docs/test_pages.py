@@ -27,8 +27,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-# test_scaling.py runs that page's
-WITH_PYTHON = [name for name, page in PAGES.items() if blocks(page, "python") and name != "scaling.md"]
+# test_scaling.py and test_recipes.py run those pages'
+ELSEWHERE = ("scaling.md", "recipes.md")
+WITH_PYTHON = [name for name, page in PAGES.items() if blocks(page, "python") and name not in ELSEWHERE]
 QUICKER = {
     'device="cuda"': 'device="cpu"',
     '.device = "cuda"': '.device = "cpu"',

@@ -1,0 +1,52 @@
+"""The recipes run as they stand, on counts in which one gene is known to answer."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scdiva as sd
+
+PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.M | re.S)
+
+
+@pytest.fixture
+def adata():
+    cells = sd.datasets.toy(240, 400, n_types=2, rng=0)
+    cells.obs["donor"] = [f"d{i % 6}" for i in range(cells.n_obs)]
+    cells.obs["condition"] = np.where(cells.obs["donor"].isin(["d0", "d1", "d2"]), "control", "stimulated")
+    cells.X = cells.X.toarray()
+    cells.X[cells.obs["condition"] == "stimulated", 0] += 30
+    return cells
+
+
+def run(blocks, names):
+    with warnings.catch_warnings(), sd.settings.override(progress=False):
+        warnings.simplefilter("ignore")  # toy data are small and say so
+        for block in blocks:
+            exec(compile(block, "recipes.md", "exec"), names)
+    return names
+
+
+def test_pseudobulk_finds_the_gene_that_answers(adata):
+    for package in ("decoupler", "pydeseq2"):
+        pytest.importorskip(package)
+    found = run(BLOCKS[:1], {"adata": adata})["genes"]
+    assert found.index[0] == adata.var_names[0]
+    assert found["padj"].iloc[0] < 0.01
+    assert found["log2FoldChange"].iloc[0] > 0
+
+
+def test_doublets_clusters_and_a_saved_model(adata, tmp_path, monkeypatch):
+    pytest.importorskip("igraph")
+    monkeypatch.chdir(tmp_path)
+    names = run(BLOCKS[1:], {"adata": adata, "sd": sd})
+    assert len(BLOCKS) == 4
+    assert 0 < names["singlets"].n_obs <= adata.n_obs
+    assert names["singlets"].obs["leiden"].nunique() >= 1
+    assert np.isfinite(adata.obsm["X_scdiva"]).all()

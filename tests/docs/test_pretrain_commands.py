@@ -1,4 +1,4 @@
-"""The commands by which the start, the front page and the page on vocabularies pretrain run, but for their size."""
+"""The commands by which the start and the page on vocabularies pretrain run, but for their size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = (
     " --training.warmup_steps 0 --model.dim 16 --model.n_layers 1 --model.n_heads 2 --model.ffn_dim 24"
     " --model.anchor_linear_dim 8 --model.anchor_hidden 12 --accelerator cpu --min_genes 1"
 )
-NAMED = {"quickstart.md": 2, "index.md": 1, "vocabulary.md": 1}
+NAMED = {"quickstart.md": 2, "vocabulary.md": 1}
 
 
 def blocks(name: str, language: str) -> list[str]:

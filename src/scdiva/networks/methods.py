@@ -15,7 +15,7 @@ from scdiva.models import ScDiVa
 from scdiva.networks.pairs import Pairs
 
 Name = Literal["embedding", "attention", "correlation"]
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 PRIOR_CELLS = 100
 """Cells that attend as usual and stand beside those read: whether a source is there differs far more between two cells
 than the share of cells that have it differs between targets, so that a few cells say little of a pair."""
@@ -209,13 +209,15 @@ def embedding_weights(
     covariance = (products / n - np.outer(of_genes[0] / n, states)) / scale[:, None]
     spread = np.where(values > 0, np.sqrt(values) / (values + RIDGE * values.max() + np.finfo(float).tiny), 0.0)
     loadings = covariance @ (directions * spread)
-    total = np.zeros((len(pairs.sources), len(pairs.targets)))
+    # float32: a network of all genes has some 10^8 pairs
+    total = np.zeros((len(pairs.sources), len(pairs.targets)), dtype=np.float32)
     for vectors in (whitened(pairs.model)[pairs.tokens], loadings):
         # mean and standard deviation of the inner products of all pairs, a gene with itself among them
         mean = float(np.square(vectors.mean(axis=0)).sum())
         square = float(np.square(vectors.T @ vectors / len(vectors)).sum())
         if (sd := max(square - mean**2, 0.0) ** 0.5) > 0:
-            total += (vectors[pairs.sources] @ vectors[pairs.targets].T - mean) / (2 * sd)
+            scaled = (vectors / (2 * sd) ** 0.5).astype(np.float32)
+            total += scaled[pairs.sources] @ scaled[pairs.targets].T - np.float32(mean / (2 * sd))
     return total
 
 

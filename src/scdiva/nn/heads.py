@@ -151,8 +151,8 @@ class IntegrationHead(nn.Module):
         return torch.cat([F.normalize(state, dim=1), F.normalize(own, dim=1)], dim=1) / 2**0.5
 
     def integrated(self, features: Tensor) -> Tensor:
-        """Return w, `(B, dim)`, of u."""
-        return F.normalize(features + STEP * self.mlp(features * self.dim**0.5), dim=1)
+        """Return w, `(..., dim)`, of u."""
+        return F.normalize(features + STEP * self.mlp(features * self.dim**0.5), dim=-1)
 
     def forward(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Map cells to integrated states `(B, dim)`; arguments as in :meth:`features`."""

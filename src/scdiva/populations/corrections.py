@@ -18,8 +18,8 @@ RIDGE = 3.0
 ROUNDS = 5
 """Rounds of Newton steps; in each, cells' shifts and genes' biases take `STEPS` and the directions one."""
 STEPS = 5
-BLOCK = 2**19
-"""Probabilities worked out together: they stay in a processor's cache."""
+BLOCK, WIDER = 2**19, 16
+"""Probabilities worked out together: they stay in a processor's cache; and times as many, where they are multiplied."""
 _MOST = 0.5
 """Largest step of a coefficient, a bias or a shift."""
 _EPS = 1e-6
@@ -150,7 +150,8 @@ def _fit_odds(design: Matrix, offset: Matrix, observed: sp.csr_matrix, ridge: fl
     pairs = _products(design)
     of_observed = (_ones(observed).T @ design).T
     step = max(1, BLOCK // n_genes)
-    blocks = [slice(start, start + step) for start in range(0, n, step)]
+    # products of pairs, genes x pairs, are larger than any cache: seldom added up
+    blocks, wide = ([slice(start, start + size) for start in range(0, n, size)] for size in (step, WIDER * step))
 
     def probability(rows: slice) -> Matrix:
         return _probability(eta[rows] + found[d] + shift[rows])
@@ -169,7 +170,7 @@ def _fit_odds(design: Matrix, offset: Matrix, observed: sp.csr_matrix, ridge: fl
         if number == ROUNDS:  # the means have the last word
             break
         of_expected, weights = np.zeros((d, n_genes)), np.zeros((n_genes, pairs.shape[1]))
-        for rows in blocks:
+        for rows in wide:
             p = probability(rows)
             of_expected += design[rows].T @ p
             weights += (p * (1 - p)).T @ pairs[rows]
@@ -242,5 +243,5 @@ def _solve(weights: NDArray[np.floating], right: NDArray[np.floating], ridge: fl
 
 
 def _probability(log_odds: NDArray[np.floating]) -> NDArray[np.floating]:
-    # torch's, as exact as scipy's expit and several times as fast for float32
-    return torch.sigmoid(torch.from_numpy(log_odds)).numpy()
+    # torch's, in place: as exact as scipy's expit and several times as fast for float32
+    return torch.from_numpy(log_odds).sigmoid_().numpy()

@@ -198,8 +198,8 @@ def _keys(key_added: str, groups: Sequence[str]) -> list[str]:
 
 
 def _matrix(
-    weights: NDArray[np.float64],
-    strength: NDArray[np.float64],
+    weights: NDArray[np.floating],
+    strength: NDArray[np.floating],
     sources: NDArray[np.int64],
     targets: NDArray[np.int64],
     n_targets: int | None,
@@ -209,7 +209,8 @@ def _matrix(
     rows, columns, values = [], [], []
     for of_source, strong, source in zip(weights, strength, sources, strict=True):
         edges = np.flatnonzero(np.isfinite(of_source) & (of_source != 0) & (targets != source))
-        if n_targets is not None:
+        if n_targets is not None and len(edges) > n_targets:
+            edges = edges[strong[edges] >= np.partition(strong[edges], -n_targets)[-n_targets]]
             # of equal weights the first columns
             edges = edges[np.argsort(-strong[edges], kind="stable")[:n_targets]]
         rows.append(np.full(len(edges), source))

@@ -245,14 +245,10 @@ def cramers_v(one: np.ndarray, other: np.ndarray) -> float:
     one, other
         Group numbers, `(n,)`.
     """
-    from scipy.stats import chi2_contingency
-    from scipy.stats.contingency import crosstab
+    from scipy.stats.contingency import association, crosstab
 
     table = crosstab(one, other).count
-    smaller = min(table.shape) - 1
-    if smaller < 1:
-        return 0.0
-    return float(np.sqrt(chi2_contingency(table, correction=False).statistic / (table.sum() * smaller)))
+    return float(association(table, "cramer")) if min(table.shape) > 1 else 0.0
 
 
 def gene_columns(
@@ -285,18 +281,15 @@ def gene_columns(
     if corrected is False:
         return None
     tokens = column_tokens(adata.var, vocabulary, reading)
-    if corrected is True:
-        columns = np.flatnonzero(tokens != C.UNKNOWN)
-        return columns, tokens[columns]
-    asked = [corrected] if isinstance(corrected, str) else list(corrected)
-    if not asked:
-        raise ValueError(
-            "corrected names no gene; corrected=False writes none, corrected=True all that the model knows."
-        )
-    known = adata.var_names[tokens != C.UNKNOWN]
-    lack = "genes are not in adata.var_names, or the model does not know them"
-    refuse_absent(asked, known, lack, "; corrected=True takes all that it knows")
-    columns = np.flatnonzero(adata.var_names.isin(asked) & (tokens != C.UNKNOWN))
+    wanted = tokens != C.UNKNOWN
+    if corrected is not True:
+        asked = [corrected] if isinstance(corrected, str) else list(corrected)
+        if not asked:
+            raise ValueError("corrected names no gene; False writes none, True all that the model knows.")
+        lack = "genes are not in adata.var_names, or the model does not know them"
+        refuse_absent(asked, adata.var_names[wanted], lack, "; corrected=True takes all that it knows")
+        wanted &= adata.var_names.isin(asked)
+    columns = np.flatnonzero(wanted)
     return columns, tokens[columns]
 
 

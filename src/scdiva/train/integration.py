@@ -130,12 +130,15 @@ class IntegrationLoss(nn.Module):
             Source of views and partners.
         """
         head, at = self.head, torch.from_numpy(rows).to(self.target.device)
-        target, state, view = self.target[at], head.integrated(self.features[0, at]), None
-        denoising = (1 - (state * target).sum(dim=1)).mean()
-        if len(self.features) > 1:
+        target, given = self.target[at], [self.features[0, at]]
+        if thinned := len(self.features) > 1:
             drawn = torch.randint(len(self.features) - 1, (len(rows),), generator=generator).to(at.device)
-            view = head.integrated(self.features[1 + drawn, at])
-            denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
+            given.append(self.features[1 + drawn, at])
+        if self.pairs is not None:
+            partners = draw_partners(self.pairs, rows, generator).to(at.device)
+            given.append(self.features[0, partners.clamp_min(0)])
+        made = head.integrated(torch.stack(given))
+        state, denoising = made[0], (1 - (made[: 1 + thinned] * target).sum(dim=2)).mean()
         reversed_state = reversed_gradient(state, reversal_weight)
         reversal = contrast = pairs = state.new_zeros(())
         for discriminator, prior, batch in zip(self.discriminators, self.priors, self.batches, strict=True):
@@ -143,13 +146,10 @@ class IntegrationLoss(nn.Module):
         if self.labels is not None:
             contrast = supervised_contrast_loss(state, self.labels[at], LABELS_TEMPERATURE)
         if self.pairs is not None:
-            partners = draw_partners(self.pairs, rows, generator).to(at.device)
-            near = head.integrated(self.features[0, partners.clamp_min(0)])
-            positives = torch.stack([near if view is None else view, near])
-            present = torch.stack([torch.full_like(partners, view is not None, dtype=torch.bool), partners >= 0])
+            present = (torch.arange(len(made) - 1, device=at.device) < thinned)[:, None] | (partners >= 0)
             similar = torch.from_numpy(self.pairs[rows][:, rows].toarray()).to(at.device)
             similar |= target @ target.T > SIMILAR
-            pairs = pair_contrast_loss(state, positives, present, similar, PAIRS_TEMPERATURE)
+            pairs = pair_contrast_loss(state, made[1:], present, similar, PAIRS_TEMPERATURE)
         loss = DENOISING_WEIGHT * denoising + reversal + LABELS_WEIGHT * contrast + PAIRS_WEIGHT * pairs
         parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast, "pairs": pairs}
         return loss, {name: part.detach() for name, part in parts.items()}
@@ -193,8 +193,7 @@ def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
     The number of components; fewer than the head has room for where cells are few.
     """
     own = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim)
-    head.table.weight.zero_()
-    head.table.weight[:, : own.shape[1]] = own.to(head.table.weight.device)
+    head.table.weight.copy_(F.pad(own, (0, head.table.embedding_dim - own.shape[1])))
     return own.shape[1]
 
 

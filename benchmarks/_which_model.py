@@ -82,7 +82,7 @@ def which_model(results: Mapping[str, dict]) -> str:
         lines = []
         for i, line in enumerate(task.lines):
             shown = {arm: f"{values[i]:.3f}" for arm, values in known.items() if values[i] is not None}
-            best = max(shown.values())
+            best = max(shown.values(), key=float, default="")
             cells = [f"**{shown[arm]}**" if shown.get(arm) == best else shown.get(arm, "-") for arm in known]
             lines.append([line.label, *cells])
         costs = [cost(rows, task.lines, arm) for arm in known]

@@ -49,7 +49,7 @@ from _denoising_arms import (
     transformer,
     unigram,
 )
-from _record import record, replaced, rows_so_far
+from _record import RESULTS, record, replaced, rows_so_far
 from _scripts import Asked, StudyBatches, draw_queries, load_head, n_query_cells
 from _timing import goal, report
 from scipy.stats import rankdata
@@ -261,7 +261,8 @@ def main(argv: list[str] | None = None) -> int:
     if importlib.util.find_spec("scvi"):
         arms["scvi"] = scvi(arguments.seed)
     arms = {name: answer for name, answer in arms.items() if name in wanted}
-    notes = {}
+    file = RESULTS / "denoising.json"
+    notes = json.loads(file.read_text())["heads"] if file.exists() else {}  # of heads that were scored earlier too
     for entry in arguments.heads:
         name, _, file = entry.partition("=")
         module = load_head(model, Path(file))

@@ -49,7 +49,7 @@ def measure(config: ScDiVaConfig, n_cells: int, n_steps: int, few: int = FEW) ->
     model = ScDiVa(config, generator=torch.Generator().manual_seed(0)).train()
     module = PretrainingModule(model, PretrainingConfig(anchor_objective="none", micro_batches=2))
     module.on_fit_start()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, foreach=False)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, foreach=False)
     n_genes = min(GENES, config.max_length)
 
     def row(parts: int, batch: CellBatch, number: int) -> dict:

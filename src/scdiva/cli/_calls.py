@@ -9,10 +9,19 @@ from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pandas as pd
+
 from scdiva._checks import refuse_unwritable
 from scdiva._constants import DEFAULT_MODEL, INTEGRATE, UNS
+from scdiva.data.blocks import BLOCK_ROWS, open_matrix, row_blocks
+from scdiva.data.genes import judge_genes, match_columns
+from scdiva.data.output import refuse_target, whole_or_not, write_cells
 from scdiva.data.paths import as_path
+from scdiva.data.stored import names_of, open_root
+from scdiva.models._folder import VOCABULARY, WEIGHTS, in_words, kind_of, read_config, read_sums
+from scdiva.models.hub import find_model
 from scdiva.tokenizer.names import read_species
+from scdiva.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -93,9 +102,6 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
     KeyboardInterrupt
         On Ctrl-C, also where the call itself would end with what it has; nothing is written.
     """
-    from scdiva.data.output import refuse_target, write_cells
-    from scdiva.models.hub import find_model
-
     file, out = as_path(options.pop("file")).expanduser(), Path(options.pop("out")).expanduser()
     overwrite, save = options.pop("overwrite"), options.pop("save", None)
     options["species"] = read_species(options["species"])
@@ -133,8 +139,6 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
 
 def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
     """Refuse a folder for `--save` before hours are spent on what it would hold."""
-    from scdiva.models._folder import in_words, kind_of
-
     refuse_unwritable(folder)
     if folder.resolve() == out.resolve():
         raise FileExistsError(f"{str(folder)!r} is the --out. Pass another folder to --save.")
@@ -150,8 +154,6 @@ def _read(file: Path) -> AnnData:
     """Read a file of cells whole; errors name it."""
     import anndata
 
-    from scdiva.data.stored import open_root
-
     root, opened = open_root(file)
     if opened is not None:
         opened.close()
@@ -163,9 +165,6 @@ def _read(file: Path) -> AnnData:
 
 def _write_edges(adata: AnnData, key: str, out: Path) -> None:
     """Write the edges of a network, or of the networks of all groups, as a table."""
-    import pandas as pd
-
-    from scdiva.data.output import whole_or_not
     from scdiva.get import grn_df
 
     groups = [str(group) for group in adata.uns[UNS][key].get("groups", [])]
@@ -219,9 +218,6 @@ def about_model(model: str) -> dict[str, Any]:
     -------
     Plain values by name.
     """
-    from scdiva.models._folder import WEIGHTS, read_config, read_sums
-    from scdiva.models.hub import find_model
-
     folder = find_model(model)
     for kind in ("annotator", "perturbation_model"):
         if (settings := folder / f"{kind}.json").is_file():
@@ -251,8 +247,6 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
     """
     from anndata.io import read_elem
 
-    from scdiva.data.stored import names_of, open_root
-
     root, opened = open_root(path)
     with opened or contextlib.nullcontext():
         if missing := [part for part in ("obs", "var") if part not in root]:
@@ -277,12 +271,6 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
 
 def _expression(path: Path, model: str) -> dict[str, Any]:
     """Check the first cells of a matrix, and match its genes to the model's."""
-    from scdiva.data.blocks import BLOCK_ROWS, open_matrix, row_blocks
-    from scdiva.data.genes import judge_genes, match_columns
-    from scdiva.models._folder import VOCABULARY
-    from scdiva.models.hub import find_model
-    from scdiva.tokenizer.vocabulary import Vocabulary
-
     folder = find_model(model)
     fitted = folder / "model"
     genes = Vocabulary.read((fitted if fitted.is_dir() else folder) / VOCABULARY)

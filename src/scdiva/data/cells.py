@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._checks import check_least, warn
@@ -17,15 +18,13 @@ from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges,
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import AS_IT_IS, Reading
+from scdiva.data.soma import SomaCells
+from scdiva.data.stored import StoredNames
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
-    import pandas as pd
     from anndata import AnnData
-
-    from scdiva.data.soma import SomaCells
-    from scdiva.data.stored import StoredNames
 
 KEPT_BYTES = 1 << 27
 """Largest matrix, as CSR, that is kept in memory once it is scanned: 128 MiB are 8,000 cells of 2,000 genes."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import h5py
 import numpy as np
 
 from scdiva._checks import refuse_unwritable
@@ -107,8 +108,6 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
     OSError
         If the system refuses a write, for instance because the disk is full.
     """
-    import h5py
-
     begun = {"encoding-type": "anndata", "encoding-version": "0.1.0"}
     if mode == "r":
         root, file = open_root(path)
@@ -286,7 +285,6 @@ def copy_frame(old: Any, parent: Any, name: str) -> None:
         Group to write into, and the name there.
     """
     import anndata.io
-    import h5py
 
     if "__categories" in old:  # categories of anndata before 0.8 are references into their own file
         anndata.io.write_elem(parent, name, anndata.io.read_elem(old))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from scdiva.data.paths import reaching
@@ -135,15 +136,13 @@ class StoredRows:
         if not self._direct:
             with ThreadPoolExecutor(REQUESTS) as pool:
                 return np.concatenate([*pool.map(lambda span: array[slice(*span)], spans)])
-        from h5py import h5s
-
         # What array[a:b] does, without a copy, and without the time that its checks of the selection take.
         out = np.empty(sum(b - a for a, b in spans), dtype=array.dtype)
         space, at = array.id.get_space(), 0
         for a, b in spans:
             if b > a:
                 space.select_hyperslab((a,), (b - a,))
-                array.id.read(h5s.create_simple((b - a,)), space, out[at : at + b - a])
+                array.id.read(h5py.h5s.create_simple((b - a,)), space, out[at : at + b - a])
             at += b - a
         return out
 
@@ -250,8 +249,6 @@ def open_root(path: Path) -> tuple[Any, Any]:
     ValueError
         If it is neither, or truncated; the message names it.
     """
-    import h5py
-
     if not isinstance(path, Path):
         return _open_remote(path)
     if not path.exists():
@@ -274,7 +271,6 @@ def open_root(path: Path) -> tuple[Any, Any]:
 
 
 def _open_remote(path: Any) -> tuple[Any, Any]:
-    import h5py
     import zarr
 
     with reaching(path):
@@ -298,8 +294,6 @@ def open_hdf5(path: Path) -> Any:
     ValueError
         If it can't be opened; the message names it.
     """
-    import h5py
-
     try:
         return h5py.File(path, "r")
     except OSError as error:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy.sparse import csr_matrix
 
 from scdiva._checks import check_least
 from scdiva.tokenizer.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-
 
 _MODULE_SIZE = 0.08
 _MODULE_LOG_FOLD = 2.0
@@ -79,10 +76,6 @@ def toy(
     table = table[(table["biotype"] == "protein_coding") & (table["symbol"] != table["ensembl_id"])]
     if n_genes > len(table):
         raise ValueError(f"n_genes must be at most {len(table)}, got {n_genes}")
-
-    import pandas as pd
-    from anndata import AnnData
-    from scipy.sparse import csr_matrix
 
     rng = np.random.default_rng(rng)
     genes = table.iloc[np.sort(rng.choice(len(table), n_genes, replace=False))]

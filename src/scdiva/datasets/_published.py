@@ -6,12 +6,10 @@ import csv
 import os
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from anndata import AnnData, read_h5ad
 
 from scdiva._settings import settings
-
-if TYPE_CHECKING:
-    from anndata import AnnData
 
 
 def pbmc3k(path: str | os.PathLike[str] | None = None) -> AnnData:
@@ -238,8 +236,6 @@ def mouse_pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
 
 def _read(name: str, path: str | os.PathLike[str] | None) -> AnnData:
     """Read the user's copy, the one in the folder of data sets, or one that is downloaded into it."""
-    from anndata import read_h5ad
-
     if path is not None:
         return read_h5ad(path)
     import pooch

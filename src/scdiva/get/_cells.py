@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+from anndata import AnnData
 
 from scdiva._checks import check_least, no_entry, refuse_absent
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
 from scdiva.data.writing import check_anndata, our_uns
-
-if TYPE_CHECKING:
-    from anndata import AnnData
 
 
 def serialized_df(

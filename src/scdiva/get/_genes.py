@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from anndata import AnnData
+from numpy.typing import NDArray
 
 from scdiva._checks import check_least, no_entry, refuse_absent
 from scdiva._constants import PREDICTED, VARM_EMBEDDING, VARP_GRN
 from scdiva.data.network import genes_of, network_of
 from scdiva.data.predictions import read_prediction
 from scdiva.data.writing import check_anndata
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-    from numpy.typing import NDArray
 
 
 def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING) -> pd.DataFrame:

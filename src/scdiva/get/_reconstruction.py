@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+from anndata import AnnData
 from numpy.typing import NDArray
 
 from scdiva._checks import check_least, no_entry, refuse_absent
 from scdiva._constants import HIDDEN, IMPUTED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
 from scdiva.data.writing import check_anndata, our_uns
-
-if TYPE_CHECKING:
-    from anndata import AnnData
 
 
 def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scdiva.kernels import _reference, _sdpa
 from scdiva.kernels._reference import rope_tables
-from scdiva.kernels._triton_configs import HEAD_DIMS, MIN_CAPABILITY
+from scdiva.kernels._triton_configs import HEAD_DIMS, MIN_CAPABILITY, Plan
 
 BACKENDS = ("auto", "triton", "sdpa", "reference")
 _TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -191,7 +191,6 @@ def keep_attention_plan(
     device = torch.empty(0, device=device).device  # "cuda" alone is no device in particular
     resolve_backend("triton", head_dim=head_dim, dtype=dtype, device=device)
     from scdiva.kernels import _triton
-    from scdiva.kernels._triton_configs import Plan
 
     _triton.keep(Plan.from_dict(plan), device, head_dim, dtype)
 

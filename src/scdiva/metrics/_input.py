@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from scdiva._labels import check_labels, is_missing, is_unknown, refuse_continuous
@@ -68,8 +69,6 @@ def scored_cells(embedding: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.fl
 
 def refuse_unlabelled(labels: ArrayLike, keep: NDArray[np.bool_]) -> None:
     """Refuse labels of which none is a cell type, or which are continuous numbers."""
-    import pandas as pd
-
     if not keep.any():
         raise ValueError(f"None of {len(keep)} cells has a label: there is nothing to score.")
     refuse_continuous(pd.Series(np.asarray(labels)[keep]), "labels", "label")
@@ -77,8 +76,6 @@ def refuse_unlabelled(labels: ArrayLike, keep: NDArray[np.bool_]) -> None:
 
 def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
     """Give batches numbers from 0; refuse missing ones, fewer than two, and another number of cells."""
-    import pandas as pd
-
     given = np.asarray(batch, dtype=object)  # as text, a list's NaN would become a batch called "nan"
     if given.shape != (n_cells,):
         raise ValueError(f"batch has shape {given.shape}, but there are {n_cells} cells.")

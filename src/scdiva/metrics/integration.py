@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+import random
+from types import ModuleType
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_matrix
 
 from scdiva._checks import check_choices, from_extra
 
 from ._input import batch_codes, check_coordinates, labelled, scored_cells
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from numpy.typing import ArrayLike, NDArray
-    from scipy.sparse import csr_matrix
 
 Definition = Literal["paper", "scgpt"]
 
@@ -274,8 +272,6 @@ def _leiden_agreement(
     igraph: ModuleType, coordinates: NDArray[np.floating], names: NDArray[np.str_], rng: int
 ) -> tuple[float, float]:
     """NMI and ARI of Leiden clusters against labels, at the resolution of the highest NMI."""
-    import random
-
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     edges = np.column_stack(_neighbours(coordinates, LEIDEN_NEIGHBORS).nonzero())

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from anndata import AnnData
 from numpy.typing import NDArray
 
 from scdiva._checks import or_nearest
 from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
+from scdiva.data.cells import CellSource
 from scdiva.data.conditions import wanted_groups
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-
-    from scdiva.data.cells import CellSource
-    from scdiva.models import ScDiVa
+from scdiva.models import ScDiVa
 
 MIN_CELLS = 10
 """Cells of a group, at least."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from anndata import AnnData
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from scdiva import metrics
 from scdiva._checks import check_least
@@ -18,11 +21,6 @@ from scdiva.data.writing import our_uns
 from scdiva.get import annotation_df
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches
 from scdiva.pl._groups import distinct_colours, gene_names, groups_of, predicted_groups
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _NONE = "no label"
 _SIDE = 0.36
@@ -185,7 +183,6 @@ def marker_heatmap(
     >>> sd.pl.marker_heatmap(query, save="markers.png")
     """
     import scanpy as sc
-    from anndata import AnnData
 
     check_least(n_genes=(n_genes, 1))
     types = predicted_groups(adata, key)

@@ -7,23 +7,24 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import ArrayLike, NDArray
 
 from scdiva._checks import refuse_unwritable
 from scdiva._docs import with_shared_docs
 from scdiva.data.output import whole_or_not
 from scdiva.data.writing import check_anndata
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike, NDArray
-
-    Names = Sequence[str] | NDArray[np.object_]
-
-F = TypeVar("F", bound=Callable[..., "Figure | None"])
+Names: TypeAlias = Sequence[str] | NDArray[np.object_]
+F = TypeVar("F", bound=Callable[..., Figure | None])
 
 _REACH, _STEP = 150.0, 8.0
 """Pixels that a name may stand off its anchor, and between the places that are tried."""
@@ -50,7 +51,7 @@ def plot(function: F) -> F:
             if given[name] is not None or signature.parameters[name].default is inspect.Parameter.empty:
                 check_anndata(given[name])
         _check_file(given.get("save"))
-        fig = cast("Figure", function(*args, **kwargs))
+        fig = cast(Figure, function(*args, **kwargs))
         own = given.get("ax") is None
         return _finish(fig, own=own, return_fig=given.get("return_fig", False), save=given.get("save"))
 
@@ -65,13 +66,11 @@ def axes_for(ax: Axes | None, size: tuple[float, float], *, framed: bool = False
     axes: Axes = grid_of_axes(1, 1, size)[1][0, 0] if ax is None else ax
     if not framed:
         axes.spines[["top", "right"]].set_visible(False)
-    return cast("Figure", axes.get_figure(root=True)), axes
+    return cast(Figure, axes.get_figure(root=True)), axes
 
 
 def grid_of_axes(n_rows: int, n_columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, NDArray[Any]]:
     """Give a new figure (`size` in inches) and its axes, (n_rows, n_columns)."""
-    import matplotlib.pyplot as plt
-
     return plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False, **options)
 
 
@@ -112,8 +111,6 @@ def write_names(
     clear
         Pixels around dots that names keep off.
     """
-    from matplotlib import patheffects
-
     axes.autoscale_view()
     axes.autoscale(False)
     axes.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
@@ -176,8 +173,6 @@ def draw_heatmap(
     **look
         Passed to matplotlib's ``pcolormesh``.
     """
-    from matplotlib.patches import Rectangle
-
     axes.set_facecolor("0.88")
     image = axes.pcolormesh(np.ma.masked_invalid(values), **look)
     axes.invert_yaxis()
@@ -215,8 +210,6 @@ def similar_order(profiles: NDArray[np.floating], metric: str = "euclidean") -> 
 
 def _check_file(save: str | os.PathLike[str] | None) -> None:
     """Refuse a file that names no picture format, or can't be written, before anything is computed."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
     if save is None:
         return
     formats = FigureCanvasBase.get_supported_filetypes()
@@ -237,7 +230,5 @@ def _finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike
         with whole_or_not(path) as new:
             fig.savefig(new, dpi=200, bbox_inches="tight")
         if own and not return_fig:
-            import matplotlib.pyplot as plt
-
             plt.close(fig)
     return fig if return_fig else None

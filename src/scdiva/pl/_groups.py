@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from anndata import AnnData
+from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
 
 from scdiva._checks import no_column, no_entry, warn
 from scdiva._labels import is_missing, refuse_continuous
-
-if TYPE_CHECKING:
-    from anndata import AnnData
 
 MAX_GROUPS = 100
 """More than this are no groups that a picture could tell apart, but numbers or names of cells."""
@@ -82,8 +81,6 @@ def predicted_groups(adata: AnnData, key: str) -> pd.Series:
 
 def palette(adata: AnnData, key: str, names: Sequence[Hashable]) -> dict[Hashable, Any]:
     """Give a colour to each category: the user's in ``uns``, where scanpy puts them, then well-separated ones."""
-    from matplotlib.colors import to_rgb
-
     given = [to_rgb(colour) for colour in adata.uns.get(f"{key}_colors", ())]
     others = [colour for colour in distinct_colours(len(names)) if colour not in given]
     return dict(zip(names, itertools.cycle([*given, *others]), strict=False))
@@ -91,8 +88,6 @@ def palette(adata: AnnData, key: str, names: Sequence[Hashable]) -> dict[Hashabl
 
 def distinct_colours(n: int) -> list[tuple[float, float, float]]:
     """Give up to 102 colours: up to 21 for colour-blind readers too, seven hues, then darker, paler; else scanpy's."""
-    from matplotlib.colors import to_rgb
-
     if n > 3 * len(_HUES):
         from scanpy.plotting.palettes import godsnot_102
 

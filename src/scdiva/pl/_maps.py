@@ -6,10 +6,14 @@ import contextlib
 import hashlib
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from anndata import AnnData
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from scdiva._checks import no_entry, warn
@@ -18,11 +22,6 @@ from scdiva._settings import settings, torch_threads_kept, tqdm_keywords
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.pl._figure import axes_for, grid_of_axes, text_inches, write_names
 from scdiva.pl._groups import MAX_GROUPS, MISSING
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MIN_CELLS = 5
 _N_NEIGHBORS, _MIN_DIST = 15, 0.5
@@ -178,8 +177,6 @@ def _inches_beside(panel: Panel) -> float:
 def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
     """Draw the cells of a panel with scanpy, those without a value below the others."""
     import scanpy as sc
-    from anndata import AnnData
-    from matplotlib.colors import to_hex
 
     # In no order, so that no group hides another only because its cells come later.
     shown = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(panel.xy).all(axis=1)))
@@ -217,8 +214,6 @@ def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
 
 def _name_groups(axes: Axes, panel: Panel) -> None:
     """Write the names of groups amid their cells, darker than these, so that they can be read on white."""
-    from matplotlib.colors import to_rgb
-
     shown = np.isfinite(panel.xy).all(axis=1)
     anchors = []
     for name in panel.groups:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import networkx as nx
 import numpy as np
 import pandas as pd
+from anndata import AnnData
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from scdiva._checks import check_least, no_entry
@@ -16,12 +22,6 @@ from scdiva.data.network import Network, genes_of, network_of
 from scdiva.get import grn_df
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches, write_names
 from scdiva.pl._groups import distinct_colours, gene_names
-
-if TYPE_CHECKING:
-    import networkx as nx
-    from anndata import AnnData
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 UP, DOWN = "#c8553d", "#3a7ca5"
 """Colours of edges with a weight above and below 0."""
@@ -104,9 +104,6 @@ def grn(
     >>> sd.pl.grn(adata, save="network.png")
     >>> sd.pl.grn(adata, genes=sd.datasets.gene_family("HLA"), save="hla.png")
     """
-    import networkx as nx
-    from matplotlib.colors import to_rgba_array
-
     check_least(n_edges=(n_edges, 1), n_labels=(n_labels, 0))
     network = network_of(adata, key, group)
     module = _modules_of(adata, modules)
@@ -174,8 +171,6 @@ def _strongest(adata: AnnData, network: Network, key: str, genes: Sequence[str] 
 
 def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.float64]]:
     """Place genes of a module, or what hangs together, in a disc, and discs side by side, the largest first."""
-    import networkx as nx
-
     parts = enumerate(nx.connected_components(graph.to_undirected()))
     block = pd.Series({gene: -1 - i for i, genes in parts for gene in genes}).sort_index()
     if code is not None:
@@ -212,8 +207,6 @@ def _explain(
     axes: Axes, modules: pd.Index | None, code: pd.Series, table: NDArray[Any], edges: pd.DataFrame, network: Network
 ) -> None:
     """Name modules with their drawn genes, and what width and colour of lines mean, at the right."""
-    from matplotlib.lines import Line2D
-
     handles = []
     if modules is not None:
         handles.append(Line2D([], [], linestyle="", label="module (genes)"))
@@ -399,8 +392,6 @@ def regulon(
     >>> sd.tl.grn(adata, sources="tf", use_raw=True)
     >>> sd.pl.regulon(sd.tl.regulon(adata, "SPI1", use_raw=True), save="SPI1.png")
     """
-    from matplotlib.lines import Line2D
-
     check_least(n_targets=(n_targets, 1))
     rows, factor = _rows_of(regulon, source)
     rows = rows.iloc[:n_targets]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from anndata import AnnData
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from scdiva._checks import warn
 from scdiva._constants import TRUE_RANK, UNS
 from scdiva.get._reconstruction import Recovered, parameters_of, recovered_of
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes, plot
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _VISIBLE, _MASKED = "0.5", "#d1495b"
 """Colours of genes that the model saw and of those that it predicted."""

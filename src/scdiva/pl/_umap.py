@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+from anndata import AnnData
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from scdiva._checks import check_choices, or_nearest
 from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED, TARGET_SUM
@@ -18,11 +21,6 @@ from scdiva.data.genes import check_unique
 from scdiva.pl._figure import plot
 from scdiva.pl._groups import as_groups, column_of, groups_of, is_number, palette, predicted_groups
 from scdiva.pl._maps import MIN_CELLS, ON_DATA, Panel, coordinates, draw_maps, embedding_of, is_map, umap_of
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @plot

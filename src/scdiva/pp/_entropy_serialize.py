@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
+from anndata import AnnData
 
 from scdiva._checks import check_least, no_entry
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
@@ -19,9 +20,6 @@ from scdiva.data.reading import Empty, Reading, Species
 from scdiva.data.writing import check_writable, write
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
-
-if TYPE_CHECKING:
-    from anndata import AnnData
 
 
 @with_shared_docs

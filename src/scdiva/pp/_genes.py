@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from anndata import AnnData
 
 from scdiva._constants import MATCH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
 from scdiva._docs import with_shared_docs
@@ -17,14 +17,10 @@ from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Duplicates, Reading, Species
+from scdiva.data.soma import SomaCells
 from scdiva.data.writing import check_writable, write
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-
-    from scdiva.data.soma import SomaCells
 
 
 @with_shared_docs

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
+from anndata import AnnData
+from numpy.typing import NDArray
 
 from scdiva._checks import check_choices, check_least
 from scdiva._constants import OBS_SPLIT, SEEN
@@ -15,10 +17,6 @@ from scdiva._settings import settings
 from scdiva.data.conditions import Perturbations, read_perturbations, stored_guides
 from scdiva.data.writing import check_anndata, check_key, check_writable, write
 from scdiva.tokenizer.vocabulary import load_vocabulary
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-    from numpy.typing import NDArray
 
 
 def split_perturbations(

@@ -9,6 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
+import pandas as pd
 
 from scdiva import _constants as C
 from scdiva._checks import check_choices, check_least, check_positive, warn
@@ -17,12 +18,12 @@ from scdiva._labels import batch_numbers, label_numbers, refuse_missing
 from scdiva._rng import seed_of
 from scdiva._running import Cells, embed_all, how_to_run, model_name
 from scdiva._settings import logger
+from scdiva.data.cells import open_cells, restricted
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_writable, write
 from scdiva.tl._annotation import ancestors, annotated, as_categories, check_genes, fit_annotator, named, shared_tokens
 
 if TYPE_CHECKING:
-    import pandas as pd
     import torch
     from anndata import AnnData
 
@@ -170,7 +171,6 @@ def annotate(
     True
     >>> same = sd.tl.annotate(later, model=annotator)
     """
-    from scdiva.data.cells import open_cells, restricted
     from scdiva.models._fitted import given_fitted
     from scdiva.models.annotator import Annotator
 

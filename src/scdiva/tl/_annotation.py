@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from scdiva._checks import warn
 from scdiva._constants import REJECTED
 from scdiva._running import Cells, Running, run_cells
 from scdiva._settings import logger, torch_threads_kept
+from scdiva.data.cells import CellSource
+from scdiva.data.corpus import take_cells
 from scdiva.data.genes import advice
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from scdiva.data.cells import CellSource
     from scdiva.models import Annotator, ScDiVa
     from scdiva.train.annotation import Reference
 
@@ -159,7 +159,6 @@ def annotated(
     import torch
 
     from scdiva.data.batch import from_ragged
-    from scdiva.data.corpus import take_cells
     from scdiva.nn.annotation import Read
 
     windows = run_cells(annotator.model, cells, running)
@@ -225,8 +224,6 @@ def as_categories(names: np.ndarray, fitted: Annotator) -> pd.Categorical:
 
     Numbers, truth values and ordered categories cannot hold "unknown": rejected cells are missing there.
     """
-    import pandas as pd
-
     plain = fitted.dtype == "object" and not fitted.ordered
     groups = list(dict.fromkeys(fitted.parents.values()))
     used = set(names[names != None])  # noqa: E711

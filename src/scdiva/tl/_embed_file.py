@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
@@ -27,7 +28,7 @@ from scdiva._settings import logger, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
 from scdiva.data.blocks import BLOCK_ROWS, open_matrix
-from scdiva.data.cells import open_cells
+from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
@@ -39,7 +40,6 @@ from scdiva.tl._shards import Parts, map_shards, named_everywhere
 if TYPE_CHECKING:
     from dask.distributed import Client
 
-    from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
 
 
@@ -276,7 +276,6 @@ def _join(out: Path, path: Path, made: _Made) -> None:
 def _write(new: Path, path: Path, made: _Made) -> None:
     """Write the new file: obs copied, no genes, the embedding part by part."""
     import anndata.io
-    import pandas as pd
 
     parts = made.parts
     with open_store(new, "w") as file:

@@ -9,21 +9,22 @@ from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
 from scdiva._checks import check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
-from scdiva._rng import seed_of
+from scdiva._rng import seed_of, step_seed
 from scdiva._running import how_to_run, open_for
-from scdiva._settings import logger
+from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.conditions import listed, wanted_groups
+from scdiva.data.genes import columns_of
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_columns
 
 if TYPE_CHECKING:
-    import pandas as pd
     import torch
     from anndata import AnnData
 
@@ -120,9 +121,6 @@ def generate(
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
-    from scdiva._rng import step_seed
-    from scdiva._settings import torch_threads_kept
-    from scdiva.data.genes import columns_of
     from scdiva.populations.drawing import draw_cells, place_orders
     from scdiva.populations.states import check_head, fit_to, on_cpu, states_of
     from scdiva.train.adaptation import read_cells
@@ -244,7 +242,6 @@ def _result(
     between: tuple[str, str] | None,
 ) -> AnnData:
     import anndata as ad
-    import pandas as pd
 
     # genes that the model knows, in the order of adata
     kept = np.sort(columns[columns >= 0])

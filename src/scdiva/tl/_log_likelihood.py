@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,14 +12,12 @@ from numpy.typing import NDArray
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._rng import seed_of
+from scdiva._rng import seed_of, step_generator
 from scdiva._running import how_to_run, open_for, row_numbers, run_cells
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
     from anndata import AnnData
     from torch import Tensor
@@ -151,8 +150,6 @@ def _scored_by(genes: Tensor, n_samples: int, stream: bool, seed: int) -> Callab
     """Make a read-out of one cell: its bound and the standard error, `(1, 2)`."""
     import torch
 
-    from scdiva._constants import MASK, N_SPECIAL
-    from scdiva._rng import step_generator
     from scdiva.diffusion import log_likelihood as bound_of
     from scdiva.models.denoiser import denoiser_of
 
@@ -162,13 +159,13 @@ def _scored_by(genes: Tensor, n_samples: int, stream: bool, seed: int) -> Callab
         denoise = denoiser_of(network, genes=genes, stream=stream, spread=False)
 
         def of_panel(numbers: Tensor, *rest: Tensor) -> Any:
-            there = panel[(numbers - N_SPECIAL).clamp_min(0)].masked_fill(numbers == MASK, MASK)
+            there = panel[(numbers - C.N_SPECIAL).clamp_min(0)].masked_fill(numbers == C.MASK, C.MASK)
             return denoise(there, *rest)
 
         # genes are numbered among those measured: a softmax over all of the vocabulary costs more than the network
         found = bound_of(
             of_panel,
-            torch.searchsorted(panel, tokens[:most]) + N_SPECIAL,
+            torch.searchsorted(panel, tokens[:most]) + C.N_SPECIAL,
             values[:most],
             cu_seqlens.clamp_max(most),
             n_samples,

@@ -7,12 +7,10 @@ that matches nothing; `scdiva_vocabulary` is the version of the format.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 TEXTS = ("ensembl_id", "symbol", "previous", "alias", "biotype")
 COLUMNS = (*TEXTS, "entropy")
@@ -40,7 +38,6 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
         If it is no vocabulary, is damaged, larger than any, or of the first format, which was parquet; the message
         names the file.
     """
-    import pandas as pd
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

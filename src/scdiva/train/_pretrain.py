@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable
+from scdiva._constants import N_SPECIAL
 from scdiva._docs import with_shared_docs
+from scdiva._rng import step_generator
+from scdiva._settings import logger
 from scdiva._validate import Input
 from scdiva.data.corpus import data_files, held_out_studies, study_names
 from scdiva.data.packed import PackedCells, is_packed
@@ -21,11 +24,12 @@ from scdiva.data.reading import Reading, Species
 from scdiva.data.soma import open_soma
 from scdiva.models.config import ScDiVaConfig
 from scdiva.tokenizer.names import read_species
+from scdiva.tokenizer.serialize import score_denominator
+from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 from scdiva.train.config import PretrainingConfig
 
 if TYPE_CHECKING:
     from scdiva.data.datamodule import CellDataModule
-    from scdiva.tokenizer.vocabulary import Vocabulary
     from scdiva.train.pretraining import PretrainingModule
 
 MODEL = "model"
@@ -173,7 +177,6 @@ def pretrain(
 
     from scdiva.data.datamodule import CellDataModule
     from scdiva.models.network import save_model
-    from scdiva.tokenizer.vocabulary import load_vocabulary
     from scdiva.train.callbacks import find_checkpoint
     from scdiva.train.runner import fit, make_trainer
 
@@ -273,8 +276,6 @@ def _with_entropies(genes: Vocabulary, train: list[Any], min_genes: int, reading
     """Count entropies for a vocabulary that has none."""
     if genes.table["entropy"].notna().any() or any(is_packed(file) for file in train):
         return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
-    from scdiva._constants import N_SPECIAL
-    from scdiva._settings import logger
     from scdiva.pp import corpus_entropy
 
     logger.info("counting the entropy of each gene over %d files", len(train))
@@ -307,12 +308,9 @@ def _module(
     config: ScDiVaConfig, training: PretrainingConfig, data: CellDataModule, svd_of: str | None
 ) -> PretrainingModule:
     """Draw a network, or start its gene vectors and its set encoder's linear part from the SVD of a packed corpus."""
-    from scdiva._constants import N_SPECIAL
-    from scdiva._rng import step_generator
     from scdiva.models.network import init_gene_embedding
     from scdiva.models.scdiva import ScDiVa
     from scdiva.nn import SetEncoder
-    from scdiva.tokenizer.serialize import score_denominator
     from scdiva.train.linear_map import fit_linear_map, set_linear_map
     from scdiva.train.pretraining import PretrainingModule
 

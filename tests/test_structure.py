@@ -41,8 +41,8 @@ FLOOR = {part: floor for floor, parts in FLOORS.items() for part in parts}
 SIDEWAYS = {
     # Settings stand on the ground floor of the ground floor: they import only spelled-out constants.
     **{part: {"_constants", "_version"} for part in ("_settings", "_scale", "kernels")},
-    # What was drawn on the CPU goes to the device of the network by the one way; old names warn in one way too.
-    "diffusion": {"_constants", "_device", "_lazy"},
+    # What was drawn on the CPU goes to the network by the one way; so are arguments refused, and warned of old names.
+    "diffusion": {"_checks", "_constants", "_device", "_lazy"},
     # The seed of a call that names none is a setting.
     "_rng": {"_constants", "_version", "_settings"},
     "_about": {"_version"},

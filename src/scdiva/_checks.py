@@ -25,6 +25,9 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 """What a field of each type may hold, and how that is called."""
 
 
+_type_hints = functools.cache(get_type_hints)
+
+
 def check_choices(**given: tuple[object, Sequence[object]]) -> None:
     """Refuse values that are none of their choices.
 
@@ -77,11 +80,6 @@ def check_fields(config: Any, zero: Collection[str], most: Mapping[str, float]) 
             if value > most.get(name, math.inf):
                 raise ValueError(f"{name} must be at most {most[name]:,}; got {value!r:.80}.")
             object.__setattr__(config, name, kind(value))
-
-
-@functools.cache
-def _type_hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def check_least(**given: tuple[int, int]) -> None:
@@ -158,12 +156,8 @@ def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) ->
     for one in dict.fromkeys(str(one) for one in known if one is not None):  # anndata 0.13 has a layer None
         forms.setdefault(one.lower(), []).append(one)
     near = difflib.get_close_matches(str(name).lower(), list(forms), n=n, cutoff=cutoff)
-    as_written = [one for form in near for one in sorted(forms[form], key=lambda one: _unlike(one, str(name)))]
-    return as_written[:n]
-
-
-def _unlike(one: str, other: str) -> float:
-    return -difflib.SequenceMatcher(None, one, other).ratio()
+    alike = {one: difflib.SequenceMatcher(None, one, str(name)).ratio() for form in near for one in forms[form]}
+    return [one for form in near for one in sorted(forms[form], key=lambda one: -alike[one])][:n]
 
 
 def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:

@@ -35,4 +35,5 @@ def renamed(old: str, new: str, call: Callable[..., Any]) -> Callable[..., Any]:
         warnings.warn(f"{old} will go: it is called {new} now.", DeprecationWarning, stacklevel=2)
         return call(*args, **options)
 
+    warned.__name__, warned.__doc__ = old.rpartition(".")[2], f"Call `{new}`, which has had this name. Deprecated."
     return warned

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
+from functools import partial
 from typing import Any, cast, overload
 
 from scdiva._constants import DEFAULT_MODEL
+from scdiva._lazy import renamed
 from scdiva.models._fitted import given_fitted, load_fitted
 from scdiva.models.annotator import Annotator
 from scdiva.models.pretrained import load_model
@@ -62,33 +63,7 @@ def load(
     return load_model(cast(ScDiVa, model), device=device)
 
 
-def load_annotator(path: str | os.PathLike[str], *, device: str | None = None) -> Annotator:
-    """Load an annotator. Deprecated: :func:`load` gives back whatever was saved.
-
-    Parameters
-    ----------
-    path, device
-        As for :func:`load`.
-    """
-    _deprecated("load_annotator")
-    return load_fitted(Annotator, path, device)
-
-
-def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None = None) -> PerturbationModel:
-    """Load a perturbation model. Deprecated: :func:`load` gives back whatever was saved.
-
-    Parameters
-    ----------
-    path, device
-        As for :func:`load`.
-    """
-    _deprecated("load_perturbation_model")
-    return load_fitted(PerturbationModel, path, device)
-
-
-def _deprecated(name: str) -> None:
-    warnings.warn(
-        f"scdiva.models.{name} will go: scdiva.models.load gives back whatever was saved.",
-        DeprecationWarning,
-        stacklevel=3,
-    )
+load_annotator = renamed("scdiva.models.load_annotator", "scdiva.models.load", partial(load_fitted, Annotator))
+load_perturbation_model = renamed(
+    "scdiva.models.load_perturbation_model", "scdiva.models.load", partial(load_fitted, PerturbationModel)
+)

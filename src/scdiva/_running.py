@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -13,15 +14,14 @@ import numpy as np
 from scdiva._checks import check_least
 from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._settings import progress_bar, settings
+from scdiva.data.cells import CellSource, Ragged, open_cells
+from scdiva.data.corpus import take_cells
 from scdiva.data.reading import AS_IT_IS, Reading
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from anndata import AnnData
     from torch import Tensor
 
-    from scdiva.data.cells import CellSource, Ragged
     from scdiva.models import ScDiVa
     from scdiva.models.inference import ReadOut
 
@@ -112,7 +112,6 @@ def open_for(
     -------
     The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
     """
-    from scdiva.data.cells import open_cells
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
 
@@ -144,7 +143,7 @@ def model_name(model: object) -> str:
 
 
 def embed_cells(
-    model: ScDiVa, source: Cells, running: Running, *, start: int = 0, stop: int | None = None
+    model: ScDiVa, source: Cells, running: Running, *, start: int = 0, stop: int | None = None, only: Any = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Run the model over all cells of a source, window by window; the next one is read meanwhile.
 
@@ -164,7 +163,7 @@ def embed_cells(
     Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source leaves out never come.
     """
     width = running.width(model)
-    for rows, _, results in run_cells(model, source, running, start=start, stop=stop):
+    for rows, _, results in run_cells(model, source, running, start=start, stop=stop, only=only):
         states = np.empty((len(rows), width), dtype=np.float32)
         for cells, found in results:
             states[cells] = found
@@ -222,7 +221,6 @@ def run_cells(
     for.
     """
     from scdiva.data.batch import BATCH_TOKENS, WINDOW, fill_batches, from_ragged, portions
-    from scdiva.data.corpus import take_cells
     from scdiva.models.inference import open_encoder, runs_transformer
 
     through_blocks = runs_transformer(model, running.what)

@@ -280,7 +280,7 @@ def test_values_are_drawn_where_asked():
     ("change", "message"),
     [
         ({"n_steps": 0}, "n_steps"),
-        ({"remasking": "topk"}, "low_confidence, random"),
+        ({"remasking": "topk"}, "'low_confidence', 'random'"),
         ({"tokens": torch.tensor([3, PAD, MASK])}, "neither PAD nor LAT"),
         ({"cu_seqlens": torch.tensor([0, 2])}, "rise from 0"),
         ({"denoiser": lambda *_: (torch.zeros(2, N_GENES), torch.zeros(3))}, "one row of logits"),

@@ -355,17 +355,10 @@ class CellDataModule(pl.LightningDataModule):
         return {"files": self._noted(), "order": self._order(), "lanes": [list(one) for one in self._run_lanes()]}
 
     def _order(self) -> dict[str, Any]:
+        names = "min_genes", "block_rows", "n_blocks", "seed", "context", "batch_size", "batch_tokens"
         held = self.validation_studies
-        return {
-            "min_genes": self.min_genes,
-            "block_rows": self.block_rows,
-            "n_blocks": self.n_blocks,
-            "seed": self.seed,
-            "context": self.context,
-            "batch_size": self.batch_size,
-            "batch_tokens": self.batch_tokens,
-            "validation_studies": held if held is None or isinstance(held, int | float | str) else list(held),
-        }
+        studies = held if held is None or isinstance(held, int | float | str) else list(held)
+        return {name: getattr(self, name) for name in names} | {"validation_studies": studies}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that files and order are what they were when the run began; Lightning calls this for a resumed run.

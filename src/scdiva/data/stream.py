@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -173,15 +173,7 @@ def _read_ahead(read: Callable[[Key], Item], keys: Iterator[Key]) -> Iterator[It
 
     What goes wrong is raised where the item is asked for. The thread is gone when the iterator is.
     """
-    thread = ThreadPoolExecutor(1, thread_name_prefix="scdiva-read-ahead")
-    try:
-        coming = None
-        for key in keys:
-            following = thread.submit(read, key)
-            if coming is not None:
-                yield coming.result()
-            coming = following
-        if coming is not None:
+    with ThreadPoolExecutor(1, "scdiva-read-ahead") as thread:
+        begun = (thread.submit(read, key) for key in keys)
+        for coming, _ in itertools.pairwise(itertools.chain(begun, [Future[Item]()])):  # the next one has begun
             yield coming.result()
-    finally:
-        thread.shutdown(wait=True, cancel_futures=True)

@@ -116,7 +116,9 @@ def check_writable(
             check_key(name)
             if slot == "uns" and name == UNS:
                 raise ValueError(f"adata.uns[{UNS!r}] holds what scdiva records of every call: choose another key.")
-            if name in getattr(adata, slot) and not _is_ours(ours, f"{slot}/{name}", entry):
+            # files of earlier versions have no record but the entry itself
+            known = _writers(ours, f"{slot}/{name}") or (entry in ours and not _writers(ours, f"uns/{UNS}/{entry}"))
+            if name in getattr(adata, slot) and not known:
                 taken.append(f"adata.{slot}[{name!r}]")
     if taken:
         raise ValueError(
@@ -171,19 +173,14 @@ def check_columns(*keys: str | None) -> None:
                 raise ValueError(f"{error} Rename the column first: {renamed}.") from None
 
 
-def _is_ours(ours: Mapping[str, Any], path: str, entry: str | None) -> bool:
-    """Whether scdiva wrote what stands there; files of earlier versions have no record but the entry itself."""
-    written = ours.get(WRITTEN, {})
-    if any(path in set(map(str, paths)) for paths in written.values()):
-        return True
-    recorded = {str(one) for paths in written.values() for one in paths}
-    return entry in ours and f"uns/{UNS}/{entry}" not in recorded
+def _writers(ours: Mapping[str, Any], path: str) -> list[str]:
+    """Name the calls that are recorded to have written there."""
+    return [call for call, paths in ours.get(WRITTEN, {}).items() if path in set(map(str, paths))]
 
 
 def _check_entry(ours: Mapping[str, Any], call: str, entry: str) -> None:
     """Refuse an entry that another call made: what reads it would find something else."""
-    by = [name for name, paths in ours.get(WRITTEN, {}).items() if f"uns/{UNS}/{entry}" in set(map(str, paths))]
-    owners = [_OWN_ENTRIES[entry]] if entry in _OWN_ENTRIES else by
+    owners = [_OWN_ENTRIES[entry]] if entry in _OWN_ENTRIES else _writers(ours, f"uns/{UNS}/{entry}")
     if owners and call not in owners:
         raise ValueError(
             f"adata.uns[{UNS!r}][{entry!r}] is where {f'scdiva.{owners[0]}' if owners[0] else 'every call'} keeps what "

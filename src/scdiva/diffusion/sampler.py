@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from scdiva._checks import check_choices, check_least
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.masking import cell_of_token, check_packed
 
@@ -295,10 +296,8 @@ def sample(
     3
     """
     check_packed(tokens, values, cu_seqlens)
-    if n_steps < 1:
-        raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
-    if remasking not in get_args(Remasking):
-        raise ValueError(f"remasking must be one of {', '.join(get_args(Remasking))}, got {remasking!r}.")
+    check_least(n_steps=(n_steps, 1))
+    check_choices(remasking=(remasking, get_args(Remasking)))
     if bool(((tokens < N_SPECIAL) & (tokens != MASK)).any()):
         raise ValueError("Cells to complete may hold gene tokens and MASK only, neither PAD nor LAT.")
     n_cells = cu_seqlens.numel() - 1

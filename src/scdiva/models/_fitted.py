@@ -114,7 +114,7 @@ class Fitted:
 AnyFitted = TypeVar("AnyFitted", bound=Fitted)
 
 
-def load_fitted(cls: type[AnyFitted], path: str | os.PathLike[str], device: str | None) -> AnyFitted:
+def load_fitted(cls: type[AnyFitted], path: str | os.PathLike[str], device: str | None = None) -> AnyFitted:
     """Load what :meth:`Fitted.save` wrote.
 
     Parameters

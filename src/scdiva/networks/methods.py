@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scdiva._running import Running, run_cells
+from scdiva._running import Running, embed_cells, run_cells
 from scdiva.models import ScDiVa
 from scdiva.networks.pairs import Pairs
 
@@ -174,15 +174,12 @@ def embedding_sums(pairs: Pairs, running: Running) -> tuple[Floats, ...]:
     n, of_genes = np.zeros(n_groups), np.zeros((n_groups, 2, n_genes))
     of_states, squares = np.zeros((n_groups, width)), np.zeros((n_groups, width, width))
     products = np.zeros((n_groups, n_genes, width))
-    for rows, _, results in run_cells(pairs.model, pairs.source, running, only=pairs.group >= 0):
-        states = np.empty((len(rows), width))
-        for cells, found in results:
-            states[cells] = found
+    for rows, states in embed_cells(pairs.model, pairs.source, running, only=pairs.group >= 0):
         first = int(rows[0])
         values = pairs.source.expression(first, int(rows[-1]) + 1)[rows - first][:, pairs.tokens].astype(np.float64)
         group = pairs.group[rows]
         for number in np.unique(group):
-            x, z = values[group == number], states[group == number]
+            x, z = values[group == number], states[group == number].astype(np.float64)
             n[number] += len(z)
             of_genes[number] += np.stack([x.sum(axis=0), x.multiply(x).sum(axis=0)]).reshape(2, -1)
             of_states[number] += z.sum(axis=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from torch import Tensor
 from scdiva._checks import warn
 from scdiva._constants import BASELINES
 from scdiva._rng import step_seed
+from scdiva._running import model_name
 from scdiva._settings import logger
 from scdiva.data.cells import open_cells
 from scdiva.data.conditions import Guides, guides_as_noted, perturbations, read_perturbations, stored_guides
@@ -22,6 +24,7 @@ from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
+from scdiva.models.pretrained import load_for
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.response import Similarities, baselines, expected_response, similarities_of
 from scdiva.perturbation.screen import Conditions, Controls, Screen, controls_of, gene_tokens, group_names, read_screen
@@ -211,7 +214,7 @@ def open_screen(
     dose_key: str | None,
     separator: str,
     guides: Guides,
-    model: ScDiVa,
+    given: ScDiVa | str | os.PathLike[str],
     device: str,
     reading: Reading,
 ) -> tuple[PerturbationModel, Controls]:
@@ -221,8 +224,8 @@ def open_screen(
     ----------
     adata, perturbation_key, control, groupby, dose_key, separator, guides, device
         As for :func:`scdiva.tl.fit_perturbation`.
-    model
-        The model.
+    given
+        The model, as the user gave it.
     reading
         What to read.
 
@@ -230,7 +233,7 @@ def open_screen(
     -------
     The model before it is fitted, and the control cells.
     """
-    begun = time.monotonic()
+    begun, model = time.monotonic(), load_for(given, device)
     check_columns(perturbation_key, groupby, dose_key)
     known = read_perturbations(adata, perturbation_key, control, separator, guides, model.vocabulary, reading.species)
     screen, controls = read_screen(adata, known, groupby, dose_key, model, device, reading)
@@ -244,6 +247,7 @@ def open_screen(
     notes: dict[str, Any] = {
         "labels": np.array([name for name in names if name not in genes], dtype=object),
         "seconds": time.monotonic() - begun,
+        "model": model_name(given),
         **stored_guides(known.guides),
     }
     base = dict.fromkeys((*KINDS, "measured"), EXPECTED)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from anndata import AnnData
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from scdiva import _constants as C
 from scdiva._checks import refuse_absent, warn
@@ -21,9 +23,6 @@ from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
 from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
-
-if TYPE_CHECKING:
-    from anndata import AnnData
 
 FEW = 20
 """Control cells of a group below which there is a warning."""
@@ -146,8 +145,6 @@ def predicted_cells(
     UserWarning
         If a group has fewer than 20 control cells.
     """
-    from anndata import AnnData
-
     screen, conditions = fitted.screen, targets.conditions
     columns = gene_columns(controls.var.index, screen.genes)
     _warn_of_few(fitted, controls, list(dict.fromkeys(targets.groups)))
@@ -277,24 +274,19 @@ def shift_cells(cells: Matrix, mean: Matrix, level: NDArray[np.floating], rng: n
     made = cells.copy()
 
     loses = np.flatnonzero(k < n_on)
-    rank = _ranks(np.where(on[:, loses], key[:, loses], 2.0))
-    made[:, loses] = np.where(rank < (n_on - k)[loses], 0.0, made[:, loses])
+    rank = rankdata(np.where(on[:, loses], key[:, loses], 2.0), "ordinal", axis=0)
+    made[:, loses] = np.where(rank <= (n_on - k)[loses], 0.0, made[:, loses])
 
     gains = np.flatnonzero(k > n_on)
     off = ~on[:, gains]
-    rank = _ranks(np.where(off, key[:, gains], 2.0))
+    rank = rankdata(np.where(off, key[:, gains], 2.0), "ordinal", axis=0)
     held = np.argsort(off, axis=0, kind="stable")  # cells that have the gene first
     row = np.take_along_axis(held, (donor[:, gains] * n_on[gains]).astype(np.int64), axis=0)
     given = np.where(n_on[gains] > 0, np.take_along_axis(cells[:, gains], row, axis=0), level[gains])
-    made[:, gains] = np.where(rank < (k - n_on)[gains], given, made[:, gains])
+    made[:, gains] = np.where(rank <= (k - n_on)[gains], given, made[:, gains])
 
     now = made.mean(axis=0)
     return np.asarray(made * np.divide(aim, now, out=np.zeros_like(aim), where=now > 0))
-
-
-def _ranks(keys: Matrix) -> NDArray[np.int64]:
-    """Rank of each value within its column."""
-    return np.argsort(np.argsort(keys, axis=0, kind="stable"), axis=0, kind="stable")
 
 
 def ranked(

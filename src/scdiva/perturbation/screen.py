@@ -14,21 +14,17 @@ from numpy.typing import NDArray
 from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
-from scdiva._settings import progress_bar, settings
+from scdiva._running import Running, embed_all
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.conditions import Perturbations, doses, genes_among, genes_of_guides, match_perturbed, species_of
 from scdiva.data.corpus import take_cells, warn_left_out
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading, Species
-from scdiva.models.inference import open_encoder
 from scdiva.models.scdiva import ScDiVa
 from scdiva.train.adaptation import AdaptationCells, means_by
 
 if TYPE_CHECKING:
     from anndata import AnnData
-
-BLOCK = 64
-"""Control cells that the model encodes at once."""
 
 
 @dataclass(frozen=True)
@@ -339,6 +335,7 @@ def controls_of(
             f"in {(there == 0).sum()} of {len(names)} groups no control cell has a gene that the model knows, the "
             f"first is {str(names[there.argmin()])!r}: leave such groups out."
         )
+    running = Running(None, device, "fp32", "state")
     cells = AdaptationCells(*take_cells(ragged, order), number[order], source.measured_tokens, len(names))
     return Controls(
         var=source.var,
@@ -347,23 +344,9 @@ def controls_of(
         number=number,
         expression=expression[rows] if len(rows) < source.n_obs else expression,
         rows=order,
-        states=means_by(_states(cells, model, device), cells.batch, len(names)).astype(np.float32),
+        states=means_by(embed_all(model, cells, running), cells.batch, len(names)).astype(np.float32),
         species=species_of(list(map(str, source.var.index)), model.vocabulary, source.reading.species),
     )
-
-
-def _states(cells: AdaptationCells, model: ScDiVa, device: str) -> np.ndarray:
-    """Encode cells: the state of each."""
-    blocks = [np.arange(lo, min(lo + BLOCK, cells.n_cells)) for lo in range(0, cells.n_cells, BLOCK)]
-    with (
-        open_encoder(model, device=device, threads=settings.threads, what="state") as encode,
-        progress_bar(desc="running the model", unit="cell", total=cells.n_cells) as bar,
-    ):
-        parts = []
-        for part in encode(lambda block: cells.take(block).packed, blocks):
-            parts.append(part)
-            bar.update(len(part))
-    return np.vstack(parts)
 
 
 def refuse_unknown(model: ScDiVa, parts: Iterable[tuple[str, ...]], species: Species, measured: Sequence[str]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+from anndata import AnnData
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from scdiva import metrics
@@ -19,11 +23,6 @@ from scdiva.data.predictions import OURS, Prediction, Responses, observed_respon
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches, write_names
 from scdiva.pl._groups import gene_names
-
-if TYPE_CHECKING:
-    from anndata import AnnData
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _COLOURS = {
     OURS: "#d1495b",
@@ -198,8 +197,6 @@ def _predicted_cells(predicted: Prediction, condition: str) -> AnnData | None:
 
 def _draw_boxes(axes: Axes, values: NDArray[Any], places: NDArray[np.float64], width: float, kind: str) -> None:
     """Draw a thin box for each column of `values`, (n_cells, n_genes), and a dot at its mean."""
-    from matplotlib.colors import to_rgba
-
     colour = _KINDS[kind]
     line: dict[str, Any] = {"color": colour, "linewidth": 0.8}
     axes.boxplot(
@@ -457,10 +454,8 @@ def perturbation_scores(
     missing = [name for name in ("method", "condition", "reference", metric) if name not in scores]
     if missing or not pd.api.types.is_numeric_dtype(scores[metric]):
         raise KeyError(f"{(missing or [metric])[0]!r} is no column of scores, or holds no numbers: {list(scores)}.")
-    values = {
-        str(method): rows[metric].to_numpy(dtype=np.float64)
-        for method, rows in scores[scores["reference"] == reference].dropna(subset=metric).groupby("method")
-    }
+    known = scores[scores["reference"] == reference].dropna(subset=metric)
+    values = {str(method): own.to_numpy(dtype=np.float64) for method, own in known.groupby("method")[metric]}
     if not values:
         raise ValueError(f"no row has a {metric} with reference={reference!r}.")
     most = max(map(len, values.values()))

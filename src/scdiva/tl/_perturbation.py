@@ -13,7 +13,6 @@ from scdiva import _constants as C
 from scdiva._checks import check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import model_name
 from scdiva._settings import settings
 from scdiva.data.predictions import (
     REFERENCES,
@@ -123,16 +122,14 @@ def fit_perturbation(
     >>> set(predicted.obs["scdiva_condition"])
     {'A+C'}
     """
-    from scdiva.models.pretrained import load_for
     from scdiva.perturbation.model import fit, open_screen
 
     check_anndata(adata)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     where = settings.resolve_device(device)
     opened, controls = open_screen(
-        adata, perturbation_key, control, groupby, dose_key, separator, guides, load_for(model, where), where, reading
+        adata, perturbation_key, control, groupby, dose_key, separator, guides, model, where, reading
     )
-    opened.notes["model"] = model_name(model)
     return fit(opened, controls.species, seed_of(rng))
 
 
@@ -264,7 +261,6 @@ def predict_perturbation(
     (1, 100)
     """
     from scdiva.models._fitted import given_fitted
-    from scdiva.models.pretrained import load_for
     from scdiva.perturbation.model import PerturbationModel, fit, open_controls, open_screen
     from scdiva.perturbation.predict import predicted_cells, requested
 
@@ -280,11 +276,10 @@ def predict_perturbation(
     else:
         if perturbation_key is None:
             raise ValueError("Name the column with the perturbations, perturbation_key, or a fitted model as model=.")
-        loaded = load_for(cast("ScDiVa | str | PathLike[str]", model), where)
+        given = cast("ScDiVa | str | PathLike[str]", model)
         opened, controls = open_screen(
-            adata, perturbation_key, control, groupby, dose_key, separator, guides, loaded, where, reading
+            adata, perturbation_key, control, groupby, dose_key, separator, guides, given, where, reading
         )
-        opened.notes["model"] = model_name(model)
         # what is asked for is checked before the fit, which takes long of many conditions
         targets = requested(opened, controls, predict, groups, dose)
         fitted = fit(opened, controls.species, seed_of(rng))

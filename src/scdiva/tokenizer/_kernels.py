@@ -94,9 +94,7 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
     False, at the first row whose tokens do not ascend or lie outside, or that holds a value that is not positive and
     finite.
     """
-    longest = 0
-    for i in range(len(indptr) - 1):
-        longest = max(longest, indptr[i + 1] - indptr[i])
+    longest = np.diff(indptr).max() if len(indptr) > 1 else 0
     score = np.empty(longest, np.float32)
     bits = score.view(np.uint32)
     keys, ordered = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
@@ -142,9 +140,7 @@ def _normalise_of(dtype: Any) -> Any:
 @compiled(_normalise_of(types.float32), _normalise_of(types.float64))
 def normalise(indptr, indices, counts, tokens, fixed_bits, target_sum, out_indptr, out_tokens, shares):
     """Move each row's counts to tokens, those of one token added, as shares of the row's total times `target_sum`."""
-    longest = 0
-    for i in range(len(indptr) - 1):
-        longest = max(longest, indptr[i + 1] - indptr[i])
+    longest = np.diff(indptr).max() if len(indptr) > 1 else 0
     bits, fixed = np.empty(longest, np.uint32), np.empty(longest, np.int64)
     keys, ordered = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
     counters = np.empty((3, 1 << _WIDEST), np.uint32)

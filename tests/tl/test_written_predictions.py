@@ -185,8 +185,8 @@ def test_control_cells_are_run_through_the_model_once(one, perturbed_cells, monk
     calls = []
     from scdiva.perturbation import screen
 
-    plain = screen.open_encoder
-    monkeypatch.setattr(screen, "open_encoder", lambda *a, **k: calls.append(k.get("what")) or plain(*a, **k))
+    plain = screen.embed_all
+    monkeypatch.setattr(screen, "embed_all", lambda *given: calls.append(given) or plain(*given))
     sd.tl.predict_perturbation(data, "perturbation", model=one, rng=0)
     assert len(calls) == 1
 

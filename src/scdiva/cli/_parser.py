@@ -69,6 +69,8 @@ class _Parser(ArgumentParser):
     def __init__(self, command: str, description: str, usage: str) -> None:
         usage = f"scdiva {command} {usage} [options]"
         super().__init__(prog=f"scdiva {command}", description=description, usage=usage, allow_abbrev=False)
+        if command != "info":
+            self.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Write what is wrong and end the process with code 2.
@@ -153,12 +155,10 @@ def command_parser(command: str) -> _Parser:
         parser.add_function(info, arguments(info), ())
     elif command == "pack":
         parser = _Parser(command, summary(pack_files), "--paths FILES --vocabulary NAME -o FOLDER")
-        parser.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
         parser.add_function(pack_files, arguments(pack_files), ())
         kept = ("progress", "verbosity")
     elif command == "pretrain":
         parser = _Parser(command, summary(pretrain), "--train FILES | --soma URI --out FOLDER")
-        parser.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
         texts = arguments(pretrain)
         parser.add("train", sayable("Sequence[str] | str | None", pretrain), None, texts["train"])
         parser.add_function(pretrain, texts, ("train", "model", "training"))
@@ -174,7 +174,6 @@ def command_parser(command: str) -> _Parser:
         parser = _Parser(
             command, f"{call.line} In Python: scdiva.tl.{call.name}. {summary(call.function)}", "FILE -o OUT"
         )
-        parser.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
         parser.add("file", str, inspect.Parameter.empty, _OURS["file"])
         table = f" A name in {TABLE}: the edges alone, as a table." if TABLE in call.endings else ""
         parser.add("out", str, inspect.Parameter.empty, _OURS["out"] + table)

@@ -90,13 +90,20 @@ def read_prediction(predicted: AnnData, key: str = PREDICTED) -> Prediction:
         If conditions and means do not belong together.
     """
     check_anndata(predicted)
-    notes = our_uns(predicted).get(PERTURBATION)
-    if notes is not None and VARM_MEAN in predicted.varm:
+    notes: Any = our_uns(predicted).get(PERTURBATION)
+    kept = predicted.uns.get(key)
+    cells = predicted if notes is not None and VARM_MEAN in predicted.varm else None
+    if cells is not None:
         keys = _VARM | {name: VARM_BASELINE + name for name in BASELINES}
         parts = {name: np.asarray(predicted.varm[of]) for name, of in keys.items() if of in predicted.varm}
-        return _prediction(parts, notes, predicted.var_names, predicted.var, predicted, f"varm[{VARM_MEAN!r}]")
-    stored = predicted.uns.get(key)
-    if not is_prediction(stored):
+        genes, var, where = predicted.var_names, predicted.var, f"varm[{VARM_MEAN!r}]"
+    elif is_prediction(kept):
+        notes, where, entries = kept, f"uns[{key!r}]", {**kept, **kept.get("baselines", {})}
+        genes = pd.Index(_text(kept["genes"]))
+        parts = {name: np.asarray(entries[name]).T for name in (*_VARM, *BASELINES) if name in entries}
+        var = predicted.var if genes.isin(predicted.var_names).all() or predicted.raw is None else predicted.raw.var
+        var = var[~var.index.duplicated()].reindex(genes)
+    else:
         if is_prediction(predicted.uns.get(PREDICTED)):
             raise KeyError(f"adata.uns[{key!r}] is no prediction: pass key={PREDICTED!r}.")
         where = f"uns[{UNS!r}] has no {PERTURBATION!r}" if notes is None else f"varm has no {VARM_MEAN!r}"
@@ -104,21 +111,6 @@ def read_prediction(predicted: AnnData, key: str = PREDICTED) -> Prediction:
             f"this is no prediction, it has no uns[{key!r}], and its {where}: pass what "
             "scdiva.tl.predict_perturbation returned, or the adata it was given."
         )
-    genes, entries = pd.Index(_text(stored["genes"])), {**stored, **stored.get("baselines", {})}
-    parts = {name: np.asarray(entries[name]).T for name in (*_VARM, *BASELINES) if name in entries}
-    var = predicted.var if genes.isin(predicted.var_names).all() or predicted.raw is None else predicted.raw.var
-    var = var[~var.index.duplicated()].reindex(genes)
-    return _prediction(parts, stored, genes, var, None, f"uns[{key!r}]")
-
-
-def _prediction(
-    parts: dict[str, NDArray[np.floating]],
-    notes: Mapping[str, Any],
-    genes: pd.Index,
-    var: pd.DataFrame,
-    cells: AnnData | None,
-    where: str,
-) -> Prediction:
     columns = {name: _text(notes[name]) if name in _TEXT else np.asarray(notes[name]) for name in _OF_CONDITIONS}
     conditions = pd.DataFrame(columns)
     for name, part in parts.items():

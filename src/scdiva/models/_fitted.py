@@ -11,14 +11,13 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from scdiva._version import __version__
 from scdiva.models._folder import (
@@ -173,13 +172,6 @@ def _format(kind: str) -> str:
     return f"scdiva {in_words(kind)}"
 
 
-def check_sizes(sizes: object, most: Mapping[str, int]) -> None:
-    """Refuse sizes, by name, that are no whole numbers from 0 to the largest that is believed of a file."""
-    for name, largest in most.items():
-        if not 0 <= operator.index(getattr(sizes, name)) <= largest:
-            raise ValueError(f"{name} out of range")
-
-
 def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse arrays of other names or shapes than expected; -1 stands for any length."""
     fits = tensors.keys() == expected.keys() and all(
@@ -189,18 +181,6 @@ def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int
     )
     if not fits:
         raise ValueError("it does not hold the tensors that its settings describe")
-
-
-def shapes(module: nn.Module, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a module's tensors, as they are saved under a prefix."""
-    return {f"{prefix}{name}": tuple(value.shape) for name, value in module.state_dict().items()}
-
-
-def put_into(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str) -> None:
-    """Fill a module that was made on the meta device; it is not trained further."""
-    given = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    module.to_empty(device="cpu").load_state_dict(given)
-    module.requires_grad_(False).eval()
 
 
 def plain(value: Any) -> Any:

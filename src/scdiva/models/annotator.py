@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scdiva.models._fitted import Fitted, arrays, check_shapes, check_sizes, put_into, shapes
+from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models._folder import MODEL
 from scdiva.models.inference import width_of
 from scdiva.models.scdiva import ScDiVa
@@ -106,7 +107,8 @@ class Annotator(Fitted):
         labels = tuple(np.asarray(labels, dtype=dtype).tolist())
         parents = {str(name): str(parent) for name, parent in settings["parents"].items()}
         notes = arrays(dict(settings["notes"]))
-        check_sizes(sizes, _MOST)
+        if wrong := [name for name, most in _MOST.items() if not 0 <= operator.index(getattr(sizes, name)) <= most]:
+            raise ValueError(f"{wrong[0]} out of range")
         if len(labels) != sizes.n_labels or len(labels) < 2:
             raise ValueError("labels out of range")
         width = width_of(model, "embedding" if sizes.method == "knn" else "state")
@@ -114,7 +116,9 @@ class Annotator(Fitted):
             raise ValueError(f"its head is for another model than {MODEL}")
         with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true
             head = AnnotationHead(sizes)
-        check_shapes(tensors, {**shapes(head, "head."), "tokens": (-1,), "novelty": (-1,)})
-        put_into(head, tensors, "head.")
+        shapes = {f"head.{name}": tuple(value.shape) for name, value in head.state_dict().items()}
+        check_shapes(tensors, {**shapes, "tokens": (-1,), "novelty": (-1,)})
+        head.to_empty(device="cpu").load_state_dict({name.removeprefix("head."): tensors[name] for name in shapes})
+        head.requires_grad_(False).eval()
         tokens, novelty = tensors["tokens"].numpy(), tensors["novelty"].numpy()
         return cls(model, head, labels, tokens, novelty, parents, notes, dtype, ordered)

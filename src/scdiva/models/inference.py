@@ -290,13 +290,10 @@ def _in_bf16(module: nn.Module) -> nn.Module:
 class _Bf16Linear(nn.Module):
     """A linear layer in bfloat16; products are summed in float32 before they are rounded."""
 
-    weight: Tensor
-    bias: Tensor | None
-
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.register_buffer("weight", layer.weight.detach().to(torch.bfloat16))
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().to(torch.bfloat16))
+        self.weight = nn.Buffer(layer.weight.detach().to(torch.bfloat16))
+        self.bias = None if layer.bias is None else nn.Buffer(layer.bias.detach().to(torch.bfloat16))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x.to(torch.bfloat16), self.weight, self.bias)

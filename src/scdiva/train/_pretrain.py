@@ -21,6 +21,7 @@ from scdiva.data.corpus import data_files, held_out_studies, study_names
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
+from scdiva.data.shards import put_whole
 from scdiva.data.soma import open_soma
 from scdiva.models.config import ScDiVaConfig
 from scdiva.tokenizer.names import read_species
@@ -294,14 +295,10 @@ def _write_start(folder: Path, resolved: dict[str, Any], data: CellDataModule, g
         return
     if not resume:
         genes.write(folder / VOCABULARY)
-    texts = {
-        CONFIG: yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True),
-        MANIFEST: json.dumps(data.manifest(), indent=1),
-    }
-    for name, text in texts.items():  # whole or not at all
-        part = folder / f".{name}.{os.getpid()}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(folder / name)
+    config = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+    manifest = json.dumps(data.manifest(), indent=1)
+    put_whole(folder / CONFIG, lambda file: file.write(config.encode()))
+    put_whole(folder / MANIFEST, lambda file: file.write(manifest.encode()))
 
 
 def _module(

@@ -127,6 +127,7 @@ def atlas_rows(folder: Path, median: float, spread: float) -> list[dict]:
     size = f"{ATLAS:,} cells, {PROCESSES} processes, batch_tokens"
     return [
         goal(f"MB of pool and order, {size}", found["mb"], at_most=300, own_mb=found["own_mb"]),
+        goal(f"MB once 2, 1, 4 processes, and 64, 48, shared an epoch, {size}", found["resized_mb"], at_most=300),
         goal(f"ms to find a batch and its cells, epochs 0, 20 and 1,000, {size}", found["find_ms"], at_most=50),
         {"what": f"CPU seconds to make the pool, {size}", "value": found["pool_s"]},
         {"what": f"ms to draw an epoch, {size}", "value": found["draw_ms"]},
@@ -163,8 +164,9 @@ def measure(lengths: Path, study: Path) -> dict[str, float]:
         for number in range(epoch * n * PROCESSES, (epoch + 1) * n * PROCESSES, n * PROCESSES // 50):
             found.append(seconds(lambda: order.cells_of(order.find(number)[0])))  # noqa: B023
     after = memory()
-    half = n // 2 * PROCESSES
-    resized = seconds(lambda: Order(pool, 0, *BATCHES["batch_tokens"], BLOCKS, [(0, PROCESSES), (half, 48)]))
+    order, n, resized = None, n * PROCESSES, 0.0  # a run has one order
+    for lanes in ([(0, 2), (n // 4, 1), (n // 2, 4)], [(0, PROCESSES), (n // 2, 48)]):
+        resized = seconds(lambda: Order(pool, 0, *BATCHES["batch_tokens"], BLOCKS, lanes).find(n))  # noqa: B023
     return {
         "mb": round(after["VmHWM"] - before["VmHWM"], 1),
         "own_mb": round(after["RssAnon"] - before["RssAnon"], 1),
@@ -172,6 +174,7 @@ def measure(lengths: Path, study: Path) -> dict[str, float]:
         "pool_s": round(pool_s, 2),
         "draw_ms": round(1e3 * drawn, 1),
         "resized_s": round(resized, 2),
+        "resized_mb": round(memory()["VmHWM"] - before["VmHWM"], 1),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.order import Deal, Order
+from scdiva.data.order import Deal, Due, Order
 from scdiva.data.pool import LEFT_OUT, CellPool
 
 MIN_GENES, CONTEXT = 2, 9
@@ -112,6 +112,15 @@ def test_two_then_one_then_four_lanes_finish_the_epoch_exactly(tokens, seen):
         assert sorted(seen_in[epoch]) == list(range(pool.n_cells))
 
 
+def test_a_rest_is_noted_by_blocks_not_by_cells():
+    """A byte for each cell of an atlas would be 59 MB for each change of the number of processes."""
+    pool = pool_of([8_000, 8_000], 8, 0)
+    order = Order(pool, 0, 10, n_blocks=8, lanes=[(0, 2), (500, 1), (800, 4)])
+    due = order.deal(2, 0).due
+    assert 0 < len(due.mixed) <= (2 + 1) * (8 + 2)
+    assert due.sums(pool)[0].sum() == pool.n_cells - sum(map(len, batches_of(order, range(800))))
+
+
 def test_a_rest_of_fewer_cells_than_lanes_joins_the_next_epoch():
     pool = pool_of([20, 20], 4, 1)
     n = pool.n_cells
@@ -158,7 +167,7 @@ def test_each_block_is_read_by_one_lane_but_for_those_at_a_cut(tokens):
 @given(st.integers(1, 9), st.integers(1, 50), st.integers(1, 6))
 def test_lanes_change_their_buffers_in_turn(lanes, per_lane, n_blocks):
     pool = pool_of([per_lane * 8 * lanes + 8], 8, 0)
-    deal = Deal(pool, None, lanes, (2, None, n_blocks), [0, 0, 0])
+    deal = Deal(pool, Due(np.ones(len(pool.sizes), np.uint8), {}), lanes, (2, None, n_blocks), [0, 0, 0])
     assert (np.diff(deal.cuts, axis=1) >= 0).all()
     assert (deal.cuts[:, 0] == 0).all()
     assert (deal.cuts[:, -1] == deal.n_batches).all()

@@ -69,6 +69,35 @@ def n_batches(
     return min(-(-n_cells // (lanes * batch_size)), n_cells // lanes), False
 
 
+class Due(NamedTuple):
+    """How often each cell is to be seen in an epoch, block by block: one byte a cell would be 59 MB of an atlas.
+
+    Attributes
+    ----------
+    whole
+        uint8 (n_blocks,), for all cells of a block.
+    mixed
+        By its number, uint8 (size,), for each cell of a block whose cells differ; there `whole` is not 0.
+    """
+
+    whole: np.ndarray
+    mixed: dict[int, np.ndarray]
+
+    def sums(self, pool: CellPool) -> tuple[np.ndarray, np.ndarray]:
+        """Count the cells and tokens of each block, each cell as often as it is due.
+
+        Parameters
+        ----------
+        pool
+            The cells.
+        """
+        sizes, tokens = pool.sizes * self.whole, pool.tokens * self.whole
+        for block, counts in self.mixed.items():
+            ids = np.arange(pool.starts[block], pool.starts[block] + len(counts))
+            sizes[block], tokens[block] = counts.sum(), (pool.n_tokens(ids) * counts).sum()
+        return sizes, tokens
+
+
 class Deal:
     """An epoch, its blocks in random order, cut into equal parts for lanes, buffers and batches.
 
@@ -77,7 +106,7 @@ class Deal:
     pool
         The cells.
     due
-        uint8 (n_cells,), how often each cell is to be seen in this epoch; None: once.
+        How often each cell is to be seen in this epoch.
     lanes
         Parts that are read side by side.
     how
@@ -91,17 +120,17 @@ class Deal:
         Batches of each lane.
     """
 
-    def __init__(
-        self, pool: CellPool, due: np.ndarray | None, lanes: int, how: tuple[int, int | None, int], key: list[int]
-    ) -> None:
+    def __init__(self, pool: CellPool, due: Due, lanes: int, how: tuple[int, int | None, int], key: list[int]) -> None:
         self.pool, self.due, self.lanes, self._key = pool, due, lanes, key
         batch_size, batch_tokens, n_blocks = how
-        sizes, tokens = (pool.sizes, pool.tokens) if due is None else _sums(pool, due)
+        sizes, tokens = due.sums(pool)
         total = int(sizes.sum()), int(tokens.sum())
         self.n_batches, self.by_tokens = n_batches(*total, pool.longest, lanes, batch_size, batch_tokens)
-        blocks = np.arange(len(sizes), dtype=np.int32) if due is None else np.flatnonzero(sizes).astype(np.int32)
-        self._blocks = np.random.default_rng([*key, 1]).permutation(blocks)
-        self._ends = np.cumsum((tokens if self.by_tokens else sizes)[self._blocks], dtype=np.int64)
+        self._blocks = np.arange(len(sizes), dtype=np.int32)[sizes > 0]
+        np.random.default_rng([*key, 1]).shuffle(self._blocks)
+        each = (tokens if self.by_tokens else sizes)[self._blocks]
+        del sizes, tokens  # before more is taken
+        self._ends = np.cumsum(each, dtype=np.int64)
         n_buffers = min(self.n_batches, max(1, len(self._blocks) // (lanes * n_blocks)))
         # The lanes of a process change buffers in turn: a cut between two is moved by up to half of a buffer.
         cuts = (2 * lanes * np.arange(1, n_buffers)[None] + 2 * np.arange(lanes)[:, None] + 1 - lanes) * self.n_batches
@@ -109,10 +138,9 @@ class Deal:
 
     def _ids(self, place: int) -> np.ndarray:
         """Numbers of the cells of a block, given its place in the order."""
-        block = self._blocks[place]
+        block = int(self._blocks[place])
         first, size = int(self.pool.starts[block]), int(self.pool.sizes[block])
-        ids = np.arange(first, first + size)
-        return ids if self.due is None else np.repeat(ids, self.due[first : first + size])
+        return np.repeat(np.arange(first, first + size), self.due.mixed.get(block, self.due.whole[block]))
 
     def _cut(self, batch: int) -> tuple[int, int]:
         """Find where a batch would begin without buffers: place of the block, number of the cell within it."""
@@ -150,49 +178,39 @@ class Deal:
         batches = deal_batches(self.pool.n_tokens(cells)[drawn], last - first)
         return cells, [drawn[batches[i]] for i in rng.permutation(last - first)]
 
-    def left(self, done: Sequence[int]) -> np.ndarray:
+    def left(self, done: Sequence[int]) -> Due:
         """Count how often each cell is still to be seen.
 
         Parameters
         ----------
         done
             Batches that each lane has had.
-
-        Returns
-        -------
-        uint8 (n_cells,).
         """
-        due = np.zeros(self.pool.n_cells, np.uint8)
-        whole = np.zeros(len(self.pool.sizes), np.uint8)
+        due, some = Due(np.zeros_like(self.due.whole), {}), [np.zeros(0, np.int64)]
         for lane, n in enumerate(done):
             if n == self.n_batches:
                 continue
             number = int(np.searchsorted(self.cuts[lane], n, side="right")) - 1
             cells, batches = self.buffer(lane, number)
-            np.add.at(due, cells[np.concatenate(batches[n - self.cuts[lane, number] :])], 1)
+            some.append(cells[np.concatenate(batches[n - self.cuts[lane, number] :])])
             place, begin = self._cut(lane * self.n_batches + int(self.cuts[lane, number + 1]))
             last, end = self._cut((lane + 1) * self.n_batches)
             if place < last:
-                np.add.at(due, self._ids(place)[begin:], 1)
-                whole[self._blocks[place + 1 : last]] = 1
+                some.append(self._ids(place)[begin:])
+                blocks = self._blocks[place + 1 : last]
+                due.whole[blocks] = self.due.whole[blocks]
                 begin = 0
             if end:
-                np.add.at(due, self._ids(last)[begin:end], 1)
-        rest = np.repeat(whole, self.pool.sizes)
-        if self.due is not None:
-            rest *= self.due
-        due += rest
+                some.append(self._ids(last)[begin:end])
+        due.mixed.update((block, counts) for block, counts in self.due.mixed.items() if due.whole[block])
+        ids = np.concatenate(some)
+        of = np.searchsorted(self.pool.starts, ids, side="right") - 1
+        found, at = np.unique(of, return_inverse=True)
+        counts = np.zeros((len(found), self.pool.sizes.max()), np.uint8)
+        np.add.at(counts, (at, ids - self.pool.starts[of]), 1)
+        due.whole[found], sizes = 1, self.pool.sizes[found].tolist()
+        due.mixed.update((b, row[:n]) for b, row, n in zip(found.tolist(), counts, sizes, strict=True))
         return due
-
-
-def _sums(pool: CellPool, due: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cells and tokens of each block, each cell as often as it is due."""
-    most, least = np.maximum.reduceat(due, pool.starts), np.minimum.reduceat(due, pool.starts)
-    sizes, tokens = pool.sizes * most, pool.tokens * most
-    for block in np.flatnonzero(most != least):
-        ids = np.arange(pool.starts[block], pool.starts[block] + pool.sizes[block])
-        sizes[block], tokens[block] = due[ids].sum(), (pool.n_tokens(ids) * due[ids]).sum()
-    return sizes, tokens
 
 
 class Order:
@@ -246,13 +264,13 @@ class Order:
         self._dealt: tuple[tuple[int, int], Deal] | None = None
         total = pool.n_cells, int(pool.tokens.sum()), pool.longest
         self._whole = [n_batches(*total, n, batch_size, batch_tokens)[0] for _, n in self.lanes]
-        # of each stretch: the epoch it begins with, the cells of that (None: all), batches of a lane until the next
-        self._begins: list[tuple[int, np.ndarray | None, int]] = [(0, None, 0)]
+        self._once = Due(np.ones(len(pool.sizes), np.uint8), {})
+        # of each stretch: the epoch it begins with, the cells of that, batches of a lane until the next
+        self._begins = [(0, self._once, self._whole[0])]
         for stretch in range(1, len(self.lanes)):
             epoch, due = self._left(stretch)
             self._begins.append((epoch, due, 0))
-            if due is not None:
-                self._begins[stretch] = epoch, due, self.deal(stretch, epoch).n_batches
+            self._begins[stretch] = epoch, due, self.deal(stretch, epoch).n_batches
 
     def deal(self, stretch: int, epoch: int) -> Deal:
         """Draw an epoch; the one that was asked for last is kept.
@@ -266,29 +284,28 @@ class Order:
         if kept is None or kept[0] != (stretch, epoch):
             kept = self._dealt = None  # goes before the next comes
             first, due, _ = self._begins[stretch]
-            rest = due if epoch == first else None
+            rest = due if epoch == first else self._once
             found = Deal(self.pool, rest, self.lanes[stretch][1], self._how, [self.seed, stretch, epoch])
             kept = self._dealt = (stretch, epoch), found
         return kept[1]
 
-    def _left(self, stretch: int) -> tuple[int, np.ndarray | None]:
-        """Find what the stretch before left: the epoch, and how often each cell is to be seen; None: all once."""
+    def _left(self, stretch: int) -> tuple[int, Due]:
+        """Find what the stretch before left: the epoch, and how often each cell is to be seen."""
         (first, lanes), (after, following) = self.lanes[stretch - 1 : stretch + 1]
         turns, more = divmod(after - first, lanes)
         epoch, done = self._epoch(stretch - 1, turns)
         due = self.deal(stretch - 1, epoch).left([done + (lane < more) for lane in range(lanes)])
-        n = int(due.sum(dtype=np.int64))
-        if n < following:
-            epoch, due = epoch + 1, due + np.uint8(1)
-        return epoch, due if n else None
+        if due.sums(self.pool)[0].sum() < following:
+            epoch, due = epoch + 1, Due(due.whole + np.uint8(1), {b: n + np.uint8(1) for b, n in due.mixed.items()})
+        return epoch, due
 
     def _epoch(self, stretch: int, turn: int) -> tuple[int, int]:
         """Find the epoch of the batches that are number `turn` of their lanes, and which of its batches they are."""
-        first, due, rest = self._begins[stretch]
+        first, _, rest = self._begins[stretch]
         if turn < rest:
             return first, turn
         more, turn = divmod(turn - rest, self._whole[stretch])
-        return first + (due is not None) + more, turn
+        return first + 1 + more, turn
 
     def find(self, number: int) -> tuple[Buffer, int]:
         """Find a batch.

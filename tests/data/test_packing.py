@@ -42,7 +42,7 @@ def straight(files, vocabulary, tmp_path_factory):
 def packed_now(monkeypatch):
     """The parts that are packed, by name, as they come."""
     names, pack = [], packing._pack
-    monkeypatch.setattr(packing, "_pack", lambda job, task: (pack(job, task), names.append(task.name))[0])
+    monkeypatch.setattr(packing, "_pack", lambda task, job: (pack(task, job), names.append(task.name))[0])
     return names
 
 

@@ -146,8 +146,8 @@ def pack_files(
     # the first parts of all files first: one process scans a file, and whoever else comes to it waits
     mine = sorted((task for task in mine if not (out / task.name).exists()), key=lambda task: task.first)
     bar = progress_bar(desc="packing", unit="cell", total=sum(task.stop - task.first for task in mine))
-    with bar, ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin) as pool:
-        for done in (pool.map if workers > 1 else map)(partial(_pack, job), mine):
+    with bar, ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (job,)) as pool:
+        for done in pool.map(_pack, mine) if workers > 1 else map(partial(_pack, job=job), mine):
             bar.update(done.stop - done.first)
     if left := sum(not (out / name).exists() for name in wanted):
         logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
@@ -168,6 +168,10 @@ class _Job(NamedTuple):
     denominator: np.ndarray
     reading: Reading
     about: dict[str, Any]
+
+
+_JOBS = list[_Job]()
+"""That of a process that packs: a vocabulary takes 0.15 s to be sent, so it is sent once, not with each part."""
 
 
 class _Task(NamedTuple):
@@ -215,17 +219,19 @@ def _tasks(job: _Job, path: Path, study: str, part_cells: int) -> list[_Task]:
     return tasks
 
 
-def _begin() -> None:
+def _begin(job: _Job) -> None:
     """Begin a process that packs: it draws no bars, and ends when the one that started it is killed."""
     settings.progress = False
+    _JOBS.append(job)
     started_by = [multiprocessing.parent_process().sentinel]  # type: ignore[union-attr]
     threading.Thread(target=lambda: multiprocessing.connection.wait(started_by) and os._exit(1), daemon=True).start()
 
 
-def _pack(job: _Job, task: _Task) -> _Task:
-    """Write a part."""
+def _pack(task: _Task, job: _Job | None = None) -> _Task:
+    """Write a part, of the job that this process began with or of another."""
     from scdiva.data.cells import open_cells
 
+    job = job or _JOBS[0]
     how = {name: job.about[name] for name in ("max_length", "entropy_floor")}
     opened, found = partial(open_cells, task.path, job.vocabulary, job.reading, **how), None
     try:

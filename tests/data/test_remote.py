@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
+import re
 import shutil
+import socket
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,12 +59,52 @@ def bucket(s3, folder) -> str:
 
 
 @pytest.fixture(scope="module")
+def packed(folder, vocabulary) -> Path:
+    """The studies as packed parts."""
+    pack_files(folder, vocabulary, folder.parent / "packed", part_cells=50).close()
+    return folder.parent / "packed"
+
+
+@pytest.fixture(scope="module")
+def gcs(folder, packed) -> Iterator[str]:
+    """Run a server that speaks Google's protocol, with all of that in a bucket."""
+    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
+    with socket.socket() as free, pytest.MonkeyPatch.context() as environment:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        environment.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        environment.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks by gRPC what kind of bucket it is
+        gcsfs = pytest.importorskip("gcsfs", reason="gcsfs, of the extra remote, is not installed")
+        free.close()
+        server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="atlas")
+        server.start()
+        for where in (folder, packed):
+            gcsfs.GCSFileSystem().put(str(where), f"atlas/{where.name}", recursive=True)
+        yield "gs://atlas"
+        gcsfs.GCSFileSystem.clear_instance_cache()
+        server.stop()
+
+
+@pytest.fixture(scope="module")
 def site(folder):
-    """A web server of the studies that lists no folder, as most don't."""
+    """A web server of the studies that lists no folder, as most don't, and sends the bytes that are asked for."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def list_directory(self, path):
             self.send_error(404)
+
+        def do_GET(self):
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or "")
+            path = Path(self.translate_path(self.path))
+            if asked is None or "deaf" in self.path or not path.is_file():
+                return super().do_GET()
+            first, last = map(int, asked.groups())
+            content = path.read_bytes()
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+            self.send_header("Content-Length", str(len(content[first : last + 1])))
+            self.end_headers()
+            self.wfile.write(content[first : last + 1])
 
         def log_message(self, *args):
             pass
@@ -82,7 +125,7 @@ def same_cells(one, two) -> None:
 
 
 @pytest.mark.parametrize("name", ["study0.zarr", "study1.zarr", "study2.h5ad"])
-@pytest.mark.parametrize("where", ["bucket", "site"])
+@pytest.mark.parametrize("where", ["bucket", "gcs", "site"])
 def test_cells_are_those_of_the_file(where, name, folder, vocabulary, request):
     url = f"{request.getfixturevalue(where)}/train/{name}"
     how = {"keep": False, "empty": "nan"}
@@ -122,20 +165,29 @@ def test_a_folder_in_a_bucket_is_its_files(s3, bucket, folder, vocabulary, tmp_p
         np.testing.assert_array_equal(a, b)
 
 
-def test_packed_parts_in_s3_give_the_same_stream(s3, bucket, folder, vocabulary, tmp_path):
-    pack_files(folder, vocabulary, tmp_path / "corpus", part_cells=50).close()
-    s3().put(str(tmp_path / "corpus"), f"{bucket}/packed", recursive=True)
+@pytest.mark.parametrize("where", ["bucket", "gcs", "site"])
+def test_packed_parts_from_afar_give_the_same_stream(where, packed, s3, vocabulary, request):
+    url = f"{request.getfixturevalue(where)}/packed"
+    if where == "bucket":
+        s3().put(str(packed), url, recursive=True)
     far, near = (
-        CellDataModule(where, vocabulary=vocabulary, batch_size=16, context=40, n_blocks=2, block_rows=8)
-        for where in (f"{bucket}/packed", tmp_path / "corpus")
+        CellDataModule(of, vocabulary=vocabulary, batch_size=16, context=40, n_blocks=2, block_rows=8)
+        for of in (url, packed)
     )
     assert far.n_cells == near.n_cells == 214
     for number in range(14):
         one, two = far.training_stream().batch(number), near.training_stream().batch(number)
         assert all(map(torch.equal, (one.tokens, one.values, one.study), (two.tokens, two.values, two.study)))
     (note,) = far.manifest()["files"]["train"].values()
-    assert note["sha256"] == file_note(tmp_path / "corpus")["sha256"]
-    s3().rm(f"{bucket}/packed", recursive=True)
+    assert note["sha256"] == file_note(packed)["sha256"]
+    if where == "bucket":
+        s3().rm(url, recursive=True)
+
+
+def test_a_server_that_sends_no_ranges_is_named(packed, site, vocabulary):
+    shutil.copytree(packed, packed.with_name("deaf"))
+    with pytest.raises(ValueError, match="server sends no ranges of bytes"):
+        sd.data.PackedCells(f"{site}/deaf", vocabulary).read(3, 9)
 
 
 def test_pretraining_from_s3_is_that_from_the_files(bucket, folder, vocabulary, tmp_path):

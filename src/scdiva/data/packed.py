@@ -188,7 +188,7 @@ class PackedCells:
             got = store.cat_ranges(*map(list, zip(*ranges, strict=True)), on_error="raise")
             found = [np.frombuffer(one, dtype) for one in got]
         if [len(values) for values in found] != [n for _, _, n in spans]:
-            raise EOFError("a part is cut off")
+            raise EOFError("a part is cut off, or its server sends no ranges of bytes")
         return np.concatenate(found)
 
 

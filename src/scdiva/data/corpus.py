@@ -168,8 +168,7 @@ def file_note(path: str | Path) -> dict[str, Any]:
     if size < WHOLE:
         for part in parts:
             with part.open("rb") as file:
-                while piece := file.read(PIECE):
-                    digest.update(piece)
+                hashlib.file_digest(file, lambda: digest)
         return {"size": size, "sha256": digest.hexdigest()}
     for at in np.linspace(0, size - PIECE, PIECES).astype(np.int64).tolist():
         number = int(np.searchsorted(ends, at, side="right"))
@@ -258,14 +257,9 @@ def take_cells(
     indptr, starting at 0, tokens, values.
     """
     indptr, tokens, values = ragged
-    lengths = np.diff(indptr)[rows]
-    if max_length is not None:
-        lengths = np.minimum(lengths, max_length)
-    out = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=out[1:])
-    if not len(rows):
-        return out, tokens[:0].copy(), values[:0].copy()
+    lengths = np.minimum(np.diff(indptr)[rows], len(tokens) if max_length is None else max_length)
     starts = indptr[:-1][rows]
-    spans = [slice(a, b) for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
-    # cell by cell: to gather position by position takes several times as long
+    # cell by cell: to gather position by position takes several times as long; nothing first, should there be no cell
+    spans = [slice(0), *map(slice, starts.tolist(), (starts + lengths).tolist())]
+    out = np.concatenate([[0], lengths], dtype=np.int64).cumsum()
     return out, np.concatenate([tokens[s] for s in spans]), np.concatenate([values[s] for s in spans])

@@ -126,10 +126,8 @@ class ValidationBatches(IterableDataset[CellBatch]):
         self, pool: CellPool, batch_size: int, n_cells: int | None = None, *, batch_tokens: int | None = None
     ) -> None:
         self.pool = pool
-        if n_cells is None or n_cells >= pool.n_cells:
-            self.chosen = np.arange(pool.n_cells)
-        else:
-            self.chosen = np.arange(n_cells) * pool.n_cells // n_cells
+        n = pool.n_cells if n_cells is None else min(n_cells, pool.n_cells)
+        self.chosen = np.arange(n) * pool.n_cells // n
         if batch_tokens is None:
             self._ends = [*range(batch_size, len(self.chosen), batch_size), len(self.chosen)]
         else:

@@ -101,7 +101,9 @@ def embed(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
 
 def integrate(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     query = adata[:20].copy()
-    model = sd.tl.integrate(adata, "batch", steps=30, corrected=True, **how)
+    model = sd.tl.integrate(adata, "batch", steps=30, **how)
+    yield adata
+    sd.tl.corrected_expression(adata, "batch", list(adata.var_names[:3]), **how)
     yield adata
     sd.tl.embed(query, model, **how)
     yield query

@@ -10,6 +10,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -21,21 +22,42 @@ WORKFLOWS = {path.stem: path for path in sorted((GITHUB / "workflows").glob("*.y
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
-# The fields that scverse/ecosystem-packages requires, as its newer entries hold them: without a version.
-REQUIRED = {
-    "name": str,
-    "description": str,
-    "project_home": str,
-    "documentation_home": str,
-    "install": dict,
-    "primary_category": str,
-    "tags": list,
-    "license": str,
-    "language": str,
-    "contact": list,
-    "category": str,
+URL = {"type": "string", "format": "uri", "pattern": "^https://"}
+NAMES = {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True}
+# What scverse/ecosystem-packages takes since August 2026, as far as it concerns us: tags of its own list (these are on
+# it), a category and a language, and no version, which it reads from PyPI.
+REGISTRY = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "description": {"type": "string", "maxLength": 400},
+        **dict.fromkeys(("project_home", "documentation_home", "tutorials_home"), URL),
+        "install": {"properties": {"pypi": {"type": "string"}, "conda": {"pattern": "::"}}, "minProperties": 1},
+        "primary_category": {"const": "scRNA-seq"},
+        "tags": NAMES
+        | {
+            "items": {
+                "enum": [
+                    "cell-type annotation",
+                    "data integration",
+                    "deep learning",
+                    "denoising",
+                    "gene regulatory networks",
+                    "perturbation",
+                    "scRNA-seq",
+                ]
+            }
+        },
+        "license": {"const": "BSD-3-Clause"},
+        "language": {"const": "Python"},
+        "contact": NAMES,
+        "publications": {"items": {"pattern": r"^10\.\d{4,9}/[-._;()/:A-Za-z0-9]+$"}},
+        "test_command": {"type": "string"},
+        "category": {"const": "ecosystem"},
+    },
+    "additionalProperties": False,
 }
-OPTIONAL = {"tutorials_home": str, "publications": list, "test_command": str, "logo": str}
+OPTIONAL = {"tutorials_home", "publications", "test_command"}
 
 
 def jobs_of(name):
@@ -188,17 +210,14 @@ def entry():
     return yaml.safe_load((GITHUB / "ecosystem" / "meta.yaml").read_text(encoding="utf-8"))
 
 
-def test_the_ecosystem_entry_has_what_the_registry_requires():
-    read, known = entry(), REQUIRED | OPTIONAL
-    assert set(REQUIRED) <= set(read) <= set(known)
-    assert {name: type(value) for name, value in read.items()} == {name: known[name] for name in read}
-    assert all(isinstance(item, str) for name in ("tags", "contact") for item in read[name])
-    assert all(read[name] and len(set(read[name])) == len(read[name]) for name in ("tags", "contact"))
-    assert set(read["install"]) <= {"pypi", "conda", "cran", "bioconductor"}
-    assert all(re.fullmatch(r"https://\S+", read[name]) for name in read if name.endswith("_home"))
-    assert read["category"] == "ecosystem"
-    assert "::" in read["install"].get("conda", "::")
-    assert all(re.fullmatch(r"10\.\d{4,9}/[-._;()/:A-Za-z0-9]+", doi) for doi in read.get("publications", []))
+def test_the_ecosystem_entry_is_what_the_registry_takes():
+    jsonschema.validate(entry(), REGISTRY | {"required": sorted(set(REGISTRY["properties"]) - OPTIONAL)})
+
+
+@pytest.mark.parametrize("change", [{"version": "0.1.0"}, {"tags": ["foundation model"]}, {"install": {}}])
+def test_an_entry_that_the_registry_refuses_is_seen(change):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(entry() | change, REGISTRY)
 
 
 def test_the_ecosystem_entry_is_true_of_the_package():

@@ -82,6 +82,11 @@ def others(n_cells: int = 60):
     return sd.datasets.toy(N_CELLS + 1, N_GENES, rng=1)[:n_cells].copy()
 
 
+def corrected(adata):
+    adata.obsm["X_scdiva_integrated"] = np.random.default_rng(0).normal(size=(N_CELLS, 8))
+    return lambda: sd.tl.corrected_expression(adata, "batch", gene(adata))
+
+
 def ranked(adata):
     small = others(N_CELLS)
     small.obs["perturbation"] = adata.obs["perturbation"].to_numpy()
@@ -120,7 +125,6 @@ CALLS = {
     "pp.entropy_serialize": lambda a: sd.pp.entropy_serialize(a, "scdiva-mini"),
     "tl.embed": sd.tl.embed,
     "tl.integrate": lambda a: sd.tl.integrate(a, "batch", steps=3),
-    "tl.integrate, corrected": lambda a: sd.tl.integrate(a, "batch", steps=3, corrected=True),
     "tl.integrate, labels": lambda a: sd.tl.integrate(a, "batch", "cell_type", steps=3),
     "tl.annotate, query": lambda a: sd.tl.annotate(a, "cell_type", others(), method="linear"),
     "tl.annotate, reference": lambda a: sd.tl.annotate(others(), "cell_type", a, method="linear"),
@@ -141,7 +145,12 @@ CALLS = {
     ),
     "pl.marker_heatmap": lambda a: sd.pl.marker_heatmap(a, "cell_type"),
 }
-PREPARED = {"tl.rank_perturbations": ranked, "tl.score_perturbation": scored, "tl.regulon": regulated}
+PREPARED = {
+    "tl.corrected_expression": corrected,
+    "tl.rank_perturbations": ranked,
+    "tl.regulon": regulated,
+    "tl.score_perturbation": scored,
+}
 """Calls that need what another call made first, of other cells."""
 
 

@@ -38,7 +38,7 @@ CALLS = {
     "tl.embed": lambda a, m, key=None: sd.tl.embed(a, m, key_added=key),
     "tl.gene_embedding": lambda a, m, key="X_scdiva": sd.tl.gene_embedding(a, m, key_added=key),
     "tl.integrate": lambda a, m, key="X_scdiva_integrated": sd.tl.integrate(
-        a, "batch", model=m, steps=2, corrected=True, key_added=key, **FIT
+        a, "batch", model=m, steps=2, key_added=key, **FIT
     ),
     "tl.annotate": annotate,
     "tl.annotate, parents": lambda a, m, key="scdiva_label": annotate(
@@ -184,7 +184,7 @@ def test_a_key_of_the_command_line_or_a_file_is_refused(cells, model, tmp_path, 
         sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "out.h5ad", model=model, key_added=key)
     assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
     with pytest.raises((ValueError, TypeError), match=BAD[key]):
-        sd.tl.integrate(cells, "batch", model=model, corrected=True, layer_added=key, **FIT)
+        sd.tl.corrected_expression(cells, "batch", cells.var_names[0], model=model, key_added=key)
 
 
 @pytest.mark.fault("a key that no file holds")

@@ -71,9 +71,8 @@ def test_other_names_and_what_stood_there_before(plain, cells):
     data = cells.copy()
     sd.tl.embed(data, plain)
     zero_shot = data.obsm["X_scdiva"].copy()
-    sd.tl.integrate(data, "batch", model=plain, corrected=True, key_added="mine", layer_added="better", **QUICK)
+    sd.tl.integrate(data, "batch", model=plain, key_added="mine", **QUICK)
     assert set(data.obsm) == {"X_scdiva", "mine"}
-    assert set(data.layers) - {None} == {"better"}
     assert set(data.uns["scdiva"]) == {"X_scdiva", "mine", "integrate", "written"}
     np.testing.assert_array_equal(data.obsm["X_scdiva"], zero_shot)
 
@@ -197,7 +196,7 @@ def test_one_batch_is_embedded_as_it_is(plain, cells):
     data = cells.copy()
     data.obs["batch"] = "only"
     with pytest.warns(UserWarning, match="'batch'.* names one batch only"):
-        new = sd.tl.integrate(data, "batch", model=plain, corrected=True, **QUICK)
+        new = sd.tl.integrate(data, "batch", model=plain, **QUICK)
     assert new is plain
     expected = sd.tl.embed(data, plain, copy=True)
     np.testing.assert_array_equal(data.obsm["X_scdiva_integrated"], expected.obsm["X_scdiva"])
@@ -205,7 +204,6 @@ def test_one_batch_is_embedded_as_it_is(plain, cells):
     assert (notes["stopped"], notes["steps"], notes["own_directions"]) == ("one batch", 0, 0)
     assert list(notes["history"]) == HISTORY
     assert all(len(column) == 0 for column in notes["history"].values())
-    assert "scdiva_corrected" in data.layers
 
 
 def test_a_cell_without_a_known_gene_has_no_state(plain, cells):
@@ -214,11 +212,10 @@ def test_a_cell_without_a_known_gene_has_no_state(plain, cells):
     matrix[[0, 100]] = 0
     data.X = sp.csr_matrix(matrix)
     with pytest.warns(UserWarning, match="2 of 240 cells are left out"):
-        sd.tl.integrate(data, "batch", "cell_type", model=plain, corrected=True, **QUICK)
+        sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK)
     embedding = data.obsm["X_scdiva_integrated"]
     assert np.flatnonzero(np.isnan(embedding).all(axis=1)).tolist() == [0, 100]
     np.testing.assert_allclose(np.linalg.norm(np.delete(embedding, [0, 100], axis=0), axis=1), 1, rtol=1e-5)
-    assert np.isnan(data.layers["scdiva_corrected"][[0, 100]]).all()
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
@@ -249,8 +246,6 @@ def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
         ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
-        ({"corrected": ["GAPDHX"]}, KeyError, "1 of 1 genes .*adata.var_names.*'GAPDHX'"),
-        ({"corrected": []}, ValueError, "corrected"),
         ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
         ({"device": "abacus"}, ValueError, "abacus"),
     ],
@@ -270,14 +265,14 @@ def test_what_is_wrong_is_said_and_nothing_is_changed(plain, cells, arguments, e
 
 
 def test_what_fails_late_changes_nothing(plain, cells, monkeypatch, contents):
-    def fails(*_):
+    def fails(*_, **__):
         raise MemoryError
 
     data = cells.copy()
     before = contents(data)
-    monkeypatch.setattr(_integrate, "corrected_expression", fails)
+    monkeypatch.setattr(_integrate, "write", fails)
     with pytest.raises(MemoryError):
-        sd.tl.integrate(data, "batch", model=plain, corrected=True, **QUICK)
+        sd.tl.integrate(data, "batch", model=plain, **QUICK)
     assert contents(data) == before
 
 

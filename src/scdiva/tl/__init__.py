@@ -2,6 +2,7 @@
 
 from scdiva.tl._adapt import adapt
 from scdiva.tl._annotate import annotate
+from scdiva.tl._corrected import corrected_expression
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._gene_embedding import gene_embedding
@@ -18,6 +19,7 @@ from scdiva.tl._regulon import regulon
 __all__ = [
     "adapt",
     "annotate",
+    "corrected_expression",
     "embed",
     "embed_file",
     "fit_perturbation",

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva._checks import check_least, refuse_absent, warn
+from scdiva._checks import check_least, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
 from scdiva._running import embed_all, how_to_run, model_name, open_for
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.genes import column_tokens
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
 
@@ -25,13 +24,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.tokenizer import Vocabulary
-    from scdiva.train.adaptation import AdaptationCells
 
 CONFOUNDED = 0.5
 """Cramér's V of batch and label above which a warning is given."""
-RIDGE = 0.01
-"""Penalty of the regression, as a share of the mean variance of a coordinate."""
 
 
 @with_shared_docs
@@ -49,9 +44,7 @@ def integrate(
     duplicates: Literal["sum", "error"] = "sum",
     unlabeled_category: str | None = None,
     steps: int = 1000,
-    corrected: bool | Sequence[str] = False,
     key_added: str = C.OBSM_INTEGRATED,
-    layer_added: str = C.LAYER_CORRECTED,
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> ScDiVa:
@@ -88,12 +81,8 @@ def integrate(
         Value of `labels_key` that means "no label", as a missing value always does.
     steps
         Steps of training, of 256 cells; the reversal rises over them.
-    corrected
-        Also write corrected expression: True, of all genes that the model knows, or the names of some.
     key_added
         Key of `adata.obsm` to write.
-    layer_added
-        Key of `adata.layers` for corrected expression.
     rng
         Seed of clusters, order, thinning and initial weights; None takes `scdiva.settings.seed`. Global random state is
         never touched. On a CPU the same seed gives the same result.
@@ -102,25 +91,20 @@ def integrate(
 
     Returns
     -------
-    A model for `tl.embed(query, model)`, to be kept by `new.save(folder)`. Written are
+    A model for `tl.embed(query, model)`, to be kept by `new.save(folder)`; :func:`corrected_expression` predicts genes
+    from what is written. Written are
 
     `adata.obsm[key_added]`
         float32 array of shape `(n_cells, dim)`, rows of length 1; NaN for a cell without a known gene.
-    `adata.layers[layer_added]`
-        With `corrected`: float32 `(n_cells, n_genes)`, log1p of counts per ten thousand: what the integrated state says
-        of each gene (ridge regression within batches), at the mean over all cells of every batch. NaN for genes not
-        asked for or not known to the model.
     `adata.uns["scdiva"]["integrate"]`
         `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`, `stopped`
         (`"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`, `denoising`, `reversal`,
-        `contrast` (0 without labels), `pairs` (0 with)), `model` and `seed`; with `corrected` also `observed_zeros`,
-        the share of the values of those genes that were measured as 0, and `corrected_zeros`, the share that is 0 in
-        the layer.
+        `contrast` (0 without labels), `pairs` (0 with)), `model` and `seed`.
 
     Raises
     ------
     KeyError
-        If a column, layer or gene does not exist.
+        If a column or layer does not exist.
     ValueError
         If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, the
         model has integrated batches before, or the matrix is refused as by :func:`embed`.
@@ -157,7 +141,7 @@ def integrate(
     """
     begun = time.monotonic()
     check_writable(adata, call="tl.embed", entry=key_added, obsm=[key_added])
-    check_writable(adata, call="tl.integrate", entry=C.INTEGRATE, layers=[] if corrected is False else [layer_added])
+    check_writable(adata, call="tl.integrate", entry=C.INTEGRATE)
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not keys or len(set(keys)) < len(keys):
         raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
@@ -184,13 +168,11 @@ def integrate(
             "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "
             f"with the model it came from, such as {C.DEFAULT_MODEL!r}."
         )
-    columns = gene_columns(adata, corrected, given.vocabulary, reading)
     seed = seed_of(rng)
 
     _, source, parameters = open_for(given, adata, running, reading)
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
-    whole, rows = read_cells(source, together.ravel(), whole=columns is not None)
-    cells = whole if columns is None else whole.subset(np.arange(whole.n_cells), given.config.input_length)
+    cells, rows = read_cells(source, together.ravel())
     if cells.n_batches == 1:
         warn(
             f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
@@ -217,11 +199,6 @@ def integrate(
     embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)
     embedding[rows] = integrated
 
-    layers = {}
-    if columns is not None:
-        layers[layer_added] = values = np.full(adata.shape, np.nan, dtype=np.float32)
-        values[:, columns[0]], zeros = corrected_expression(embedding, whole, rows, columns[1])
-        found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}
     notes: dict[str, Any] = {
         "batch_key": keys,
         "labels_key": labels_key or "",
@@ -233,7 +210,7 @@ def integrate(
         "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
     }
     write(adata, "tl.embed", key_added, parameters, obsm={key_added: embedding})
-    write(adata, "tl.integrate", C.INTEGRATE, notes, layers=layers)
+    write(adata, "tl.integrate", C.INTEGRATE, notes)
     return new
 
 
@@ -249,84 +226,3 @@ def cramers_v(one: np.ndarray, other: np.ndarray) -> float:
 
     table = crosstab(one, other).count
     return float(association(table, "cramer")) if min(table.shape) > 1 else 0.0
-
-
-def gene_columns(
-    adata: AnnData, corrected: bool | Sequence[str], vocabulary: Vocabulary, reading: Reading
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Find the columns of adata for which corrected expression is asked, and their tokens.
-
-    Parameters
-    ----------
-    adata
-        Whose `var` counts.
-    corrected
-        True for all genes that the vocabulary holds, or names of `adata.var_names`; columns of one name count as one.
-    vocabulary
-        Of the model.
-    reading
-        What is read.
-
-    Returns
-    -------
-    Column numbers and tokens, of the same length; None if nothing is asked for.
-
-    Raises
-    ------
-    KeyError
-        If a gene is not there, or the model does not know it.
-    ValueError
-        If the list of names is empty.
-    """
-    if corrected is False:
-        return None
-    tokens = column_tokens(adata.var, vocabulary, reading)
-    wanted = tokens != C.UNKNOWN
-    if corrected is not True:
-        asked = [corrected] if isinstance(corrected, str) else list(corrected)
-        if not asked:
-            raise ValueError("corrected names no gene; False writes none, True all that the model knows.")
-        lack = "genes are not in adata.var_names, or the model does not know them"
-        refuse_absent(asked, adata.var_names[wanted], lack, "; corrected=True takes all that it knows")
-        wanted &= adata.var_names.isin(asked)
-    columns = np.flatnonzero(wanted)
-    return columns, tokens[columns]
-
-
-def corrected_expression(
-    states: np.ndarray, cells: AdaptationCells, rows: np.ndarray, tokens: np.ndarray
-) -> tuple[np.ndarray, float]:
-    r"""Predict genes from integrated states, at the mean over all cells of every batch.
-
-    Ridge regression within batches: with states S and expression X, each around the mean of its batch,
-    :math:`W = (S^\top S + \lambda I)^{-1} S^\top X`; the prediction is :math:`\bar X + (S - \bar S) W`, 0 where that is
-    below.
-
-    Parameters
-    ----------
-    states
-        `(n_obs, dim)`; rows of cells without a known gene are NaN, and so is their prediction.
-    cells, rows
-        The cells, and the row of `states` that each has.
-    tokens
-        Genes, `(n,)`.
-
-    Returns
-    -------
-    float32 `(n_obs, n)`, and the share of the cells' values of these genes that were measured as 0.
-    """
-    from scdiva.train.adaptation import means_by
-
-    n_tokens = int(max(cells.tokens.max(initial=0), tokens.max(initial=0))) + 1
-    genes, column = np.unique(tokens, return_inverse=True)
-    measured = cells.matrix(n_tokens).tocsc()[:, genes]
-    fitted = states[rows].astype(np.float64)
-    within = fitted - means_by(fitted, cells.batch, cells.n_batches)[cells.batch]
-    gram = within.T @ within
-    penalty = max(RIDGE * float(np.trace(gram)) / len(gram), 1e-12)
-    # states are centred within batches, which centres what they are multiplied with
-    weight = np.linalg.solve(gram + penalty * np.eye(len(gram)), (measured.T @ within).T)
-    mean = np.asarray(measured.mean(axis=0)).ravel()
-    predicted = (mean + (states - fitted.mean(axis=0)) @ weight).astype(np.float32)
-    zeros = 1 - measured[:, column].nnz / max(1, cells.n_cells * len(tokens))
-    return np.maximum(predicted, 0)[:, column], float(zeros)

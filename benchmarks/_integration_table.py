@@ -153,3 +153,22 @@ def integration_tables(result: dict) -> list[str]:
         found.insert(1, APART_WORDS)
     missing = [f"Left out: {INTEGRATED.get(arm, arm)}; {why}.\n" for arm, why in result.get("left_out", {}).items()]
     return [*found, *([origins(rows)] if rows else []), *missing]
+
+
+def transform_batch_table(result: dict) -> str:
+    """Errors of predicting one batch's cells in another, by set and arm."""
+    names = {
+        "ours": "`tl.corrected_expression` in the batch",
+        "mean_shift": "shift of each gene's mean",
+        "no_batch": "`tl.corrected_expression`, no batch",
+        "uncorrected": "uncorrected",
+        "own_half": "the batch's own other half",
+    }
+    rows = []
+    for row in result["rows"]:
+        ahead = f"{row['ahead']:.3f} ({row['ahead_low']:.3f} to {row['ahead_high']:.3f})"
+        shift = row["arm"] == "mean_shift"
+        figures = [f"{row['rmse']:.3f}", "" if shift else ahead, "" if shift else f"{row['nearer']:.0%}"]
+        within = f"{row['within']:.0%}" if "within" in row else ""
+        rows.append([row["set"], row["setting"], names[row["arm"]], *figures, within])
+    return table(["set", "type", "arm", "RMSE", "ahead of the shift", "nearer", "in 1.96 sd"], rows)

@@ -33,6 +33,7 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "pooling": (WHOLE, {"state": ENCODER}),
     "adapting": (ENCODER, dict.fromkeys(("pca", "harmony", "scvi"), NONE)),
     "sister_studies": (ENCODER, {}),
+    "transform_batch": (ENCODER, dict.fromkeys(("mean_shift", "uncorrected", "own_half"), NONE)),
     "integration": (
         ENCODER,
         dict.fromkeys(("own_components", "pca", "combat", "harmony", "scvi", "scanvi", "scarches", "apart"), NONE),

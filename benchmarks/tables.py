@@ -23,7 +23,7 @@ from _denoising_table import denoising
 from _few_genes_table import few_genes
 from _grn_table import grn_tables
 from _grn_table import reported as named_by_the_paper
-from _integration_table import integration_tables, paper
+from _integration_table import integration_tables, paper, transform_batch_table
 from _markdown import arm_name, table
 from _perturbation_table import perturbation_attempts, perturbation_tables, reported
 from _plan import filled
@@ -43,7 +43,7 @@ TOPICS = {
         "Embedding and adapting",
         ("zero_shot", "pooling", "adapting", "sister_studies", "thinning", "few_genes"),
     ),
-    "integration": ("Integration", ("integration",)),
+    "integration": ("Integration", ("integration", "transform_batch")),
     "annotation": ("Annotation", ("annotation",)),
     "perturbation": ("Perturbation", ("perturbation", "perturbation_attempts")),
     "networks": ("Gene networks", ("grn",)),
@@ -319,6 +319,7 @@ WRITERS = {
     "few_genes": few_genes,
     "zero_shot": zero_shot,
     "integration": integration,
+    "transform_batch": transform_batch_table,
     "annotation": annotation,
     "perturbation": perturbation,
     "perturbation_attempts": perturbation_attempts,

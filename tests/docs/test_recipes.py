@@ -42,11 +42,13 @@ def test_pseudobulk_finds_the_gene_that_answers(adata):
     assert found["log2FoldChange"].iloc[0] > 0
 
 
-def test_doublets_clusters_and_a_saved_model(adata, tmp_path, monkeypatch):
+def test_corrected_expression_doublets_clusters_and_a_saved_model(adata, tmp_path, monkeypatch):
     pytest.importorskip("igraph")
     monkeypatch.chdir(tmp_path)
-    names = run(BLOCKS[1:], {"adata": adata, "sd": sd})
-    assert len(BLOCKS) == 4
+    blocks = [block.replace('integrate(adata, "donor")', 'integrate(adata, "donor", steps=5)') for block in BLOCKS[1:]]
+    names = run(blocks, {"adata": adata, "sd": sd})
+    assert len(BLOCKS) == 5
+    assert (names["spread"] > 0).all(axis=None)
     assert 0 < names["singlets"].n_obs <= adata.n_obs
     assert names["singlets"].obs["leiden"].nunique() >= 1
     assert np.isfinite(adata.obsm["X_scdiva"]).all()

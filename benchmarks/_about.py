@@ -54,15 +54,16 @@ ABOUT = {
     "integration": ("Integrating batches", INTEGRATION_WORDS),
     "transform_batch": (
         "Expression in a chosen batch",
-        "`tl.corrected_expression`. Half of the cells of each batch and type are integrated without labels; cells of "
-        "one batch are predicted in another, and the mean of each gene over those of a type is compared with its mean over "
-        "the other half of that batch's cells: RMSE over the 2,000 most variable genes, log1p of counts per ten "
-        "thousand, means over all pairs of batches and types of 15 cells or more. Seen: the batch has cells of the "
-        "type; unseen: they are left out of the regression (not of the integration). Ahead: by how much the error is below that of "
-        "the shift, with a bootstrap over batches and types; nearer: in how many comparisons. The last column has the "
-        "share of values of held-out cells, of genes that the type shows, within 1.96 standard deviations of what is "
-        "predicted for a cell: below 95%, for types differ more than a regression says. Slopes, ridge and deviation "
-        "were chosen on one seed of three of these sets, not on kang_pbmc_12k_1287g.",
+        "`tl.corrected_expression`. Half of the cells of each batch and type are integrated without labels; cells "
+        "of one batch are predicted in another, and the mean of each gene over those of a type is compared with its"
+        " mean over the other half of that batch's cells: RMSE over the 2,000 most variable genes, log1p of counts "
+        "per ten thousand, means over all pairs of batches and types of 15 cells or more. Seen: the batch has cells"
+        " of the type; unseen: they are left out of the regression (not of the integration). Ahead: by how much the"
+        " error is below that of the shift, with a bootstrap over batches and types; nearer: in how many "
+        "comparisons. The last column has the share of values of held-out cells, of genes that the type shows, "
+        "within 1.96 standard deviations of what is predicted for a cell: below 95%, for types differ more than a "
+        "regression says. Slopes, ridge and deviation were chosen on one seed of three of these sets, not on "
+        "kang_pbmc_12k_1287g.",
     ),
     "annotation": ("Annotating cell types", ANNOTATION_WORDS),
     "perturbation": ("Responses to perturbations", PERTURBATION_WORDS),

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import scdiva as sd
 from scdiva import _settings
 from scdiva._settings import settings
 from scdiva.pl import _maps, _umap, umap
@@ -49,6 +50,19 @@ def box_centre(text) -> np.ndarray:
     """Middle of a name, in pixels."""
     box = text.get_window_extent()
     return np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
+
+
+def test_the_map_that_is_drawn_is_that_of_tl_umap(drawn):
+    adata = cells()
+    sd.tl.umap(adata)
+    np.testing.assert_array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
+    umap(adata)  # finds it
+    assert adata.uns["scdiva"]["umap"] == drawn.uns["scdiva"]["umap"]
+    before = {key: adata.obsm[key].copy() for key in adata.obsm}
+    sd.tl.umap(adata, "X_scdiva_umap")  # a map already
+    assert {key: np.array_equal(adata.obsm[key], x) for key, x in before.items()} == dict.fromkeys(before, True)
+    with pytest.raises(KeyError, match="embed"):
+        sd.tl.umap(adata, "X_nothing")
 
 
 def test_the_map_is_kept_under_its_own_key_and_nothing_else_changes(drawn):

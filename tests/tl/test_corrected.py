@@ -114,7 +114,11 @@ def test_what_is_not_there_is_named(integrated, cells, plain):
     for wrong, error, said in [
         ({"genes": [known, unknown]}, KeyError, f"1 of 2 genes are not .* the first is '{unknown}'"),
         ({"genes": ["A", known, "B"]}, KeyError, r"2 of 3 genes .*adata\.var_names.*'A'"),
-        ({"genes": known, "transform_batch": "nowhere"}, KeyError, r"1 of 1 batches are not in adata\.obs\['batch'\], the first is 'nowhere'"),
+        (
+            {"genes": known, "transform_batch": "nowhere"},
+            KeyError,
+            r"1 of 1 batches are not in adata\.obs\['batch'\], the first is 'nowhere'",
+        ),
         ({"genes": f"{known}/x"}, ValueError, "slash"),
     ]:
         with pytest.raises(error, match=said):

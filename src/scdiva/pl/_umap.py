@@ -41,10 +41,10 @@ def umap(
 ) -> Figure | None:
     """Draw cells on the UMAP of an embedding, coloured by columns of obs or by genes.
 
-    The map, (n_obs, 2), is computed from ``obsm[basis]`` by UMAP [1]_ (15 neighbours, least distance 0.5) and kept in
-    ``obsm[basis + "_umap"]``, with its parameters in ``uns["scdiva"]["umap"]``, so that the next picture is at once the
-    same. It is computed anew when the embedding or the seed has changed. A map of that name that did not come from here
-    is drawn as it is and never written over; ``obsm["X_umap"]`` is never touched.
+    The map, (n_obs, 2), is computed from ``obsm[basis]`` by UMAP [1]_ (15 neighbours, least distance 0.5; as by
+    `scdiva.tl.umap`) and kept in ``obsm[basis + "_umap"]``, with its parameters in ``uns["scdiva"]["umap"]``, so that
+    the next picture is at once the same. It is computed anew when the embedding or the seed has changed. A map of that
+    name that did not come from here is drawn as it is and never written over; ``obsm["X_umap"]`` is never touched.
 
     A `basis` that is a map already is drawn as it is, and nothing is computed: one of two columns, such as
     ``obsm["X_umap"]`` or ``obsm["spatial"]``, or the first two of one whose name ends in ``umap`` or ``tsne``.

@@ -15,6 +15,7 @@ from scdiva.tl._log_likelihood import log_likelihood
 from scdiva.tl._perturbation import fit_perturbation, predict_perturbation, rank_perturbations, score_perturbation
 from scdiva.tl._reconstruct import reconstruct
 from scdiva.tl._regulon import regulon
+from scdiva.tl._umap import umap
 
 __all__ = [
     "adapt",
@@ -35,4 +36,5 @@ __all__ = [
     "reconstruct",
     "regulon",
     "score_perturbation",
+    "umap",
 ]

@@ -10,7 +10,8 @@ anew:
 - `ours`: the training stream of `CellDataModule`, 64 blocks of 64 cells in a buffer.
 - `annbatch, 64 x 64`: `Loader(chunk_size=64, preload_nchunks=64)` on what `write_sharded` wrote, the ranked tokens as
   column indices; `annbatch`: its own chunks of 512, 32 of them.
-- `litdata`: `StreamingDataset(shuffle=True)` on chunks of 64 MB; `mosaic`: `StreamingDataset(shuffle=True)`, likewise.
+- `litdata`: `StreamingDataset(shuffle=True)` on chunks of 64 MB, which permutes within 256 neighbours; `litdata, whole
+  chunks`: within a chunk. `mosaic`: `StreamingDataset(shuffle=True)`, likewise on chunks of 64 MB.
 
 Rows say cells per CPU second (`process_time`, all threads), by the best round of arms that take turns; how well batches
 are mixed: of 64 cells, how many different runs of 1,000 neighbouring cells they come from, where a true permutation of
@@ -160,10 +161,12 @@ class Annbatch:
 
 
 class Litdata:
-    def __init__(self, folder: Path, corpus: PackedCells) -> None:
+    def __init__(self, folder: Path, corpus: PackedCells, window: int = 256) -> None:
         from litdata.streaming.writer import BinaryWriter
 
-        self.where, self._loader = folder / "litdata", None
+        self.where, self.window, self._loader = folder / "litdata", window, None
+        if self.where.exists():
+            return
         self.where.mkdir()
         writer = BinaryWriter(str(self.where), chunk_bytes="64MB")
         for number, sample in enumerate(samples_of(corpus)):
@@ -174,9 +177,8 @@ class Litdata:
     def read(self, noted: dict | None = None) -> Iterator[Batch]:
         from litdata import StreamingDataLoader, StreamingDataset
 
-        self._loader = StreamingDataLoader(
-            StreamingDataset(str(self.where), shuffle=True, seed=0), batch_size=BATCH, num_workers=0, collate_fn=joined
-        )
+        data = StreamingDataset(str(self.where), shuffle=True, seed=0, item_shuffle_window=self.window)
+        self._loader = StreamingDataLoader(data, batch_size=BATCH, num_workers=0, collate_fn=joined)
         if noted is not None:
             self._loader.load_state_dict(noted)
         yield from self._loader
@@ -268,6 +270,7 @@ def readers_of(folder: Path, genes: Vocabulary) -> tuple[dict[str, Any], list[di
         "annbatch, 64 x 64": ("annbatch", lambda: Annbatch(folder, corpus, 64, 64)),
         "annbatch": ("annbatch", lambda: Annbatch(folder, corpus)),
         "litdata": ("litdata", lambda: Litdata(folder, corpus)),
+        "litdata, whole chunks": ("litdata", lambda: Litdata(folder, corpus, 0)),
         "mosaic": ("streaming", lambda: Mosaic(folder, corpus)),
     }
     left = [

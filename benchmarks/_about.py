@@ -172,7 +172,7 @@ ABOUT = {
     ),
     "packing": (
         "Packing, and formats of packed cells",
-        "Made-up counts in files of one study each are packed by one process and by two, whose imports count. The "
+        "Made-up counts in files of one study each are packed by one process and by two, whose start counts. The "
         "packed cells are written in each library's own format and read in random batches of 64, as the tokens, values "
         "and bounds that training takes: `ours` is the training stream with 64 blocks of 64 cells in its buffer; "
         "annbatch reads zarr shards with the ranked tokens as column indices, in chunks of 64 or in its own of 512; "

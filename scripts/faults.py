@@ -3,10 +3,11 @@
     python scripts/faults.py [--kills 50] [--saves 50] [--record]
     python scripts/faults.py --long --corpus FOLDER [--exclude NAME ...] [--steps 400] [--record]
 
-A straight run notes what its checkpoint is after each step: weights, their running mean, optimiser, schedule. Others of
-the same configuration are killed (SIGKILL at a random moment, or while a checkpoint is being written), told to stop
-(SIGTERM, Ctrl-C) or find the disk full; each is resumed until it is done. After each fault the checkpoint on the disk
-must be that of the straight run at its step, bit for bit, at most `checkpoint_every` steps old, and so must be the end.
+Runs train on packed parts, which a thread reads ahead, 16 cells at a time. A straight run notes what its checkpoint is
+after each step: weights, their running mean, optimiser, schedule. Others of the same configuration are killed (SIGKILL
+at a random moment, or while a checkpoint is being written), told to stop (SIGTERM, Ctrl-C) or find the disk full; each
+is resumed until it is done. After each fault the checkpoint on the disk must be that of the straight run at its step,
+bit for bit, at most `checkpoint_every` steps old, and so must be the end.
 Packing is killed at random moments too, by one process and by three: after each kill all parts that have their name
 must be those of a call that was never killed, none that was there may be gone, and at the end the folders are alike.
 The last lines are a table of what was tried, bit-exact and lost; the exit code is 1 if anything was lost.
@@ -261,8 +262,7 @@ def short(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             print(f"{what} ...", flush=True)
             return Trial(what, job, straight, root / "run")
 
-        job = Toy(wide=False)
-        (root / "small_run").mkdir()
+        job = Toy(wide=False, folder=root / "small_run")
         straight, seconds = straight_run(job, root / "small_run")
         trial = begin("SIGKILL in fit", job, straight)
         kills(trial, arguments.kills, seconds, rng, in_save=False)
@@ -274,8 +274,7 @@ def short(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         trial = begin("disk full", job, straight)
         full_disk(trial, arguments.signals, rng, root)
         rows.append(trial.row())
-        job = Toy(wide=True)
-        (root / "wide_run").mkdir()
+        job = Toy(wide=True, folder=root / "wide_run")
         straight, seconds = straight_run(job, root / "wide_run")
         trial = begin("SIGKILL in save", job, straight)
         kills(trial, arguments.saves, seconds, rng, in_save=True)

@@ -111,15 +111,20 @@ def saved(folder: Path) -> tuple[int, str] | None:
 
 
 class Toy:
-    """A small run. `wide`: a network whose checkpoint takes a while to write, written after each step."""
+    """A small run on packed parts. `wide`: a network whose checkpoint takes a while to write, after each step."""
 
-    def __init__(self, wide: bool) -> None:
+    def __init__(self, wide: bool, folder: Path) -> None:
         self.wide, self.steps, self.every = wide, 12 if wide else 40, 1 if wide else EVERY
         cells = toy(180, 60)
         human = Vocabulary.human()
         genes = human.subset(human.match(cells.var_names).tokens)
         self.vocabulary = genes.with_entropy(np.ones(genes.n_genes))
-        self.cells = [cells[:80].copy(), cells[80:140].copy(), cells[140:].copy()]
+        self.folder = folder
+        folder.mkdir()
+        for name, rows in (("a", slice(80)), ("b", slice(80, 140)), ("c", slice(140, None))):
+            cells[rows].copy().write_h5ad(folder / f"{name}.h5ad")
+        pack_files([folder / "a.h5ad", folder / "b.h5ad"], self.vocabulary, folder / "train", part_cells=25)
+        pack_files(folder / "c.h5ad", self.vocabulary, folder / "validation")
 
     def run(self, folder: Path, board: Board, noted: dict[int, str] | None = None, **options: Any) -> PretrainingModule:
         wide = 256 if self.wide else 16
@@ -133,8 +138,9 @@ class Toy:
             anchor_objective="genes",
         )  # fmt: skip
         data = CellDataModule(
-            self.cells[:2], validation=self.cells[2], vocabulary=self.vocabulary, batch_size=6, context=32
-        )
+            self.folder / "train", validation=self.folder / "validation", vocabulary=self.vocabulary, batch_size=6,
+            context=32, block_rows=8, n_blocks=2,
+        )  # fmt: skip
         model = ScDiVa(config, generator=step_generator(0, 0, "weights"))
         module = Dropping(model, training, n_studies=2)
         train(module, data, folder, board, noted, **options)

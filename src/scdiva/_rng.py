@@ -17,21 +17,16 @@ if TYPE_CHECKING:
 
 
 def generator(
-    rng: int | np.integer | torch.Generator | np.random.Generator | None = None,
-    device: str | torch.device = "cpu",
-    *,
-    default_seed: int = 0,
+    rng: int | np.integer | torch.Generator | np.random.Generator | None = None, *, default_seed: int = 0
 ) -> torch.Generator:
     """Make a torch generator of what a caller gave as `rng`.
 
     Parameters
     ----------
     rng
-        An int seeds a new generator; a torch generator is returned as it is, on whatever device, and goes on from
-        where it stands; a numpy generator gives the seed (one draw, so that it goes on too); None takes
-        `default_seed`.
-    device
-        Device of a new generator. The CPU's draws are the same everywhere, so prefer it.
+        An int seeds a new generator, on the CPU, whose draws are the same everywhere; a torch generator is returned as
+        it is, on whatever device, and goes on from where it stands; a numpy generator gives the seed (one draw, so that
+        it goes on too); None takes `default_seed`.
     default_seed
         Seed for `rng=None`; callers with a user pass `settings.seed`.
 
@@ -62,7 +57,7 @@ def generator(
         )
     if not 0 <= seed < 2**63:
         raise ValueError(f"A seed must be in 0 ... 2**63 - 1, got {seed}.")
-    return torch.Generator(device=device).manual_seed(seed)
+    return torch.Generator("cpu").manual_seed(seed)
 
 
 def step_seed(seed: int, step: int, stream: str) -> int:

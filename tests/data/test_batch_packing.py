@@ -79,7 +79,7 @@ def test_dealt_batches_are_alike():
 
 
 def test_impossible_calls_are_refused():
-    with pytest.raises(ValueError, match="at least 1 token per batch, got 0"):
+    with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
         fill_batches(np.array([3]), 0)
     with pytest.raises(ValueError, match="cell 1 has a negative length, -2"):
         fill_batches(np.array([3, -2]), 8)
@@ -97,5 +97,5 @@ def test_a_batch_holds_no_more_cells_than_asked_for(max_cells):
     assert max(map(len, batches)) == max_cells
     assert max(lengths[batch].sum() for batch in batches) <= 200
     assert sorted(np.concatenate(batches)) == list(range(101))
-    with pytest.raises(ValueError, match="room for at least 1 cell, got 0"):
+    with pytest.raises(ValueError, match="max_cells must be at least 1, got 0"):
         fill_batches(lengths, 200, 0)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from scdiva._checks import check_least
+
 WINDOW = 4096
 """Cells that are packed together, at least, where there are so many: from fewer, batches are not filled well."""
 BATCH_TOKENS = 32_768
@@ -146,10 +148,7 @@ def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int
         If the budget or the number of cells is below 1, or a length is negative.
     """
     lengths = _checked(lengths)
-    if budget < 1:
-        raise ValueError(f"the budget must be at least 1 token per batch, got {budget}.")
-    if max_cells is not None and max_cells < 1:
-        raise ValueError(f"a batch must have room for at least 1 cell, got {max_cells}.")
+    check_least(budget=(budget, 1), max_cells=(1 if max_cells is None else max_cells, 1))
     if not len(lengths):
         return []
     # cells by length; of each length the first `used` are dealt already

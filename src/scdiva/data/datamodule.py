@@ -18,20 +18,20 @@ from scdiva._checks import check_least
 from scdiva._constants import MAX_LENGTH
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
+from scdiva.data.cells import open_cells
 from scdiva.data.corpus import check_manifest, data_files, held_out_studies, manifest_of, study_names, warn_left_out
 from scdiva.data.order import Order
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.pool import LEFT_OUT, CellPool, Source
 from scdiva.data.reading import Reading
+from scdiva.data.soma import SomaCells
 from scdiva.data.stream import TrainingStream, ValidationBatches
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
-
-    from scdiva.data.soma import SomaCells
 
     Data: TypeAlias = AnnData | SomaCells | str | Path
 
@@ -223,8 +223,6 @@ class CellDataModule(pl.LightningDataModule):
                 lengths = [some for study, some in of if study == number]
                 count(name, lengths, None, int(corpus.measured[number].sum()))
             return [corpus], corpus.study_names, [corpus.study], report
-
-        from scdiva.data.cells import open_cells  # a packed corpus is read without AnnData
 
         # objects have no names: the first of validation is not the first that is trained on
         names = _names(files, "adata" if part == "train" else part)

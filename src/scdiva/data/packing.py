@@ -29,6 +29,7 @@ from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Input
 from scdiva._version import __version__
 from scdiva.data.blocks import BLOCK_ROWS, open_matrix
+from scdiva.data.cells import open_cells
 from scdiva.data.corpus import data_files, file_note, study_names, take_cells, warn_left_out
 from scdiva.data.output import open_alone, refuse_full, whole_or_not
 from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, is_url, read_index, token_type
@@ -229,8 +230,6 @@ def _begin(job: _Job) -> None:
 
 def _pack(task: _Task, job: _Job | None = None) -> _Task:
     """Write a part, of the job that this process began with or of another."""
-    from scdiva.data.cells import open_cells
-
     job = job or _JOBS[0]
     how = {name: job.about[name] for name in ("max_length", "entropy_floor")}
     opened, found = partial(open_cells, task.path, job.vocabulary, job.reading, **how), None

@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from scdiva.data.blocks import BLOCK_ROWS
+from scdiva.data.cells import CellSource
 from scdiva.data.packed import PackedCells
 
-if TYPE_CHECKING:  # a packed corpus is read without AnnData
-    from scdiva.data.cells import CellSource
-
-Source: TypeAlias = "CellSource | PackedCells"
+Source: TypeAlias = CellSource | PackedCells
 Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """indptr (n + 1,), tokens (T,), values (T,) of n cells, and the study of each (n,)."""
 LEFT_OUT = -2

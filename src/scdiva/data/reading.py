@@ -62,10 +62,6 @@ class Reading:
         plain = self.arguments() | {"species": species}
         return {name: "" if value is None else value for name, value in plain.items()}
 
-    def matrix(self) -> dict[str, Any]:
-        """Give the arguments that say which matrix is read, and in which unit."""
-        return {"layer": self.layer, "use_raw": self.use_raw, "input": self.input}
-
     def var(self, adata: AnnData) -> pd.DataFrame:
         """Give the annotation of the genes that are read: of `adata`, or of `adata.raw`, if there is one."""
         return adata.raw.var if self.use_raw and adata.raw is not None else adata.var

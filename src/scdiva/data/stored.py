@@ -249,13 +249,18 @@ def open_root(path: Path) -> tuple[Any, Any]:
     ValueError
         If it is neither, or truncated; the message names it.
     """
+    import zarr
+
     if not isinstance(path, Path):
-        return _open_remote(path)
+        with reaching(path):
+            if path.suffix != ".h5ad":
+                return zarr.open_group(path.fs.get_mapper(path.path), mode="r"), None
+            # of HDF5 a few bytes are read at many places: blocks of 4 MiB, 32 of them kept
+            file = h5py.File(path.fs.open(path.path, "rb", cache_type="blockcache", block_size=1 << 22), "r")
+            return file, file
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     if path.is_dir():
-        import zarr
-
         try:
             return zarr.open_group(str(path), mode="r"), None
         except (FileNotFoundError, ValueError) as error:
@@ -268,17 +273,6 @@ def open_root(path: Path) -> tuple[Any, Any]:
         raise ValueError(f"{str(path)!r} is no HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
     file = open_hdf5(path)
     return file, file
-
-
-def _open_remote(path: Any) -> tuple[Any, Any]:
-    import zarr
-
-    with reaching(path):
-        if path.suffix != ".h5ad":
-            return zarr.open_group(path.fs.get_mapper(path.path), mode="r"), None
-        # of HDF5 a few bytes are read at many places: blocks of 4 MiB, 32 of them kept
-        file = h5py.File(path.fs.open(path.path, "rb", cache_type="blockcache", block_size=1 << 22), "r")
-        return file, file
 
 
 def open_hdf5(path: Path) -> Any:

@@ -435,15 +435,12 @@ def best_base(scores: Scores) -> dict[Kind, str]:
     chosen: dict[Kind, str] = {"measured": EXPECTED}
     for kind in KINDS:
         pearson = scores.pearson[scores.kind == kind]
-        best, name = LEAST_GAIN, EXPECTED
-        for column, method in enumerate(METHODS[:-1]):
-            gain = pearson[:, column] - pearson[:, -1]
-            if len(gain) < 3 or np.isnan(gain).any():
-                continue
-            over = float(gain.mean() - gain.std(ddof=1) / len(gain) ** 0.5)
-            if over > best:
-                best, name = over, method
-        chosen[kind] = name
+        gain = pearson[:, :-1] - pearson[:, -1:]
+        if len(gain) < 3:
+            chosen[kind] = EXPECTED
+            continue
+        over = np.nan_to_num(gain.mean(axis=0) - gain.std(axis=0, ddof=1) / len(gain) ** 0.5, nan=-np.inf)
+        chosen[kind] = METHODS[int(over.argmax())] if over.max() > LEAST_GAIN else EXPECTED
     return chosen
 
 

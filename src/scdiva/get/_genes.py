@@ -113,11 +113,7 @@ def grn_df(
 
 
 def perturbation_df(
-    predicted: AnnData,
-    *,
-    condition: Sequence[str] | str | None = None,
-    top: int | None = None,
-    key: str = PREDICTED,
+    predicted: AnnData, *, condition: Sequence[str] | str | None = None, top: int | None = None, key: str = PREDICTED
 ) -> pd.DataFrame:
     """List the predicted change of each gene, one row per condition and gene.
 

@@ -280,10 +280,7 @@ def reconstruction_scores(
 
 
 def _at(
-    genes: NDArray[np.int64],
-    guessed: NDArray[np.int64],
-    values: NDArray[np.float64],
-    predicted_values: NDArray[np.float64],
+    genes: NDArray[np.int64], guessed: NDArray[np.int64], values: ArrayLike, predicted_values: ArrayLike
 ) -> tuple[int, float, float, float, float]:
     """Give the number of positions, recall, matches, and rank correlation and error of the values at them."""
     if not len(genes):
@@ -293,7 +290,7 @@ def _at(
         _found(genes, guessed),
         float((genes == guessed).mean()),
         value_spearman(values, predicted_values),
-        float(np.sqrt(np.mean((values - predicted_values) ** 2))),
+        float(np.sqrt(np.mean(np.subtract(values, predicted_values) ** 2))),
     )
 
 

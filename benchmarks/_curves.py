@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean, stdev
 
 from _judge import judge, of_row, share_of_cells
-from _markdown import table
+from _markdown import in_two, table
 
 MEASURES = {
     "accuracy": "15-NN accuracy",
@@ -128,7 +128,7 @@ def sister_studies(result: dict) -> str:
             for key in keys
         ]
         rows.append([row["set"], f"`{row['task']}`", SISTERS.get(row["trained"], row["trained"]), *scores])
-    return table(["set", "call", "its sister study", *(names[key] for key in keys)], rows)
+    return in_two(["set", "call", "its sister study", *(names[key] for key in keys)], rows, 3, 6)
 
 
 def added_by_training(rows: list[dict]) -> str:

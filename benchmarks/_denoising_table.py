@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from _markdown import table
+from _markdown import in_two, table
 from _timing import verdict
 
 WORDS = (
@@ -39,7 +39,7 @@ def denoising(result: dict) -> str:
         [f"{name} ({at[arms[0], name]['n_cells']})", *(_of(at.get((arm, name)), "log_loss") for arm in arms)]
         for name in sets
     ]
-    of_each = table(["log-loss; study (cells)", *(f"`{arm}`" for arm in arms)], each)
+    of_each = in_two(["log-loss; study (cells)", *(f"`{arm}`" for arm in arms)], each, 1, 8)
     return f"{summary(result)}\n{of_each}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _markdown import arm_name, table
+from _markdown import arm_name, in_two, table
 
 INTEGRATED = {
     "ours": "`tl.integrate`",
@@ -100,7 +100,8 @@ def part_table(rows: list[dict], part: str) -> str:
         for row in rows
     ]
     header = [f"set ({counted})", "method", *(measures[key] for key in keys), *COSTS.values()]
-    return f"### {title}\n\n{table(header, lines)}"
+    wide = part == "unlabelled"
+    return f"### {title}\n\n{in_two(header, lines, 2, 7) if wide else table(header, lines)}"
 
 
 def made_at(rows: list[dict]) -> str:

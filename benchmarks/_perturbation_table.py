@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from _annotation_table import joined
 from _integration_table import made_at, value
-from _markdown import table
+from _markdown import in_two, table
 from _perturbation_scores import ABOVE_MEAN, AMONG_ALL, AMONG_PART, COVERAGE, DISCRIMINATION
 
 PREDICTED = {
@@ -98,7 +98,7 @@ def scores(rows: list[dict]) -> str:
         name = f"{row['set']} ({most})"
         lines.append([name, PREDICTED[row["arm"]] + fewer, *(value(row, key) for key in keys), *costs])
     header = ["set (conditions)", "method", *(SCORES[key] for key in keys), *COSTS.values()]
-    return table(header, lines)
+    return in_two(header, lines, 2, 7) if len(header) > 9 else table(header, lines)
 
 
 def each(rows: list[dict], metric: str) -> str:

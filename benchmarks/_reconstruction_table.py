@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _judge import Score, auroc_error, judge, of_row, share_error, share_of_cells
-from _markdown import table
+from _markdown import in_two, table
 from _timing import goal
 
 PAPER_MODELS = ("GeneMamba_U", "Geneformer", "GeneMamba", "scDiVa")
@@ -166,7 +166,8 @@ def lines(rows: list[dict], columns: dict[str, str]) -> str:
         ]
         for row in rows
     ]
-    return table(["set (cells)", "", *columns.values()], body)
+    header = ["set (cells)", "", *columns.values()]
+    return in_two(header, body, 2, 8) if len(columns) > 9 else table(header, body)
 
 
 def reconstruction_tables(result: dict) -> list[str]:

@@ -30,7 +30,11 @@ html_title = "scdiva"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True  # an example is copied without its prompts
-html_theme_options = {"show_toc_level": 2, "navbar_persistent": []}  # one search field, at the side
+html_theme_options = {
+    "show_toc_level": 2,
+    "navbar_persistent": [],  # one search field, at the side
+    "secondary_sidebar_items": {"**": ["page-toc"], "results/*": [], "datasets": []},  # wide tables take the room
+}
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "tasklist"]
 myst_heading_anchors = 3

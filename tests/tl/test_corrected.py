@@ -55,7 +55,7 @@ def by_regression(states, x, batch, at=None):
 
     states, batch = states.astype(np.float64), np.asarray(batch)
     here, s = np.ones(len(x), dtype=bool) if at is None else batch == at, within(states)
-    inverse = np.linalg.inv(s.T @ s + 0.01 * np.trace(s.T @ s) / s.shape[1] * np.eye(s.shape[1]))
+    inverse = np.linalg.inv(s.T @ s + 0.1 * np.trace(s.T @ s) / s.shape[1] * np.eye(s.shape[1]))
     missed = (x - np.maximum(x - within(x) + s @ inverse @ s.T @ within(x), 0)) ** 2
     spread = np.sqrt(np.maximum(predicted(missed), 0.1 * missed[here].mean(axis=0)))
     return np.maximum(predicted(x), 0), spread

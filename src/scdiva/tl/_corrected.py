@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from scdiva.models import ScDiVa
 
-RIDGE = 0.01
+RIDGE = 0.1
 """Penalty of the regression, as a share of the mean variance of a coordinate."""
 LEAST_VARIANCE = 0.1
 """Least variance around a prediction, as a share of the gene's mean variance around predictions."""

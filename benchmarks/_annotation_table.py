@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _integration_table import made_at, value
-from _markdown import table
+from _markdown import in_two, table
 
 ANNOTATED = {
     "ours": "`tl.annotate` (default, `linear`)",
@@ -76,7 +76,8 @@ def by_type(rows: list[dict], key: str) -> str:
         of_arm = {row["arm"]: row[key] for row in rows if row["set"] == name}
         for what in dict.fromkeys(what for found in of_arm.values() for what in found):
             lines.append([f"{name}, {what}", *(_figure(of_arm.get(arm, {}).get(what)) for arm in arms)])
-    return table(["set, type", *(ANNOTATED[arm] for arm in arms)], lines)
+    header = ["set, type", *(ANNOTATED[arm] for arm in arms)]
+    return in_two(header, lines, 1, 6) if len(arms) > 6 else table(header, lines)
 
 
 def by_query(rows: list[dict], key: str) -> str:

@@ -72,7 +72,7 @@ def attempts(result: dict) -> str:
     rows.append(linear + ["-"] * len(thinned))
     header = ["arm", "", MEASURES["accuracy"], MEASURES["average_bio"], *(f"mean, {one}" for one in sets)]
     header += [f"accuracy at 10% depth, {one}" for one in thinned]
-    return table(header, rows)
+    return in_two(header, rows, 2, 7)
 
 
 ADAPTING = {

@@ -9,8 +9,8 @@ from _perturbation_scores import ABOVE_MEAN, AMONG_ALL, AMONG_PART, COVERAGE, DI
 
 PREDICTED = {
     "ours": "`tl.predict_perturbation`",
-    "ours_head": "with a network on what is left (removed after this)",
-    "ours_network": "a network alone (removed after this)",
+    "ours_head": "with a network (removed since)",
+    "ours_network": "a network alone (removed since)",
     "gears": "GEARS",
     "no_change": "no change",
     "train_mean": "mean of the training perturbations",

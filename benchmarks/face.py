@@ -1,6 +1,6 @@
 """What a user waits for: seconds and memory of each public call, in a new process and again in the same.
 
-    python benchmarks/face.py --data FOLDER [--cells 700 3000 30000] [--calls NAME ...] [--limit 600]
+    python benchmarks/face.py --data FOLDER [--cells 700 3000 30000] [--calls NAME ...] [--limit 600] [--before FILE]
 
 Every row is a process of its own with one thread. `cold`: the call with the import of the package, of what it loads and
 compiles; `warm`: the same call again on other cells of the same set. Beside ours stands what a user would call instead,
@@ -8,7 +8,9 @@ on the same cells. Reading the file is left out. Cells: 700 of pbmc3k_raw, all 2
 replacement, each count kept with probability .9; batches are donors of kang_pbmc_12k_1287g (more than its 12,261 cells
 are drawn likewise) and plates and technologies of the 1,408 cells of sc_mixology_cell_lines; screens are perturbench's
 5,961 cells and 500 genes. Without `--cells` a call is measured at the sizes that its goals name, at 3,000 and, where a
-notebook has as many, at 30,000. A call that takes longer than `--limit` is ended and said to have been.
+notebook has as many, at 30,000. A call that takes longer than `--limit` is ended and said to have been. Rows are
+written as they are made, each with its commit, in the place of those of the same call and size. `--before` names the
+results of an earlier commit, whose seconds then stand beside.
 
 CPU seconds are the figure to read: on a machine that runs something else at the same time, as the one of the results
 did, wall seconds are up to twice as many as on an idle one.
@@ -31,7 +33,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 from _memory import _status
-from _record import record
+from _record import commit, record, replaced, rows_so_far
 from _timing import goal, report
 
 KEPT = 0.9
@@ -241,6 +243,9 @@ WITHIN = {
 """Goals: call, cells, of which run, of which clock; seconds."""
 
 
+MEASURED = ("cold_wall", "cold_cpu", "warm_wall", "warm_cpu", "peak_mib")
+
+
 def spent() -> tuple[float, float]:
     """Wall and CPU seconds of this process and those that it waited for."""
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -301,21 +306,27 @@ def main() -> int:
     parser.add_argument("--cells", nargs="+", type=int, help="cells, instead of those that each call is measured with")
     parser.add_argument("--calls", nargs="+", choices=CALLS, default=list(CALLS), metavar="NAME")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which a call is ended")
+    parser.add_argument("--before", type=Path, help="results of an earlier commit")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
         name, n_cells, folder = json.loads(options.job)
         sys.stdout.write(f"\n{json.dumps(measured(name, n_cells, Path(folder)))}\n")
         return 0
-    rows = []
+    before = json.loads(options.before.read_text()) if options.before else {"rows": []}
+    earlier = {(row["call"], row["size"]): row for row in before["rows"] if "call" in row}
+    judged: list[dict] = []
     for call in options.calls:
         fixed = options.cells is None or any(part in call for part in ONE_SIZE)
         for size in SIZES.get(call, (3_000,)) if fixed else options.cells:
-            row = {"call": call, "size": size, **apart(call, size, options.data, options.limit)}
-            rows.append(row)
+            row = {"call": call, "size": size, "commit": commit(), **apart(call, size, options.data, options.limit)}
+            if found := earlier.get((call, size)):
+                row |= {"before": {key: found[key] for key in MEASURED if key in found} | {"commit": before["commit"]}}
+            rows = replaced(rows_so_far("face"), row, ("call", "size"))
+            rows.sort(key=lambda row: (list(CALLS).index(row["call"]), row["size"]))
+            judged = goals(rows)
+            record("face", judged + rows)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    judged = goals(rows)
-    record("face", judged + rows)
     return report(judged)
 
 

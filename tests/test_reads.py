@@ -8,6 +8,7 @@ first pass.) A cell is encoded when the set encoder sees all of its genes; thinn
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import Counter
 
@@ -164,3 +165,67 @@ def test_a_call_reads_its_cells_once_and_encodes_them_once(encoded, name):
     call()
     assert passes.n == 1
     assert max(encoded.values(), default=0) <= 1
+
+
+WRONG = {
+    "layer": "nowhere", "input": "x", "gene_ids": "nowhere", "species": "unicorn", "duplicates": "x", "empty": "x",
+    "vocabulary": "nowhere", "model": "nowhere", "device": "abacus", "precision": "x", "batch_size": 0, "rng": "x",
+    "key_added": "a/b", "batch_key": "nowhere", "labels_key": "nowhere", "groupby": "nowhere", "groups": ["nowhere"],
+    "perturbation_key": "nowhere", "control": "nowhere", "dose_key": "nowhere", "state_key": "nowhere",
+    "start": "nowhere", "target": "nowhere", "genes": ["nowhere"], "sources": ["nowhere"], "targets": ["nowhere"],
+    "fixed": {"nowhere": 1.0}, "parents": {"x": "y"}, "source": "nowhere",
+    "steps": 0, "n_steps": 0, "n_samples": 0, "n_targets": 0, "n_neighbors": 0, "n_cells": 0, "n_genes": 0,
+    "block_rows": 0, "max_length": 0, "mask_ratio": 2.0, "min_fraction": 2.0, "fraction": 2.0, "backoff": -1.0,
+    "reject": 2.0, "method": "x", "metric": "x", "gene_symbols": "nowhere", "condition": "nowhere",
+    "basis": "nowhere", "group": "nowhere", "n_names": -1, "save": "/proc/nowhere/plot.png",
+}  # fmt: skip
+"""A value that each argument of a public call refuses, wherever it is called so."""
+GIVEN = {
+    "pp.match_genes": {}, "pp.gene_entropy": {}, "pp.corpus_entropy": {}, "pp.entropy_serialize": {}, "tl.embed": {},
+    "tl.integrate": {"batch_key": "batch", "labels_key": "cell_type"}, "tl.adapt": {}, "tl.impute": {},
+    "tl.annotate": {"labels_key": "cell_type"}, "tl.generate": {"n_cells": 3, "groupby": "cell_type"},
+    "tl.reconstruct": {}, "tl.log_likelihood": {}, "tl.gene_embedding": {}, "tl.grn": {"groupby": "cell_type"},
+    "tl.fit_perturbation": {"perturbation_key": "perturbation"}, "pl.marker_heatmap": {"key": "cell_type"},
+    "tl.predict_perturbation": {"perturbation_key": "perturbation"}, "pl.umap": {"color": "gene"},
+    "tl.rank_perturbations": {"state_key": "state", "start": "now", "target": "wanted"}, "tl.score_perturbation": {},
+    "tl.regulon": {"source": "gene"}, "pl.delta_scatter": {"condition": "double"}, "pl.discrimination": {},
+    "pl.perturbation": {"condition": "double"}, "pl.hit_rate": {},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A fitted screen, and what it predicts of a double perturbation that it was not given."""
+    small = drawn(Passes())
+    small.X = others(N_CELLS).X
+    double = str(small.obs["perturbation"].iloc[3])
+    small = small[small.obs["perturbation"] != double].copy()
+    model = sd.tl.fit_perturbation(small, "perturbation")
+    return model, sd.tl.predict_perturbation(small, predict=[double], model=model), double
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_argument_that_is_refused_is_refused_before_any_cell_is_read(encoded, fitted, name):
+    passes = Passes()
+    adata = drawn(passes)
+    if name == "tl.regulon":
+        sd.tl.grn(adata)
+    named = {"gene": gene(adata), "double": fitted[2]}
+    call = getattr(getattr(sd, name[:2]), name[3:])
+    asks = inspect.signature(call).parameters
+    given = {key: named.get(value, value) for key, value in GIVEN[name].items() if key in asks}
+    given |= {key: adata for key in ("adata", "data", "observed") if key in asks}
+    given |= {"predicted": fitted[1]} if "predicted" in asks else {}
+    given |= {"model": fitted[0]} if name == "tl.rank_perturbations" else {}
+    given |= {"reference": others()} if name == "tl.annotate" else {}
+    wrong = {key: value for key, value in WRONG.items() if key in asks}
+    if name == "tl.predict_perturbation":
+        del wrong["groups"]  # those with control cells are known once these are read
+    assert wrong
+    for key, value in wrong.items():
+        passes.n = 0
+        encoded.clear()
+        with pytest.raises(Exception, match=r".") as caught:
+            call(**given | {key: value})
+        assert isinstance(caught.value, KeyError | ValueError | TypeError | OSError), key
+        assert (passes.n, sum(encoded.values())) == (0, 0), f"{key}={value!r}: {caught.value}"

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from scdiva._constants import N_SPECIAL
 from scdiva.data.batch import CellBatch
@@ -117,7 +118,7 @@ def some_pairs():
     present = torch.tensor([[1, 1, 1, 0, 1, 1], [0, 1, 0, 0, 1, 1]], dtype=torch.bool)
     left_out = torch.zeros(6, 6, dtype=torch.bool)
     left_out[0, 1] = left_out[1, 0] = left_out[4, 2] = True
-    return state, positives, present, left_out
+    return F.normalize(state, dim=1), F.normalize(positives, dim=2), present, left_out
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5])
@@ -156,7 +157,7 @@ def test_pairs_without_negatives_or_positives_are_nothing_and_their_gradients_fi
 def test_the_contrast_of_pairs_draws_to_positives_and_spares_cells_left_out():
     state, positives, present, left_out = some_pairs()
     found = pair_contrast_loss(state, positives, present, left_out, 0.2)
-    nearer = torch.where(present[..., None], positives + state, positives)
+    nearer = torch.where(present[..., None], F.normalize(positives + state, dim=2), positives)
     assert pair_contrast_loss(state, nearer, present, left_out, 0.2) < found
     state.requires_grad_()
     only = torch.zeros_like(present)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._checks import check_least, warn
+from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
 from scdiva._validate import Input, Scan
 from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
@@ -484,6 +484,7 @@ def log_normalised(
     KeyError, ValueError
         If there is no such layer, or the matrix is refused as by :func:`scdiva.tl.embed`.
     """
+    check_choices(input=(input, get_args(Input)))
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
         blocks = list(row_blocks(opened.matrix))
         found = opened.scan(blocks, input)

@@ -544,7 +544,10 @@ def discrimination(
     >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"])
     >>> sd.pl.discrimination(predicted, screen, save="discrimination.png")
     """
-    responses = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
+    prediction = read_prediction(predicted, key)
+    if group not in (groups := sorted({*prediction.conditions["group"]})) and group is not None:
+        raise KeyError(f"group={group!r} must be one of those with predicted conditions: {groups}.")
+    responses = observed_responses(prediction, observed, layer=layer, use_raw=use_raw, input=input)
     chosen = _of_one_group(responses, group)
     truth = np.array([responses.perturbed[at].mean for at in chosen])
     order = similar_order(truth)

@@ -113,6 +113,7 @@ def umap(
     if ax is not None and len(colors) > 1:
         raise ValueError(f"ax is one panel and color names {len(colors)}: call umap once for each, or leave ax out")
     _check_layer(adata, layer, use_raw)
+    embedding_of(adata, basis)
     values = [None if name is None else _values(adata, name, layer, use_raw) for name in colors]
     xy = coordinates(adata, basis, rng)
     drawn_as_is = is_map(adata, basis) and not basis.lower().endswith("umap")

@@ -17,10 +17,10 @@ from scdiva._checks import check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
 from scdiva._rng import seed_of, step_seed
-from scdiva._running import how_to_run, open_for
+from scdiva._running import how_to_run, model_name, open_for
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.conditions import listed, wanted_groups
-from scdiva.data.genes import columns_of
+from scdiva.data.genes import column_tokens, columns_of
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_columns
 
@@ -121,14 +121,18 @@ def generate(
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
+    from scdiva.models.pretrained import load_for
     from scdiva.populations.drawing import draw_cells, place_orders
     from scdiva.populations.states import check_head, fit_to, on_cpu, states_of
     from scdiva.train.adaptation import read_cells
 
     seed = seed_of(rng)
-    loaded, opened, parameters = open_for(model, adata, how_to_run(None, "cpu", "fp32"), reading, empty="nan")
+    loaded = load_for(model, "cpu")
     check_head(loaded)
-    shown = _fixed(fixed or {}, opened.tokens, opened.var.index, None if from_state else loaded.config.max_length)
+    var = reading.var(adata)
+    tokens = column_tokens(var, loaded.vocabulary, reading)
+    shown = _fixed(fixed or {}, tokens, var.index, None if from_state else loaded.config.max_length)
+    _, opened, parameters = open_for(loaded, adata, how_to_run(None, "cpu", "fp32"), reading, empty="nan")
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share
@@ -146,6 +150,7 @@ def generate(
     result.uns[C.UNS] = {
         C.GENERATE: {
             **parameters,
+            "model": model_name(model),
             "groupby": groupby or "",
             "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
             "fraction": np.array([order.fraction for order in plan] if between is not None else [], dtype=float),

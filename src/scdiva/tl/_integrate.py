@@ -80,7 +80,8 @@ def integrate(
     unlabeled_category
         Value of `labels_key` that means "no label", as a missing value always does.
     steps
-        Steps of training, of 256 cells; the reversal rises over them.
+        Steps of training, of 256 cells; the reversal rises over them. Their products are in bfloat16 where the device
+        multiplies it in hardware and `scdiva.settings.precision` allows it, weights and losses in float32.
     key_added
         Key of `adata.obsm` to write.
     rng
@@ -193,7 +194,8 @@ def integrate(
         known = None if labels is None else labels[rows]
         with torch_threads_kept(1):  # products too small to share
             numbers = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
-            found = integrate_model(new, cells, states, numbers, known, steps=steps, seed=seed)
+            how: dict[str, Any] = {"steps": steps, "seed": seed, "precision": running.precision}
+            found = integrate_model(new, cells, states, numbers, known, **how)
         assert new.integration is not None
         integrated = of_cells(new.integration, cells, states).numpy(force=True)
     embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)

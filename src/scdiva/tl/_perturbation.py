@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import check_least
+from scdiva._checks import check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._settings import settings
@@ -126,11 +126,11 @@ def fit_perturbation(
 
     check_anndata(adata)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-    where = settings.resolve_device(device)
+    where, seed = settings.resolve_device(device), seed_of(rng)
     opened, controls = open_screen(
         adata, perturbation_key, control, groupby, dose_key, separator, guides, model, where, reading
     )
-    return fit(opened, controls.species, seed_of(rng))
+    return fit(opened, controls.species, seed)
 
 
 @with_shared_docs
@@ -267,7 +267,7 @@ def predict_perturbation(
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     check_least(n_cells=(n_cells, 1))
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-    where = settings.resolve_device(device)
+    where, seed = settings.resolve_device(device), seed_of(rng)
     fitted = given_fitted(PerturbationModel, model, device)
     if fitted is not None:
         fitted.check_columns(perturbation_key, control, groupby, dose_key, separator)
@@ -282,8 +282,8 @@ def predict_perturbation(
         )
         # what is asked for is checked before the fit, which takes long of many conditions
         targets = requested(opened, controls, predict, groups, dose)
-        fitted = fit(opened, controls.species, seed_of(rng))
-    result = predicted_cells(fitted, targets, controls, n_cells, seed_of(rng))
+        fitted = fit(opened, controls.species, seed)
+    result = predicted_cells(fitted, targets, controls, n_cells, seed)
     adata.uns[key_added] = stored_prediction(result)
     adata.uns[C.UNS] = noted(adata, "tl.predict_perturbation", None, uns=[key_added])
     return result
@@ -368,6 +368,7 @@ def score_perturbation(
     ['additive', 'linear']
     """
     check_anndata(observed)
+    check_choices(metric=(metric, ("l1", "l2", "cosine")))
     found = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     among = _discrimination(found, metric)
     de_score = {(at, kind): response_score(found, at, kind) for at in found.perturbed for kind in REFERENCES}

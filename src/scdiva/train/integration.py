@@ -130,14 +130,14 @@ class IntegrationLoss(nn.Module):
             Source of views and partners.
         """
         head, at = self.head, torch.from_numpy(rows).to(self.target.device)
-        target, given = self.target[at], [self.features[0, at]]
+        target, given = self.target[at], [at]
         if thinned := len(self.features) > 1:
             drawn = torch.randint(len(self.features) - 1, (len(rows),), generator=generator).to(at.device)
-            given.append(self.features[1 + drawn, at])
+            given.append((1 + drawn) * len(self.target) + at)
         if self.pairs is not None:
             partners = draw_partners(self.pairs, rows, generator).to(at.device)
-            given.append(self.features[0, partners.clamp_min(0)])
-        made = head.integrated(torch.stack(given))
+            given.append(partners.clamp_min(0))
+        made = head.integrated(self.features.flatten(0, 1)[torch.stack(given)])
         state, denoising = made[0], (1 - (made[: 1 + thinned] * target).sum(dim=2)).mean()
         reversed_state = reversed_gradient(state, reversal_weight)
         reversal = contrast = pairs = state.new_zeros(())
@@ -245,6 +245,7 @@ def integrate_model(
     *,
     steps: int,
     seed: int,
+    precision: str = "fp32",
 ) -> dict[str, Any]:
     """Fit an integration head; the model behind it stays as it is.
 
@@ -262,6 +263,8 @@ def integrate_model(
         Steps of training.
     seed
         Of everything that is drawn.
+    precision
+        Of the products of training, `"fp32"` or `"bf16"`; weights, losses and their sums are float32.
 
     Returns
     -------
@@ -296,7 +299,8 @@ def integrate_model(
 
     def loss_of(step: int) -> Tensor:
         generator = step_generator(seed, step, "train")
-        loss, parts = objectives.losses(next(rows), reversal_at((step - 1) / steps), generator)
+        with torch.autocast(states.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            loss, parts = objectives.losses(next(rows), reversal_at((step - 1) / steps), generator)
         if step % every == 0 or step == steps:
             history["step"].append(step)
             for name, value in {"loss": loss.detach(), **parts}.items():

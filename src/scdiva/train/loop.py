@@ -47,7 +47,7 @@ def train_steps(
         If a loss is NaN or infinite. The weights are those before that step.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(decay_groups(module, WEIGHT_DECAY), lr=learning_rate(1))
+    optimizer = torch.optim.AdamW(decay_groups(module, WEIGHT_DECAY), lr=learning_rate(1), fused=True)
     done = 0
     with progress_bar(desc=desc, unit="step", total=steps) as bar:
         try:

@@ -11,7 +11,6 @@ from scdiva._constants import N_SPECIAL
 from scdiva._device import sent
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token
-from scdiva.diffusion.thinning import chosen
 
 LEAST_FREQUENCY = 1e-7
 """A gene's share of counts below which it is taken as this, so that logarithms stay finite."""
@@ -120,8 +119,10 @@ def thinned(batch: CellBatch, dropped: Tensor) -> CellBatch:
     -------
     The batch of the genes that are left, in their order; a cell may end up empty.
     """
-    tokens, cu_seqlens = chosen(batch.tokens, batch.cu_seqlens, ~dropped)
-    return CellBatch(tokens, batch.values[~dropped], cu_seqlens, batch.study)
+    kept = (~dropped).nonzero().squeeze(1)
+    # how many are left before each boundary: positions ascend
+    cu_seqlens = torch.searchsorted(kept, batch.cu_seqlens.long(), out_int32=batch.cu_seqlens.dtype == torch.int32)
+    return CellBatch(batch.tokens[kept], batch.values[kept], cu_seqlens, batch.study)
 
 
 def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Generator) -> CellBatch:
@@ -137,8 +138,8 @@ def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Genera
         CPU generator.
     """
     times = torch.rand(batch.n_cells, generator=generator) * max_time
-    cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel()).cpu()
-    dropped = torch.rand(cells.numel(), generator=generator) < times[cells]
+    of_token = times.repeat_interleave(batch.cu_seqlens.diff().cpu(), output_size=batch.tokens.numel())
+    dropped = torch.rand(len(of_token), generator=generator) < of_token
     return thinned(batch, dropped.to(batch.tokens.device))
 
 
@@ -168,7 +169,7 @@ def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) 
     paired = partners.any(dim=1)
     if not bool(paired.any()):
         return state.new_zeros(())
-    log_share = (z @ z.T / temperature).masked_fill(itself, -torch.inf).log_softmax(dim=1)
+    log_share = ((z @ z.T).to(z) / temperature).masked_fill(itself, -torch.inf).log_softmax(dim=1)
     of_cell = torch.where(partners, log_share, 0.0).sum(dim=1) / partners.sum(dim=1).clamp_min(1)
     return -of_cell[paired].mean()
 
@@ -184,9 +185,9 @@ def pair_contrast_loss(
     Parameters
     ----------
     state
-        `(B, dim)`.
+        `(B, dim)`, rows of length 1.
     positives
-        `(P, B, dim)`: P states for each cell.
+        `(P, B, dim)`, likewise: P states for each cell.
     present
         bool `(P, B)`: which of them there are.
     left_out
@@ -199,9 +200,9 @@ def pair_contrast_loss(
     A scalar in nats; 0 if there is no positive.
     """
     high = torch.promote_types(state.dtype, torch.float32)
-    z, same = F.normalize(state.to(high), dim=1), F.normalize(positives.to(high), dim=2)
+    z, same = state.to(high), positives.to(high)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     # -inf would do, were the gradient of a cell without negatives not NaN
-    others = (z @ z.T / temperature).masked_fill(left_out | itself, -1e9).logsumexp(dim=1)
+    others = ((z @ z.T).to(high) / temperature).masked_fill(left_out | itself, -1e9).logsumexp(dim=1)
     loss = F.softplus(others - (same * z).sum(dim=2) / temperature)
     return (loss * present).sum() / present.sum().clamp_min(1)

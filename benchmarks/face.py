@@ -227,20 +227,21 @@ SIZES = {
 ONE_SIZE = ("cell lines", "command line", "perturbation", "match_genes", "wrong key")
 """Calls that are measured at one size, whatever `--cells` says."""
 WITHIN = {
-    ("tl.embed", 700, "cold", "wall"): 5.0, ("tl.embed", 3000, "warm", "cpu"): 0.7,
+    ("tl.embed", 700, "cold", "cpu"): 5.0, ("tl.embed", 3000, "warm", "cpu"): 0.7,
     ("tl.integrate, cell lines", 1400, "warm", "cpu"): 10.0, ("tl.integrate", 12_000, "warm", "cpu"): 25.0,
     ("tl.integrate", 100_000, "warm", "cpu"): 300.0,
     **{(call, 3000, "warm", "cpu"): 10.0 for call in (
         "tl.impute, two genes", "tl.generate, 100 cells", "tl.grn", "tl.regulon", "tl.annotate", "tl.fit_perturbation",
         "tl.predict_perturbation", "tl.adapt",
     )},
-    ("pl.umap", 3000, "cold", "wall"): 12.0, ("pl.umap, of a map that is there", 3000, "warm", "wall"): 5.0,
-    ("pl.grn", 3000, "warm", "wall"): 5.0, ("pl.generated", 3000, "warm", "wall"): 5.0,
-    **{(call, 3000, "cold", "wall"): 2.0 for call in (
+    ("pl.umap", 3000, "cold", "cpu"): 12.0, ("pl.umap, of a map that is there", 3000, "warm", "cpu"): 5.0,
+    ("pl.grn", 3000, "warm", "cpu"): 5.0, ("pl.generated", 3000, "warm", "cpu"): 5.0,
+    **{(call, 3000, "cold", "cpu"): 2.0 for call in (
         "tl.integrate, a wrong key", "command line: a wrong option", "command line: a file that is not there",
     )},
 }  # fmt: skip
-"""Goals: call, cells, of which run, of which clock; seconds."""
+"""Goals: call, cells, of which run, of which clock; seconds. One thread waits for nothing: where a goal is of seconds on the
+clock, CPU seconds are what an idle machine shows."""
 
 
 MEASURED = ("cold_wall", "cold_cpu", "warm_wall", "warm_cpu", "peak_mib")

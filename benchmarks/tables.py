@@ -20,6 +20,7 @@ from _about import ABOUT, CHOSEN, JUDGED
 from _annotation_table import annotation_tables, literature
 from _curves import adapting, added_by_training, attempts, learning_curve, learning_curve_mouse, sister_studies
 from _denoising_table import denoising
+from _face_table import face as face_table
 from _few_genes_table import few_genes
 from _grn_table import grn_tables
 from _grn_table import reported as named_by_the_paper
@@ -49,6 +50,7 @@ TOPICS = {
     "networks": ("Gene networks", ("grn",)),
     "generation": ("Reconstruction, imputation, generation", ("reconstruction", "denoising")),
     "training": ("Training", ("ablation", "learning_curve", "learning_curve_mouse", "attempts")),
+    "waiting": ("What a user waits for", ("face",)),
     "speed": (
         "Speed and memory",
         (
@@ -179,6 +181,11 @@ def reconstruction(result: dict) -> str:
 def scaling(result: dict) -> str:
     """The figure and its figures, and the goals."""
     return with_goals(result, scaling_tables(result), "Goals of scaling", "")
+
+
+def face(result: dict) -> str:
+    """Seconds of each call, and the goals."""
+    return with_goals(result, [face_table(result)], "Goals of waiting", "")
 
 
 def said(value: object) -> str:
@@ -334,6 +341,7 @@ WRITERS = {
     "learning_curve_mouse": mouse,
     "attempts": attempts,
     "scaling": scaling,
+    "face": face,
     "faults": faults,
     "faults_long": faults,
     "fuzz": fuzz,

@@ -240,8 +240,8 @@ WITHIN = {
         "tl.integrate, a wrong key", "command line: a wrong option", "command line: a file that is not there",
     )},
 }  # fmt: skip
-"""Goals: call, cells, of which run, of which clock; seconds. One thread waits for nothing: where a goal is of seconds on the
-clock, CPU seconds are what an idle machine shows."""
+"""Goals: call, cells, of which run, of which clock; seconds. One thread waits for little but the disk: what the clock
+of an idle machine shows is close to its CPU seconds, so these are judged where a goal is about waiting, too."""
 
 
 MEASURED = ("cold_wall", "cold_cpu", "warm_wall", "warm_cpu", "peak_mib")

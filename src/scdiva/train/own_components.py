@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scdiva._rng import step_generator
+from scdiva._settings import progress_bar
 from scdiva.data.corpus import take_cells
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
 from scdiva.models.config import ScDiVaConfig
@@ -196,7 +197,7 @@ def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreeme
         cells = cells.subset(np.sort(rng.choice(cells.n_cells, MOST_JUDGED, replace=False)))
     found, number = [], 0
     n_splits = min(MOST_SPLITS, -(-ENOUGH_JUDGED // cells.n_cells))
-    for split in range(n_splits):
+    for split in progress_bar(range(n_splits), desc="comparing weights", unit="split"):
         shown, hidden, kept = _split(cells, step_generator(seed, split, "split"))
         fold, number = rng.permutation(len(kept)) % 2, len(kept)
         for part in (0, 1):

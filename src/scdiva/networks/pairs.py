@@ -14,9 +14,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
 from scdiva.data.cells import CellSource
 from scdiva.data.conditions import wanted_groups
-from scdiva.data.reading import Species
 from scdiva.models import ScDiVa
-from scdiva.tokenizer import Vocabulary
 
 MIN_CELLS = 10
 """Cells of a group, at least."""
@@ -109,42 +107,6 @@ def expressed_share(source: CellSource, group: NDArray[np.int64], n_groups: int)
     return n_expressing / np.bincount(group[group >= 0], minlength=n_groups)[:, None]
 
 
-def named_tokens(
-    names: Sequence[str] | str, what: str, vocabulary: Vocabulary, species: Species, there: NDArray[np.bool_]
-) -> tuple[list[str], NDArray[np.int64]]:
-    """Find genes that were named: the names as a list, and their tokens.
-
-    Parameters
-    ----------
-    names
-        A name, or several.
-    what
-        How messages call them.
-    vocabulary, species
-        What is looked into, and whose genes they are.
-    there
-        bool (n_tokens,), genes that there are.
-
-    Raises
-    ------
-    ValueError
-        If a gene is not there, or none is named.
-    """
-    wanted = [names] if isinstance(names, str) else [str(name) for name in names]
-    if not wanted:
-        raise ValueError(f"{what} names no gene; leave it out to take all.")
-    tokens = vocabulary.match(wanted, species).tokens.astype(np.int64)
-    if missing := [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]:
-        human = species in (None, "human")
-        symbols = vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]
-        raise ValueError(
-            f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
-            f"{missing[0]!r}{or_nearest(missing[0], symbols if human else ())}). Name them "
-            f"{'by symbol or Ensembl id' if human else 'as the data have them'}."
-        )
-    return wanted, tokens
-
-
 def choose_genes(
     sources: Sequence[str] | str | None,
     targets: Sequence[str] | str | None,
@@ -175,7 +137,6 @@ def choose_genes(
     ValueError
         If a gene that was named is unknown, not measured or expressed too rarely, or none is left.
     """
-    vocabulary, species = cells.vocabulary, cells.reading.species
     there = known & np.isin(np.arange(len(known)), cells.measured_tokens)
     most = share.max(axis=0)
     wide = there & (most >= min_fraction) & (most > 0)
@@ -183,7 +144,18 @@ def choose_genes(
     def tokens_of(names: Sequence[str] | str | None, what: str) -> NDArray[np.int64]:
         if names is None:
             return np.flatnonzero(wide)
-        wanted, tokens = named_tokens(names, what, vocabulary, species, there)
+        wanted = [names] if isinstance(names, str) else [str(name) for name in names]
+        if not wanted:
+            raise ValueError(f"{what} names no gene; leave it out to take all.")
+        tokens = cells.vocabulary.match(wanted, cells.reading.species).tokens.astype(np.int64)
+        if missing := [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]:
+            human = cells.reading.species in (None, "human")
+            symbols = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]
+            raise ValueError(
+                f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
+                f"{missing[0]!r}{or_nearest(missing[0], symbols if human else ())}). Name them "
+                f"{'by symbol or Ensembl id' if human else 'as the data have them'}."
+            )
         if rare := [name for name, token in zip(wanted, tokens, strict=True) if not wide[token]]:
             found = most[tokens[wanted.index(rare[0])]]
             raise ValueError(
@@ -196,7 +168,7 @@ def choose_genes(
     if sources == "tf":
         from scdiva.datasets import transcription_factors
 
-        factors = vocabulary.match(transcription_factors()).tokens
+        factors = cells.vocabulary.match(transcription_factors()).tokens
         chosen = np.intersect1d(factors, np.flatnonzero(wide))
     else:
         chosen = tokens_of(sources, "sources")

@@ -17,7 +17,6 @@ from scdiva import metrics
 from scdiva._checks import check_least
 from scdiva._constants import OBS_LABEL, PROBABILITY, REJECTED, UNS
 from scdiva.data.cells import log_normalised
-from scdiva.data.reading import Reading
 from scdiva.data.writing import our_uns
 from scdiva.get import annotation_df
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches
@@ -196,7 +195,7 @@ def marker_heatmap(
             f"adata.obs[{key!r}] holds {len(size)} types, the largest of {size.max()} cells: markers need two "
             "types or more, one of them with two cells or more."
         )
-    names = gene_names(Reading(use_raw=use_raw).var(adata), gene_symbols)
+    names = gene_names((adata.raw if use_raw and adata.raw else adata).var, gene_symbols)
     values, _ = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
     cells = AnnData(values[kept], obs=pd.DataFrame({key: types.array}, index=np.arange(len(kept)).astype(str)))
     cells.uns["log1p"] = {"base": None}

@@ -13,8 +13,8 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._checks import check_choices, check_least
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run, model_name, open_for
-from scdiva.data.genes import column_tokens, tokens_of_var
+from scdiva._running import how_to_run, open_for
+from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
 
@@ -136,9 +136,8 @@ def grn(
     100
     """
     begun = time.monotonic()
-    from scdiva.models.pretrained import load_for
     from scdiva.networks.methods import METHODS
-    from scdiva.networks.pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share, named_tokens
+    from scdiva.networks.pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share
 
     check_choices(method=(method, tuple(METHODS)))
     check_least(n_targets=(1 if n_targets is None else n_targets, 1))
@@ -150,12 +149,7 @@ def grn(
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     running = how_to_run(None, device, "fp32")
-    loaded = load_for(model, running.device)
-    there = np.isin(np.arange(loaded.config.n_tokens), column_tokens(reading.var(adata), loaded.vocabulary, reading))
-    for what, genes in (("sources", sources), ("targets", targets)):
-        if genes is not None and str(genes) != "tf":
-            named_tokens(genes, what, loaded.vocabulary, reading.species, loaded.seen_tokens & there)
-    _, source, parameters = open_for(loaded, adata, running, reading, empty=empty, embeds=method != "correlation")
+    loaded, source, parameters = open_for(model, adata, running, reading, empty=empty, embeds=method != "correlation")
     del parameters["precision"]
 
     chosen, n_groups = chosen.without(source.lengths == 0), len(chosen.numbered)
@@ -179,7 +173,6 @@ def grn(
         strength = np.abs(weights) if signed else weights
         graphs[key] = _matrix(weights, strength, columns[of_sources], columns[of_targets], n_targets, adata.n_vars)
     parameters |= {
-        "model": model_name(model),
         "method": method,
         "groupby": groupby or "",
         "groups": np.array([] if groupby is None else chosen.names, dtype=object),

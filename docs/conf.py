@@ -33,7 +33,10 @@ copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True  # a
 html_theme_options = {
     "show_toc_level": 2,
     "navbar_persistent": [],  # one search field, at the side
-    "secondary_sidebar_items": {"**": ["page-toc"], "results/*": [], "datasets": []},  # wide tables take the room
+    "secondary_sidebar_items": {  # wide tables take the room
+        "**": ["page-toc"],
+        **{page: [] for page in ("datasets", *(f"results/{path.stem}" for path in (HERE / "results").glob("*.md")))},
+    },
 }
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "tasklist"]

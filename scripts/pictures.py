@@ -25,7 +25,7 @@ PICTURES = {
     "mouse.png": ("mouse", "sd.pl.umap("),
     "reconstruction.png": ("imputation", "sd.pl.reconstruction("),
     "generation.png": ("imputation", "sd.pl.generated("),
-    "pretraining.png": ("pretraining", "ratios.plot("),
+    "pretraining.png": ("pretraining", "right.legend("),
 }
 """Of each picture the tutorial, and how the last line of the cell begins that draws it."""
 

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--final-learning-rate", type=float, default=0.1, help="share of it at the last step; 1: it stays")
+    parser.add_argument("--final-learning-rate", type=float, default=0.1, help="share of it at the end")
     parser.add_argument("--context-cells", type=int, default=256)
     parser.add_argument("--captured-rate", type=float, default=0.5)
     parser.add_argument("--weight-decay", type=float, default=0.01)

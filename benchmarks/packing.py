@@ -177,7 +177,8 @@ class Litdata:
     def read(self, noted: dict | None = None) -> Iterator[Batch]:
         from litdata import StreamingDataLoader, StreamingDataset
 
-        data = StreamingDataset(str(self.where), shuffle=True, seed=0, item_shuffle_window=self.window)
+        how = {"item_shuffle_window": self.window, "batch_decode": "auto" if self.window else "all"}
+        data = StreamingDataset(str(self.where), shuffle=True, seed=0, **how)
         self._loader = StreamingDataLoader(data, batch_size=BATCH, num_workers=0, collate_fn=joined)
         if noted is not None:
             self._loader.load_state_dict(noted)

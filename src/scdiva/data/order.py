@@ -126,10 +126,11 @@ class Deal:
         sizes, tokens = due.sums(pool)
         total = int(sizes.sum()), int(tokens.sum())
         self.n_batches, self.by_tokens = n_batches(*total, pool.longest, lanes, batch_size, batch_tokens)
-        self._blocks = np.arange(len(sizes), dtype=np.int32)[sizes > 0]
-        np.random.default_rng([*key, 1]).shuffle(self._blocks)
-        each = (tokens if self.by_tokens else sizes)[self._blocks]
+        each = tokens if self.by_tokens else sizes
         del sizes, tokens  # before more is taken
+        self._blocks = np.arange(len(each), dtype=np.int32)[each > 0]
+        np.random.default_rng([*key, 1]).shuffle(self._blocks)
+        each = each[self._blocks]
         self._ends = np.cumsum(each, dtype=np.int64)
         n_buffers = min(self.n_batches, max(1, len(self._blocks) // (lanes * n_blocks)))
         # The lanes of a process change buffers in turn: a cut between two is moved by up to half of a buffer.

@@ -244,12 +244,15 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
 @pytest.mark.usefixtures("quiet")
 def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabulary):
     from scdiva.tl._annotation import shared_tokens
-    from scdiva.tl._integrate import gene_columns
 
     expected = column_tokens(rat.var, vocabulary, Reading(gene_ids="human"))
-    columns, tokens = gene_columns(rat, ["Rt5-ps", "Rt7-ps"], vocabulary, Reading(species=table))
-    assert columns.tolist() == [5, 7]
-    np.testing.assert_array_equal(tokens, expected[[5, 7]])
+    rat.obsm["state"] = np.random.default_rng(0).normal(size=(rat.n_obs, 3))
+    found = []
+    for how in ({"species": table}, {"gene_ids": "human"}):
+        cells = rat.copy()
+        sd.tl.corrected_expression(cells, "batch", ["Rt5-ps", "Rt7-ps"], use_rep="state", **how)
+        found.append(cells.obsm["scdiva_corrected"])
+    np.testing.assert_array_equal(*found)
     opened = open_cells(rat, sd.models.load(), Reading(species=table, empty="nan"))
     shared = shared_tokens(opened, opened)
     np.testing.assert_array_equal(shared, np.unique(expected[expected >= 0]))

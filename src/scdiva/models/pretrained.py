@@ -151,10 +151,7 @@ def _read_network(folder: Path, config: dict[str, Any], data: dict[str, bytes]) 
             f"{folder / VOCABULARY} is not the vocabulary that the model was trained with: it has {vocabulary.n_genes} "
             f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected!s:.300}"
         )
-    try:
-        described = ScDiVaConfig.from_dict(config["model"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
+    described = _model_config(folder, config)
     if described.n_genes != vocabulary.n_genes:
         raise ValueError(
             f"{folder}: {CONFIG} describes a model of {described.n_genes:,} genes, but {VOCABULARY} holds "
@@ -163,6 +160,14 @@ def _read_network(folder: Path, config: dict[str, Any], data: dict[str, bytes]) 
     network = _filled(described, data[WEIGHTS], folder / WEIGHTS)
     network.vocabulary, network.metadata = vocabulary, config["metadata"]
     return network.eval()
+
+
+def _model_config(folder: Path, config: dict[str, Any]) -> ScDiVaConfig:
+    """Give the configuration that config.json holds."""
+    try:
+        return ScDiVaConfig.from_dict(config["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
 
 
 def _filled(config: ScDiVaConfig, data: bytes, file: Path) -> ScDiVa:

@@ -129,10 +129,11 @@ def generate(
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
-    var = reading.var(adata)
-    tokens = column_tokens(var, loaded.vocabulary, reading)
-    shown = _fixed(fixed or {}, tokens, var.index, None if from_state else loaded.config.max_length)
+    var, most = reading.var(adata), None if from_state else loaded.config.max_length
+    if fixed:  # names are refused before a cell is read
+        _fixed(fixed, column_tokens(var, loaded.vocabulary, reading), var.index, most)
     _, opened, parameters = open_for(loaded, adata, how_to_run(None, "cpu", "fp32"), reading, empty="nan")
+    shown = _fixed(fixed or {}, opened.tokens, var.index, most)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share

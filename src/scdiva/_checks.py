@@ -156,8 +156,8 @@ def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) ->
     for one in dict.fromkeys(str(one) for one in known if one is not None):  # anndata 0.13 has a layer None
         forms.setdefault(one.lower(), []).append(one)
     near = difflib.get_close_matches(str(name).lower(), list(forms), n=n, cutoff=cutoff)
-    alike = {one: difflib.SequenceMatcher(None, one, str(name)).ratio() for form in near for one in forms[form]}
-    return [one for form in near for one in sorted(forms[form], key=lambda one: -alike[one])][:n]
+    similarity = {one: difflib.SequenceMatcher(None, one, str(name)).ratio() for form in near for one in forms[form]}
+    return [one for form in near for one in sorted(forms[form], key=lambda one: -similarity[one])][:n]
 
 
 def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:

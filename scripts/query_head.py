@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from scdiva.diffusion.masking import cell_of_token
 from scdiva.models import ScDiVaConfig
 from scdiva.nn.layers import INIT_STD, Block, Blocks, RMSNorm, linear
 from scdiva.nn.queries import FEW, HEADS, LEAST, QueryHead
+
+READER_LAYERS, READER_HEADS = 2, 4
 
 
 class Context(NamedTuple):
@@ -149,60 +152,78 @@ class SingleQueries(QueryHead):
         return torch.cat([read, known[:, None], around[:, None], flags], dim=1)
 
 
+def gene_codes(table: Tensor) -> Tensor:
+    """Make the codes by which a :class:`CellReader` knows genes, `(n_tokens, dim)`, of the set encoder's table.
+
+    A gene's row there, all scaled by one number; random numbers, always the same, for genes that have none.
+    """
+    codes = torch.from_numpy(np.random.RandomState(0).standard_normal(table.shape)).to(table.dtype)
+    known = table.detach().any(dim=1)
+    codes[known] = table.detach()[known] / table.detach()[known].square().mean().sqrt()
+    return INIT_STD * codes
+
+
 class CellReader(nn.Module):
     r"""A transformer over the visible genes of a cell, without positions, and attention of queries to what it makes.
 
-    Genes enter as their embeddings of the model, which stay as they are, plus an embedding of their value; before them
-    stands the cell state. A query enters as the embedding of its gene; what it reads is weighed by the gene, unit by
+    Genes enter as their codes (:func:`gene_codes`), which are not trained, plus an embedding of their value; before
+    them stands the cell state. A query enters as the code of its gene; what it reads is weighed by the gene, unit by
     unit. Queries do not see each other.
 
     Parameters
     ----------
     config
-        Of the model: its width, heads, blocks and state are the reader's too.
+        Of the model: the width of its set encoder's table is the reader's.
+    table
+        `(n_tokens, anchor_linear_dim)`, of the set encoder.
     """
 
-    def __init__(self, config: ScDiVaConfig) -> None:
+    def __init__(self, config: ScDiVaConfig, table: Tensor) -> None:
         super().__init__()
-        dim, self.n_heads = config.dim, config.n_heads
+        self.codes = nn.Buffer(gene_codes(table), persistent=False)
+        dim, eps = config.anchor_linear_dim, config.norm_eps
         self.value_in = nn.Sequential(
             linear(1, dim, bias=True, std=1.0), nn.SiLU(), linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)
         )
         nn.init.normal_(self.value_in[0].bias)
         self.state_in = linear(config.state_dim, dim, bias=True)
-        sizes, eps = (dim, self.n_heads, config.ffn_dim), config.norm_eps
-        out_std = INIT_STD / (2 * config.n_layers) ** 0.5
-        self.blocks = Blocks(Block(*sizes, eps=eps, out_std=out_std) for _ in range(config.n_layers))
+        out_std = INIT_STD / (2 * READER_LAYERS) ** 0.5
+        self.blocks = Blocks(Block(dim, READER_HEADS, dim, eps=eps, out_std=out_std) for _ in range(READER_LAYERS))
         self.norm = RMSNorm(dim, eps)
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.gate = nn.Linear(dim, dim)
 
     def forward(
-        self, genes: Tensor, values: Tensor, cu_seqlens: Tensor, state: Tensor, asked: Tensor, cell: Tensor
+        self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, state: Tensor, asked: Tensor, cell: Tensor
     ) -> Tensor:
         """Read for N queries, `(N, dim)`.
 
         Parameters
         ----------
-        genes, values, cu_seqlens
-            `(T, dim)`, `(T,)` and `(B + 1,)`: embeddings of the visible genes of packed cells, and their values.
+        tokens, values, cu_seqlens
+            int64 `(T,)`, `(T,)` and `(B + 1,)`: the visible genes of packed cells, and their values.
         state
             `(B, state_dim)`.
         asked, cell
-            `(N, dim)` and int64 `(N,)`: embeddings of the genes asked about, and the cell of each query, ascending.
+            int64 `(N,)`: tokens of the genes asked about, and the cell of each query, ascending.
         """
-        rows = torch.cat([self.state_in(state), genes + self.value_in(values[:, None])])
+        ask = self.codes[asked]
+        rows = torch.cat([self.state_in(state), self.codes[tokens] + self.value_in(values[:, None])])
         of = torch.cat([torch.arange(len(state), device=cell.device), cell_of_token(cu_seqlens, len(values))])
         bounds = cu_seqlens + torch.arange(len(cu_seqlens), dtype=cu_seqlens.dtype, device=cell.device)
         lengths = cu_seqlens.diff().tolist()
         order = of.argsort(stable=True)  # the state of each cell before its genes
         hidden = self.norm(self.blocks(rows[order], bounds, max(lengths) + 1))[order >= len(state)]
         number = torch.bincount(cell, minlength=len(state)).tolist()
-        q, k, v = self.query(asked).split(number), self.key(hidden).split(lengths), self.value(hidden).split(lengths)
+        q, k, v = (
+            self.query(ask).split(number),
+            self.key(hidden).split(lengths),
+            self.value(hidden).split(lengths),
+        )
         read = []
         for of_cell in zip(q, k, v, strict=True):
-            q_, k_, v_ = (x.unflatten(1, (self.n_heads, -1)).transpose(0, 1) for x in of_cell)
+            q_, k_, v_ = (x.unflatten(1, (READER_HEADS, -1)).transpose(0, 1) for x in of_cell)
             # plain products: on a CPU those of bfloat16 are twice as fast as the fused kernel's
             weights = (q_ @ k_.transpose(1, 2) / q_.shape[2] ** 0.5).softmax(dim=2)
             read.append((weights @ v_).transpose(0, 1).flatten(1))
-        return torch.cat(read) * (1 + self.gate(asked))
+        return torch.cat(read) * (1 + self.gate(ask))

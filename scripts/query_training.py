@@ -212,8 +212,12 @@ class QueryModule(TaskModule):
                 'state_head=True and anchor="encoder".'
             )
         c = model.config
-        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes, c.dim if config.reader_genes else 0)
-        self.reader = CellReader(c) if config.reader_genes else None
+        width = c.anchor_linear_dim if config.reader_genes else 0
+        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes, width)
+        self.reader = None
+        if config.reader_genes:
+            assert model.anchor is not None
+            self.reader = CellReader(c, model.anchor.table.weight)
         self.measured: Tensor
         self.register_buffer("measured", torch.as_tensor(measured), persistent=False)
         model.requires_grad_(False)
@@ -309,10 +313,8 @@ class QueryModule(TaskModule):
         rank = torch.arange(len(tokens), device=tokens.device) - bounds[:-1].long()[cell_of_token(bounds, len(tokens))]
         kept = rank < self.config.reader_genes
         tokens, bounds = chosen(tokens, bounds, kept)
-        table, order = self.model.embedding.gene.weight, cell.argsort(stable=True)
-        found = self.reader(
-            table[tokens], values[kept], bounds, state, table[gene[order] + N_SPECIAL], cell[order]
-        )  # fmt: skip
+        order = cell.argsort(stable=True)
+        found = self.reader(tokens, values[kept], bounds, state, gene[order] + N_SPECIAL, cell[order])
         back = torch.empty_like(found)
         back[order] = found
         return back.float()

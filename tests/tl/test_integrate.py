@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
+from scdiva._constants import N_SPECIAL
 from scdiva._labels import label_numbers
 from scdiva.tl import _integrate
 from scdiva.tl._integrate import cramers_v
@@ -75,6 +76,22 @@ def test_other_names_and_what_stood_there_before(plain, cells):
     assert set(data.obsm) == {"X_scdiva", "mine"}
     assert set(data.uns["scdiva"]) == {"X_scdiva", "mine", "integrate", "written"}
     np.testing.assert_array_equal(data.obsm["X_scdiva"], zero_shot)
+
+
+@pytest.mark.parametrize("corrected", [True, "one", ["one"]])
+def test_corrected_expression_by_its_old_argument_warns_and_is_that_of_the_call(plain, cells, corrected):
+    data, known = cells.copy(), cells.var_names[plain.vocabulary.match(list(cells.var_names)).tokens >= N_SPECIAL]
+    asked = known if corrected is True else known[4:5]
+    data.X = sp.csr_matrix(data.X)
+    data.X[3] = 0  # a cell without genes stays NaN
+    with pytest.warns(DeprecationWarning, match="tl.corrected_expression"):
+        given = corrected if corrected is True else asked[0] if corrected == "one" else list(asked)
+        sd.tl.integrate(data, "batch", model=plain, corrected=given, layer_added="old", **QUICK)
+    sd.tl.corrected_expression(data, "batch", list(asked), model=plain)
+    at = data.var_names.get_indexer(asked)
+    np.testing.assert_allclose(data.layers["old"][:, at], data.obsm["scdiva_corrected"], atol=1e-5)
+    assert np.isnan(np.delete(data.layers["old"], at, axis=1)).all()
+    assert np.isnan(data.layers["old"]).all(axis=1).tolist() == [n == 3 for n in range(240)]
 
 
 @pytest.mark.parametrize("labels_key", ["cell_type", None])
@@ -241,6 +258,7 @@ def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
         ({"labels_key": "one"}, ValueError, "240 cells with 1 type"),
         ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
         ({"unlabeled_category": "unknown"}, ValueError, "labels_key"),
+        ({"corrected": ["GAPDHX"]}, KeyError, "1 of 1 genes .*adata.var_names.*'GAPDHX'"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
         ({"steps": 1.5}, TypeError, "float"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva._checks import check_least, warn
+from scdiva._checks import check_least, refuse_absent, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
 from scdiva._running import embed_all, how_to_run, model_name, open_for
 from scdiva._settings import logger, torch_threads_kept
+from scdiva.data.genes import column_tokens
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
+from scdiva.tl._corrected import predict_within
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +47,9 @@ def integrate(
     duplicates: Literal["sum", "error"] = "sum",
     unlabeled_category: str | None = None,
     steps: int = 1000,
+    corrected: bool | Sequence[str] = False,
     key_added: str = C.OBSM_INTEGRATED,
+    layer_added: str = C.CORRECTED,
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> ScDiVa:
@@ -82,6 +87,9 @@ def integrate(
     steps
         Steps of training, of 256 cells; the reversal rises over them. Their products are in bfloat16 where the device
         multiplies it in hardware and `scdiva.settings.precision` allows it, weights and losses in float32.
+    corrected, layer_added
+        Deprecated: call :func:`corrected_expression` after this. Also write corrected expression to
+        `adata.layers[layer_added]`: True, of all genes that the model knows, or the names of some; NaN elsewhere.
     key_added
         Key of `adata.obsm` to write.
     rng
@@ -105,7 +113,7 @@ def integrate(
     Raises
     ------
     KeyError
-        If a column or layer does not exist.
+        If a column, layer or gene does not exist.
     ValueError
         If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, the
         model has integrated batches before, or the matrix is refused as by :func:`embed`.
@@ -142,7 +150,7 @@ def integrate(
     """
     begun = time.monotonic()
     check_writable(adata, call="tl.embed", entry=key_added, obsm=[key_added])
-    check_writable(adata, call="tl.integrate", entry=C.INTEGRATE)
+    check_writable(adata, call="tl.integrate", entry=C.INTEGRATE, layers=[] if corrected is False else [layer_added])
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not keys or len(set(keys)) < len(keys):
         raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
@@ -169,11 +177,13 @@ def integrate(
             "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "
             f"with the model it came from, such as {C.DEFAULT_MODEL!r}."
         )
+    columns, tokens = (None, None) if corrected is False else _of_genes(adata, corrected, given, reading)
     seed = seed_of(rng)
 
     _, source, parameters = open_for(given, adata, running, reading)
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
-    cells, rows = read_cells(source, together.ravel())
+    whole, rows = read_cells(source, together.ravel(), whole=columns is not None)
+    cells = whole if columns is None else whole.subset(np.arange(whole.n_cells), given.config.input_length)
     if cells.n_batches == 1:
         warn(
             f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
@@ -201,6 +211,13 @@ def integrate(
     embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)
     embedding[rows] = integrated
 
+    layers = {}
+    if columns is not None:
+        layers[layer_added] = values = np.full(adata.shape, np.nan, dtype=np.float32)
+        measured = whole.matrix(given.config.n_genes + C.N_SPECIAL)[:, tokens]
+        alike = np.ones(len(rows), dtype=bool)
+        values[np.ix_(rows, columns)] = predict_within(embedding[rows], measured, whole.batch, alike)[0]
+
     notes: dict[str, Any] = {
         "batch_key": keys,
         "labels_key": labels_key or "",
@@ -212,8 +229,24 @@ def integrate(
         "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
     }
     write(adata, "tl.embed", key_added, parameters, obsm={key_added: embedding})
-    write(adata, "tl.integrate", C.INTEGRATE, notes)
+    write(adata, "tl.integrate", C.INTEGRATE, notes, layers=layers)
     return new
+
+
+def _of_genes(
+    adata: AnnData, corrected: bool | Sequence[str], model: ScDiVa, reading: Reading
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the columns of adata that corrected expression is asked of, as version 0.1 did, and their tokens."""
+    call = "sd.tl.corrected_expression(adata, batch_key, genes)"
+    warnings.warn(f"corrected= will go: call {call} after this.", DeprecationWarning, stacklevel=3)
+    tokens = column_tokens(adata.var, model.vocabulary, reading)
+    wanted = tokens != C.UNKNOWN
+    if corrected is not True:
+        asked = [corrected] if isinstance(corrected, str) else list(corrected or [])
+        lack = "genes are not in adata.var_names, or the model does not know them"
+        refuse_absent(asked, adata.var_names[wanted], lack)
+        wanted &= adata.var_names.isin(asked)
+    return np.flatnonzero(wanted), tokens[wanted]
 
 
 def cramers_v(one: np.ndarray, other: np.ndarray) -> float:

@@ -48,8 +48,8 @@ def integrate(
     unlabeled_category: str | None = None,
     steps: int = 1000,
     corrected: bool | Sequence[str] = False,
-    key_added: str = C.OBSM_INTEGRATED,
     layer_added: str = C.CORRECTED,
+    key_added: str = C.OBSM_INTEGRATED,
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> ScDiVa:

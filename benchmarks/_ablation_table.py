@@ -43,7 +43,7 @@ def family(rows: list[dict], base: str) -> str:
     lines = []
     better, worse = {}, {}
     for arm, some in arms.items():
-        line = [arm, some[0]["what"], f"{round(mean(row['cells_seen'] for row in some)):,}"]
+        line = {"arm": arm, "": some[0]["what"], "cells seen": f"{round(mean(row['cells_seen'] for row in some)):,}"}
         for key in keys:
             values = [row[key] for row in some if key in row]
             cell = f"{mean(values):.3f}" if values else "-"
@@ -56,9 +56,8 @@ def family(rows: list[dict], base: str) -> str:
                 if clear:
                     side.setdefault(arm, []).append(ABLATED[key][0])
                     cell = f"**{cell}**"
-            line.append(cell)
+            line[key] = cell
         lines.append(line)
-    header = ["arm", "", "cells seen", *(ABLATED[key][0] for key in keys)]
 
     def named(side: dict[str, list[str]]) -> str:
         return "; ".join(f"`{arm}` ({', '.join(measures)})" for arm, measures in side.items()) or "none"
@@ -68,7 +67,13 @@ def family(rows: list[dict], base: str) -> str:
         f"Better than `{base}` by more than two standard errors: {named(better)}. Worse: {named(worse)}. "
         f"Did not help, in no measure here: {', '.join(alike) or 'none'}.\n"
     )
-    return f"{table(header, lines)}\n{words}"
+    tables = []
+    for measured in (STATE, DENOISED):  # side by side they are wider than a page
+        if shown := [key for key in keys if key in measured]:
+            columns = ["arm", "", "cells seen"][: 2 if tables else 3] + shown
+            header = [ABLATED[key][0] if key in ABLATED else key for key in columns]
+            tables.append(table(header, [[line[key] for key in columns] for line in lines]))
+    return "\n".join([*tables, words])
 
 
 def ablation(result: dict) -> str:

@@ -9,8 +9,8 @@ FIGURE = re.compile(r"(\*\*)?[-+±<>≤≥~]?\.?\d|[-–—]?$")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table. The first column is text; others are, too, where not all of their cells begin as figures do."""
-    figures = [i > 0 and all(FIGURE.match(row[i]) for row in rows) for i in range(len(header))]
+    """A Markdown table. The first column is text; so is one with a long cell or one that does not begin as a figure."""
+    figures = [i > 0 and all(FIGURE.match(row[i]) and len(row[i]) < 80 for row in rows) for i in range(len(header))]
     lines = [header, ["--:" if one else "---" for one in figures], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 

@@ -2,7 +2,8 @@
 
     python scripts/check_package.py [--out dist]
 
-The environment stands in a temporary folder, takes the versions of constraints.txt and is removed at the end.
+The environment stands in a temporary folder and is removed at the end. On Python 3.11 it takes the versions of
+constraints.txt, on any other the newest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-from empty_environment import CONSTRAINTS, ROOT, build, empty_environment, pinned_torch, pip, run, run_tests, stage
+from empty_environment import LOCK, ROOT, build, empty_environment, pinned_torch, pip, run, run_tests, stage
 
 NEEDED = (
     "scdiva/py.typed",
@@ -102,8 +103,8 @@ def main() -> None:
             print(f"   {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, as the sources")
         with stage("an empty environment: torch, then the wheel, no extras"):
             python = empty_environment(folder / "venv")
-            pip(python, "install", "--no-compile", "--constraint", CONSTRAINTS, pinned_torch())
-            pip(python, "install", "--no-compile", "--constraint", CONSTRAINTS, wheel)
+            pip(python, "install", "--no-compile", *LOCK, pinned_torch())
+            pip(python, "install", "--no-compile", *LOCK, wheel)
             pip(python, "check")
             run([python, "-c", ABSENT, *sorted(extras())], cwd=folder)
         with stage("used there: embed, the README's example, command line"):
@@ -112,7 +113,7 @@ def main() -> None:
             for option in ("--version", "--help"):
                 run([python.parent / "scdiva", option], cwd=folder)
         with stage("every public name, and the hints of missing extras"):
-            pip(python, "install", "--no-compile", "--constraint", CONSTRAINTS, "pytest")
+            pip(python, "install", "--no-compile", *LOCK, "pytest")
             run_tests(python, TESTS, folder, WITHOUT_EXTRAS)
         if arguments.out:
             arguments.out.mkdir(exist_ok=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
+LOCK = ("--constraint", CONSTRAINTS) if sys.version_info[:2] == (3, 11) else ()
+"""The locked versions are of Python 3.11; any other takes the newest, all but torch."""
 
 
 @contextmanager

@@ -156,6 +156,31 @@ def mapped(adata: ad.AnnData) -> None:
     sd.pl.umap(adata)
 
 
+def integrated(adata: ad.AnnData) -> None:
+    import scdiva as sd
+
+    sd.tl.integrate(adata, batch_of(adata))
+
+
+def annotated(adata: ad.AnnData) -> None:
+    import scdiva as sd
+
+    sd.tl.embed(adata)
+    sd.tl.annotate(adata, "cell_type", adata[::2].copy(), unlabeled_category="unlabelled")
+
+
+def predicted(adata: ad.AnnData) -> None:
+    import scdiva as sd
+
+    sd.tl.predict_perturbation(adata, "perturbation", predict=["FOXO4"])
+
+
+def scored(adata: ad.AnnData) -> None:
+    import scdiva as sd
+
+    sd.tl.score_perturbation(adata, adata)
+
+
 def refused(adata: ad.AnnData) -> None:
     """A column that is not there: an error, before anything is read."""
     import scdiva as sd
@@ -165,6 +190,10 @@ def refused(adata: ad.AnnData) -> None:
     except KeyError:
         return
     raise AssertionError("a batch_key that is not there was taken")
+
+
+def in_a_file(adata: ad.AnnData) -> None:
+    adata.write_h5ad("cells.h5ad")
 
 
 def command_line(*arguments: str) -> Callable[[ad.AnnData], None]:
@@ -191,12 +220,17 @@ CALLS: dict[str, tuple[str, Calls]] = {
     "Harmony on PCA": (DONORS, harmony),
     "tl.integrate, cell lines": (LINES, ours("tl.integrate", batch_key="batch")),
     "Harmony on PCA, cell lines": (LINES, harmony),
+    "tl.corrected_expression, cell lines": (
+        LINES,
+        (integrated, ours("tl.corrected_expression", batch_key="batch", genes=["ACTB", "GAPDH"])),
+    ),
     "tl.annotate": (BLOOD, annotate),
     "logistic regression on PCA": (BLOOD, logistic_regression),
     "tl.impute, two genes": (BLOOD, ours("tl.impute", genes=["CD3D", "LYZ"])),
     "tl.generate, 100 cells": (BLOOD, ours("tl.generate", n_cells=100)),
     "tl.grn": (BLOOD, ours("tl.grn")),
     "tl.regulon": (BLOOD, after("tl.grn", "tl.regulon", source="CD3D")),
+    "tl.grn_modules": (BLOOD, after("tl.grn", "tl.grn_modules")),
     "decoupler: ulm": (BLOOD, dorothea_like),
     "tl.reconstruct": (BLOOD, ours("tl.reconstruct")),
     "tl.log_likelihood": (BLOOD, ours("tl.log_likelihood")),
@@ -206,12 +240,21 @@ CALLS: dict[str, tuple[str, Calls]] = {
         SCREEN,
         ours("tl.predict_perturbation", perturbation_key="perturbation", predict=["KLF1+MAPK1", "SGK1+PLK4"]),
     ),
+    "tl.score_perturbation": (SCREEN, (predicted, scored)),
     "tl.integrate, a wrong key": (BLOOD, refused),
     "pl.umap": (BLOOD, after("tl.embed", "pl.umap", color="cell_type")),
     "pl.umap, of a map that is there": (BLOOD, (mapped, ours("pl.umap", color="cell_type"))),
     "scanpy: PCA to a drawn UMAP": (BLOOD, scanpy_umap),
+    "pl.annotation": (BLOOD, (annotated, ours("pl.annotation"))),
+    "pl.confusion_matrix": (BLOOD, (annotated, ours("pl.confusion_matrix", labels_key="cell_type"))),
+    "pl.marker_heatmap": (BLOOD, (annotated, ours("pl.marker_heatmap"))),
+    "pl.integration, cell lines": (LINES, (integrated, ours("pl.integration", batch_key="batch"))),
+    "pl.perturbation": (SCREEN, (predicted, ours("pl.perturbation", condition="FOXO4"))),
     "pl.grn": (BLOOD, after("tl.grn", "pl.grn")),
     "pl.generated": (BLOOD, (drawn_cells, generated_plot)),
+    "get.annotation_df": (BLOOD, (annotated, ours("get.annotation_df"))),
+    "get.grn_df": (BLOOD, after("tl.grn", "get.grn_df")),
+    "command line: embed": (BLOOD, (in_a_file, command_line("embed", "cells.h5ad", "--out", "embedded.h5ad"))),
     "command line: --help": (BLOOD, command_line("--help")),
     "command line: a wrong option": (BLOOD, command_line("embed", "--nothing", "x")),
     "command line: a file that is not there": (BLOOD, command_line("embed", "nowhere.h5ad", "--out", "out.h5ad")),
@@ -220,7 +263,9 @@ CALLS: dict[str, tuple[str, Calls]] = {
 SIZES = {
     "tl.embed": (700, 3_000, 30_000), "scanpy: normalise, genes, PCA": (700, 3_000, 30_000),
     "tl.integrate": (12_000, 100_000), "Harmony on PCA": (12_000, 100_000), "tl.integrate, cell lines": (1_400,),
-    "Harmony on PCA, cell lines": (1_400,),
+    **dict.fromkeys(
+        ("Harmony on PCA, cell lines", "tl.corrected_expression, cell lines", "pl.integration, cell lines"), (1_400,)
+    ),
     **dict.fromkeys(("tl.annotate", "tl.impute, two genes", "tl.generate, 100 cells", "tl.grn"), (3_000, 30_000)),
 }  # fmt: skip
 """Cells that a call is measured with; 3,000 where nothing stands here. A set that has hardly fewer is taken whole."""

@@ -173,6 +173,7 @@ WRONG = {
     "key_added": "a/b", "batch_key": "nowhere", "labels_key": "nowhere", "groupby": "nowhere", "groups": ["nowhere"],
     "perturbation_key": "nowhere", "control": "nowhere", "dose_key": "nowhere", "state_key": "nowhere",
     "start": "nowhere", "target": "nowhere", "genes": ["nowhere"], "sources": ["nowhere"], "targets": ["nowhere"],
+    "predict": ["control"], "dose": -1.0, "candidates": ["nowhere"], "guides": {"nowhere": "x"},
     "fixed": {"nowhere": 1.0}, "parents": {"x": "y"}, "source": "nowhere",
     "steps": 0, "n_steps": 0, "n_samples": 0, "n_targets": 0, "n_neighbors": 0, "n_cells": 0, "n_genes": 0,
     "block_rows": 0, "max_length": 0, "mask_ratio": 2.0, "min_fraction": 2.0, "fraction": 2.0, "backoff": -1.0,
@@ -192,8 +193,8 @@ GIVEN = {
     "pl.perturbation": {"condition": "double"}, "pl.hit_rate": {},
 }  # fmt: skip
 
-AFTER = {"tl.predict_perturbation": ("groups",), "tl.grn": ("sources", "targets")}
-"""What is judged by the cells: which groups have control cells, and which genes are expressed widely enough."""
+AFTER = {"tl.grn": ("sources", "targets")}
+"""What is judged by the cells: which genes are expressed widely enough."""
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +233,63 @@ def test_an_argument_that_is_refused_is_refused_before_any_cell_is_read(encoded,
             call(**given | {key: value})
         assert isinstance(caught.value, KeyError | ValueError | TypeError | OSError), key
         assert (passes.n, sum(encoded.values())) == (0, 0), f"{key}={value!r}: {caught.value}"
+
+
+@pytest.fixture(scope="module")
+def fitted_by_line():
+    return sd.tl.fit_perturbation(by_line(Passes()), "perturbation", groupby="line", dose_key="dose")
+
+
+def by_line(passes: Passes):
+    """Cells of two lines and doses, all conditions in each."""
+    adata = drawn(passes)
+    adata.obs["line"] = np.repeat(["one", "two"], N_CELLS // 2)
+    adata.obs["dose"] = np.resize(np.repeat([1.0, 2.0], 6), N_CELLS)
+    return adata
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"predict": ["nowhere"]}, "1 of 1 perturbed genes or labels .*'nowhere'"),
+        ({"predict": []}, "predict names no perturbation"),
+        ({"groups": ["nowhere"]}, "'nowhere'.*there are 'one', 'two'"),
+        ({"groups": ["one", "one"]}, "groups holds 'one' more than once"),
+        ({"dose": [1.0, 0.0]}, "dose must be a number above 0"),
+    ],
+)
+def test_what_is_to_be_predicted_is_judged_before_any_cell_is_read(fitted_by_line, fits, asked, match):
+    passes = Passes()
+    adata = by_line(passes)
+    design = {"perturbation_key": "perturbation", "groupby": "line", "dose_key": "dose"}
+    with pytest.raises(ValueError, match=match):
+        sd.tl.predict_perturbation(adata, **(design if fits else {"model": fitted_by_line}) | asked)
+    assert passes.n == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"candidates": ["nowhere"]}, "1 of 1 perturbed genes or labels .*'nowhere'"),
+        ({"candidates": ["control"]}, "candidates holds 'control'"),
+        ({"dose": 0.0}, "dose must be a number above 0"),
+        ({"dose": [1.0, 2.0]}, "dose must be one number"),
+    ],
+)
+def test_what_is_to_be_ranked_is_judged_before_any_cell_is_read(fitted_by_line, asked, match):
+    passes = Passes()
+    adata = by_line(passes)[: N_CELLS // 2]
+    with pytest.raises(ValueError, match=match):
+        sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted_by_line, **asked)
+    assert passes.n == 0
+
+
+def test_genes_of_a_screen_are_missed_before_any_cell_is_read(fitted_by_line):
+    passes = Passes()
+    fewer = by_line(passes)[: N_CELLS // 2, :-3]
+    with pytest.raises(ValueError, match="3 of 150 genes of the screen are not in adata.var_names"):
+        sd.tl.predict_perturbation(fewer, model=fitted_by_line)
+    with pytest.raises(ValueError, match="3 of 150 genes of the screen are not in adata.var_names"):
+        sd.tl.rank_perturbations(fewer, "state", "now", target="wanted", model=fitted_by_line)
+    assert passes.n == 0

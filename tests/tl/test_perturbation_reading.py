@@ -9,12 +9,13 @@ import scipy.sparse as sp
 from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import perturbations
 from scdiva.data.reading import Reading
-from scdiva.perturbation.screen import read_screen, refuse_unknown
+from scdiva.perturbation.screen import design, read_screen, refuse_unknown
 
 
 def read(data, model, groupby=None, dose_key=None, separator="+", control="control", key="perturbation", **reading):
     known = perturbations(data, key, control, separator)
-    return read_screen(data, known, groupby, dose_key, model, "cpu", Reading(**reading))
+    given = Reading(**reading)
+    return read_screen(data, *design(data, known, groupby, dose_key, given), model, "cpu", given)
 
 
 @pytest.mark.parametrize("dose", [0.0, -1.0, np.nan, np.inf, "much"])

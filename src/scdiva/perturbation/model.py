@@ -18,16 +18,14 @@ from scdiva._constants import BASELINES
 from scdiva._rng import step_seed
 from scdiva._running import model_name
 from scdiva._settings import logger
-from scdiva.data.cells import open_cells
 from scdiva.data.conditions import Guides, guides_as_noted, perturbations, read_perturbations, stored_guides
-from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models.pretrained import load_for
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.response import Similarities, baselines, expected_response, similarities_of
-from scdiva.perturbation.screen import Conditions, Controls, Screen, controls_of, gene_tokens, group_names, read_screen
+from scdiva.perturbation.screen import Conditions, Controls, Screen, design, gene_tokens, group_names, read_screen
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -217,8 +215,8 @@ def open_screen(
     given: ScDiVa | str | os.PathLike[str],
     device: str,
     reading: Reading,
-) -> tuple[PerturbationModel, Controls]:
-    """Open a screen that a model is to be fitted on.
+) -> tuple[PerturbationModel, NDArray[np.int64]]:
+    """Open a screen that a model is to be fitted on; its matrix is not read.
 
     Parameters
     ----------
@@ -227,82 +225,84 @@ def open_screen(
     given
         The model, as the user gave it.
     reading
-        What to read.
+        What will be read.
 
     Returns
     -------
-    The model before it is fitted, and the control cells.
+    The model before it is fitted, and the number of each cell's condition (:func:`scdiva.perturbation.screen.design`).
     """
-    begun, model = time.monotonic(), load_for(given, device)
+    model = load_for(given, device)
     check_columns(perturbation_key, groupby, dose_key)
     known = read_perturbations(adata, perturbation_key, control, separator, guides, model.vocabulary, reading.species)
-    screen, controls = read_screen(adata, known, groupby, dose_key, model, device, reading)
+    screen, number = design(adata, known, groupby, dose_key, reading)
     if len(screen.conditions) == 1:
         warn(
             "the screen holds one condition: what is predicted of others is what it changed, and nothing can be said "
             "of how good that is."
         )
-    names = screen.conditions.part_names
-    genes = gene_tokens(model, names, controls.species)
-    notes: dict[str, Any] = {
-        "labels": np.array([name for name in names if name not in genes], dtype=object),
-        "seconds": time.monotonic() - begun,
-        "model": model_name(given),
-        **stored_guides(known.guides),
-    }
+    notes = {"model": model_name(given), **stored_guides(known.guides)}
     base = dict.fromkeys((*KINDS, "measured"), EXPECTED)
     columns = perturbation_key, control, groupby or "", dose_key or "", separator
-    return PerturbationModel(model, screen, base, *columns, notes), controls
+    return PerturbationModel(model, screen, base, *columns, notes), number
 
 
-def open_controls(adata: AnnData, fitted: PerturbationModel, guides: Guides, device: str, reading: Reading) -> Controls:
-    """Open control cells to predict from; all cells are, if there is no column of perturbations.
+def control_cells(
+    adata: AnnData, fitted: PerturbationModel, guides: Guides, species: Species
+) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+    """Choose control cells to predict from; all cells are, if there is no column of perturbations.
 
     Parameters
     ----------
-    adata, guides, device
+    adata, guides, species
         As for :func:`scdiva.tl.predict_perturbation`.
     fitted
         The model to predict with.
-    reading
-        What to read.
+
+    Returns
+    -------
+    Their rows, and the group of each.
     """
-    key, how, model = fitted.perturbation_key, (fitted.control, fitted.separator), fitted.model
+    key, how = fitted.perturbation_key, (fitted.control, fitted.separator)
     group = group_names(adata, fitted.groupby)
     if key not in adata.obs:
         chosen = np.ones(adata.n_obs, dtype=bool)
     elif guides is not None:
-        chosen = read_perturbations(adata, key, *how, guides, model.vocabulary, reading.species).is_control
+        chosen = read_perturbations(adata, key, *how, guides, fitted.model.vocabulary, species).is_control
     else:  # as in the screen; guides of the control that it did not have are known by its name
         chosen = perturbations(adata, key, *how, guides_as_noted(fitted.notes, (), *how)).is_control
-    check_unique(reading.var(adata).index)
-    own = adata[chosen]
-    source = open_cells(own.to_memory() if own.isbacked else own, model, reading, empty="nan")
-    rows = np.arange(source.n_obs)
-    return controls_of(source, source.log_normalised(), rows, group[chosen], model, device)
+    return np.flatnonzero(chosen), group[chosen]
 
 
-def fit(opened: PerturbationModel, species: Species, seed: int) -> PerturbationModel:
-    """Choose what to predict by, as it predicts conditions that are left out.
+def fit(
+    adata: AnnData, opened: PerturbationModel, number: NDArray[np.int64], device: str, reading: Reading, seed: int
+) -> tuple[PerturbationModel, Controls]:
+    """Read a screen, and choose what to predict by, as it predicts conditions that are left out.
 
     Parameters
     ----------
-    opened
-        The model before it is fitted, which stays as it is.
-    species
-        Whose genes are perturbed.
+    adata, device, reading
+        Cells, where to run the model, and what to read.
+    opened, number
+        From :func:`open_screen`.
     seed
         Of the folds.
+
+    Returns
+    -------
+    The fitted model, and the control cells.
     """
-    begun, screen = time.monotonic(), opened.screen
+    begun = time.monotonic()
+    screen, controls = read_screen(adata, opened.screen, number, opened.model, device, reading)
     logger.info(
         "fitting %d conditions of %d groups, %d genes", len(screen.conditions), len(screen.groups), len(screen.genes)
     )
     none = np.zeros((0, screen.states.shape[1]), dtype=np.float32)
-    scores = validate(screen, similarities_of(opened.model, screen, screen.conditions, none, species), seed)
-    notes = {"validation": summary(scores), "seed": str(seed), **opened.notes}
-    notes["seconds"] += time.monotonic() - begun
-    return replace(opened, base=best_base(scores), notes=notes)
+    scores = validate(screen, similarities_of(opened.model, screen, screen.conditions, none, controls.species), seed)
+    names = screen.conditions.part_names
+    genes = gene_tokens(opened.model, names, controls.species)
+    labels = np.array([name for name in names if name not in genes], dtype=object)
+    found = {"labels": labels, "validation": summary(scores), "seed": str(seed), "seconds": time.monotonic() - begun}
+    return replace(opened, screen=screen, base=best_base(scores), notes=opened.notes | found), controls
 
 
 def by_every_method(

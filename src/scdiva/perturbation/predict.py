@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from scdiva._labels import read_labels
 from scdiva._rng import step_seed
 from scdiva._settings import progress_bar
 from scdiva.data.cells import open_cells
-from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, wanted_groups
+from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, species_of, wanted_groups
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading
-from scdiva.perturbation.model import COLUMNS, PerturbationModel
+from scdiva.perturbation.model import COLUMNS, PerturbationModel, Predicted
 from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
 
 FEW = 20
@@ -39,31 +39,34 @@ class Targets(NamedTuple):
         Group by group; groups of the screen keep their number, new ones come behind.
     names, groups
         Of each condition the perturbation as it was asked for, and the name of the group.
-    states
-        Mean states of the groups that the screen does not have.
     """
 
     conditions: Conditions
     names: list[str]
     groups: list[str]
-    states: np.ndarray
 
 
 def requested(
     fitted: PerturbationModel,
-    controls: Controls,
+    adata: AnnData,
+    reading: Reading,
+    present: Iterable[str],
     predict: Sequence[str] | str | None,
     groups: Sequence[str] | str | None,
     dose: float | Sequence[float] | None,
     *,
     argument: str = "predict",
 ) -> Targets:
-    """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`.
+    """Say what was asked for, before any cell is read; arguments as for :func:`scdiva.tl.predict_perturbation`.
 
     Parameters
     ----------
-    fitted, controls
-        The model, fitted or not yet, and the cells to start from.
+    fitted
+        The model, fitted or not yet.
+    adata, reading
+        The cells, and what will be read of them.
+    present
+        Groups of the cells to start from.
     predict, groups, dose
         As there; None takes all that were measured, all groups with control cells, and the median dose.
     argument
@@ -73,10 +76,12 @@ def requested(
     ------
     ValueError
         If nothing is asked for, the control is, anything is asked for twice, a perturbation is not known, a group has
-        no control cells, or a dose makes no sense.
+        no control cells, a dose makes no sense, or genes repeat a name or those of the screen are missing.
     """
-    screen = fitted.screen
+    screen, genes, present = fitted.screen, reading.var(adata).index, sorted(set(present))
     measured = screen.conditions
+    check_unique(genes)
+    gene_columns(genes, screen.genes)
     if predict is None:
         known = dict(zip(measured.parts, screen.labels, strict=True))
         parts, names = sorted(known), [known[p] for p in sorted(known)]
@@ -90,14 +95,19 @@ def requested(
     if not doses or not all(0 < value < np.inf for value in doses):
         raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
     refuse_twice(doses, "dose")
-    refuse_unknown(fitted.model, parts, controls.species, measured.part_names)
-    wanted = wanted_groups(groups, controls.groups, "have no control cells in adata")
-    new = [name for name in controls.groups if name not in screen.groups]
-    number = {name: i for i, name in enumerate((*screen.groups, *new))}
+    species = species_of(list(map(str, genes)), fitted.model.vocabulary, reading.species)
+    refuse_unknown(fitted.model, parts, species, measured.part_names)
+    wanted = wanted_groups(groups, present, "have no control cells in adata")
+    number = {name: i for i, name in enumerate(dict.fromkeys((*screen.groups, *present)))}
     rows = list(itertools.product(wanted, zip(parts, names, strict=True), doses))
     conditions = Conditions.of((these, number[group], value) for group, (these, _), value in rows)
-    states = controls.states[[controls.groups.index(name) for name in new]]
-    return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows], states)
+    return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows])
+
+
+def predicted_change(fitted: PerturbationModel, targets: Targets, controls: Controls) -> Predicted:
+    """Predict the mean change of each condition, in the state that the control cells of its group are in."""
+    new = ~np.isin(controls.groups, fitted.screen.groups)
+    return fitted.mean_change(targets.conditions, controls.states[new], controls.species)
 
 
 def distinct_parts(names: Sequence[str], control: str, separator: str, argument: str) -> list[tuple[str, ...]]:
@@ -135,11 +145,6 @@ def predicted_cells(
     seed
         Of the choice of control cells, and of how they change.
 
-    Raises
-    ------
-    ValueError
-        If genes of the screen are missing.
-
     Warns
     -----
     UserWarning
@@ -148,7 +153,7 @@ def predicted_cells(
     screen, conditions = fitted.screen, targets.conditions
     columns = gene_columns(controls.var.index, screen.genes)
     _warn_of_few(fitted, controls, list(dict.fromkeys(targets.groups)))
-    found = fitted.mean_change(conditions, targets.states, controls.species)
+    found = predicted_change(fitted, targets, controls)
     start = controls.means[:, columns].astype(np.float64)[[controls.groups.index(name) for name in targets.groups]]
     values, origin = [], []
     for i, group in enumerate(progress_bar(targets.groups, desc="predicting", unit="condition")):
@@ -337,9 +342,9 @@ def ranked(
         alone = sorted(parts[0] for parts in measured if len(parts) == 1)
         named = {perturbation_parts(name, fitted.control, fitted.separator) for name in names}
         names += [fitted.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in named]
+    targets = requested(fitted, adata, reading, group, names, None, dose, argument="candidates")
 
     source = open_cells(adata, fitted.model, reading, empty="nan")
-    check_unique(source.var.index)
     expression, columns = source.log_normalised(), gene_columns(source.var.index, screen.genes)
     from_, to = (np.asarray(expression[states == name].mean(axis=0)).ravel()[columns] for name in (start, target))
     needed = to - from_
@@ -347,9 +352,7 @@ def ranked(
     if length < 1e-9:
         raise ValueError(f"{start!r} and {target!r} have the same mean expression: there is no change to look for.")
     controls = controls_of(source, expression, rows, group, fitted.model, device)
-    targets = requested(fitted, controls, names, None, dose, argument="candidates")
-    conditions = targets.conditions
-    change = fitted.mean_change(conditions, targets.states, controls.species).change
+    conditions, change = targets.conditions, predicted_change(fitted, targets, controls).change
     along = change @ needed / length
     frame = pd.DataFrame(
         {

@@ -181,16 +181,10 @@ class Controls(NamedTuple):
         return np.flatnonzero(self.number[self.rows] == self.groups.index(name))
 
 
-def read_screen(
-    adata: AnnData,
-    known: Perturbations,
-    groupby: str | None,
-    dose_key: str | None,
-    model: ScDiVa,
-    device: str,
-    reading: Reading,
-) -> tuple[Screen, Controls]:
-    """Read what was measured.
+def design(
+    adata: AnnData, known: Perturbations, groupby: str | None, dose_key: str | None, reading: Reading
+) -> tuple[Screen, NDArray[np.int64]]:
+    """Say what was measured, by labels and names alone: no expression is read.
 
     Parameters
     ----------
@@ -200,12 +194,13 @@ def read_screen(
         Their perturbations.
     groupby, dose_key
         As for :func:`scdiva.tl.fit_perturbation`.
-    model
-        The model.
-    device
-        Torch device to run the model on.
     reading
-        What to read.
+        What will be read.
+
+    Returns
+    -------
+    The screen, whose expression and states are still empty; and the number of each cell's condition, behind which the
+    control cells of each group count as one more.
 
     Raises
     ------
@@ -213,7 +208,7 @@ def read_screen(
         If a column is not there.
     ValueError
         If nothing but controls was measured, or nothing in two cells; a group is missing or has perturbed cells and no
-        control cells, a dose of a perturbed cell is not above 0, genes have one name, or the matrix is refused.
+        control cells, a dose of a perturbed cell is not above 0, or genes have one name.
 
     Warns
     -----
@@ -230,27 +225,21 @@ def read_screen(
             f"{len(without)} of {len(set(groups))} groups have perturbed cells and no control cells, the first is "
             f"{without[0]!r}: leave such groups out, or name a coarser groupby."
         )
-    source = open_cells(adata, model, reading, empty="nan")
-    check_unique(source.var.index)
-    expression = source.log_normalised()
-    controls = controls_of(source, expression, np.flatnonzero(control), groups[control], model, device)
-    number = {name: i for i, name in enumerate(controls.groups)}
+    genes, present = reading.var(adata).index, sorted(set(groups[control]))
+    check_unique(genes)
+    number = {name: i for i, name in enumerate(present)}
     keys = [(known.parts[p], number[g], d) for p, g, d in zip(known.code, groups, dose, strict=True)]
     measured = sorted({key for key in keys if key[0]})
-    n, n_groups = len(measured), len(controls.groups)
+    n, n_groups = len(measured), len(present)
     if n + n_groups == adata.n_obs:
         raise ValueError(
             f"each of {n} conditions was measured in one cell, and so were the control cells of each group: "
             "nothing says how much of a change is chance. Two or more control cells would."
         )
-    # control cells of a group stand behind the conditions, as one more each
     row_of = {key: i for i, key in enumerate(measured)} | {((), g, 1.0): n + g for g in range(n_groups)}
     within = np.array([row_of[key] for key in keys])
-    mean, size = _group_means(expression, within, n + n_groups), np.bincount(within, minlength=n + n_groups)
-    squares = np.asarray(expression.multiply(expression).sum(axis=0)).ravel()
-    left = np.maximum(squares - (np.square(mean) * size[:, None]).sum(axis=0), 0.0)
-    level = np.asarray(expression.sum(axis=0)).ravel() / np.maximum(expression.getnnz(axis=0), 1)
-    n_cells, base = size[:n].astype(np.int64), mean[n:]
+    size = np.bincount(within, minlength=n + n_groups).astype(np.int64)
+    n_cells, none = size[:n], np.empty(0, dtype=np.float32)
     if (n_cells == 1).any():
         first = " and ".join(measured[int((n_cells == 1).argmax())][0])
         warn(
@@ -260,19 +249,55 @@ def read_screen(
     conditions = Conditions.of(measured)
     labels = dict(zip(known.parts, known.labels, strict=True))
     screen = Screen(
-        genes=tuple(map(str, source.var.index)),
-        groups=controls.groups,
+        genes=tuple(map(str, genes)),
+        groups=tuple(present),
         conditions=conditions,
         labels=tuple(labels[names] for names in conditions.parts),
-        delta=(mean[:n] - base[conditions.group]).astype(np.float32),
         n_cells=n_cells,
-        control=base.astype(np.float32),
-        n_control=size[n:].astype(np.int64),
+        n_control=size[n:],
+        **dict.fromkeys(("delta", "control", "states", "variance", "level"), none),
+    )
+    return screen, within
+
+
+def read_screen(
+    adata: AnnData, screen: Screen, number: NDArray[np.int64], model: ScDiVa, device: str, reading: Reading
+) -> tuple[Screen, Controls]:
+    """Read what was measured.
+
+    Parameters
+    ----------
+    adata, reading
+        Cells, and what to read.
+    screen, number
+        From :func:`design`.
+    model
+        The model.
+    device
+        Torch device to run the model on.
+
+    Raises
+    ------
+    ValueError
+        If the matrix is refused, or no control cell of a group has a gene that the model knows.
+    """
+    source = open_cells(adata, model, reading, empty="nan")
+    expression, n = source.log_normalised(), len(screen.conditions)
+    rows, size = np.flatnonzero(number >= n), np.concatenate([screen.n_cells, screen.n_control])
+    controls = controls_of(source, expression, rows, np.array(screen.groups)[number[rows] - n], model, device)
+    mean = _group_means(expression, number, len(size))
+    squares = np.asarray(expression.multiply(expression).sum(axis=0)).ravel()
+    left = np.maximum(squares - (np.square(mean) * size[:, None]).sum(axis=0), 0.0)
+    level = np.asarray(expression.sum(axis=0)).ravel() / np.maximum(expression.getnnz(axis=0), 1)
+    measured = replace(
+        screen,
+        delta=(mean[:n] - mean[n:][screen.conditions.group]).astype(np.float32),
+        control=mean[n:].astype(np.float32),
         states=controls.states,
-        variance=(left / max(1, adata.n_obs - n - n_groups)).astype(np.float32),
+        variance=(left / max(1, adata.n_obs - len(size))).astype(np.float32),
         level=level.astype(np.float32),
     )
-    return screen, controls
+    return measured, controls
 
 
 def group_names(adata: AnnData, groupby: str | None) -> np.ndarray:
@@ -347,6 +372,25 @@ def controls_of(
         states=means_by(embed_all(model, cells, running), cells.batch, len(names)).astype(np.float32),
         species=species_of(list(map(str, source.var.index)), model.vocabulary, source.reading.species),
     )
+
+
+def read_controls(
+    adata: AnnData, rows: NDArray[np.int64], group: np.ndarray, model: ScDiVa, device: str, reading: Reading
+) -> Controls:
+    """Read the control cells that a fitted model predicts from, and encode them.
+
+    Parameters
+    ----------
+    adata, reading
+        Cells, and what to read.
+    rows, group
+        Those to read, and the group of each (:func:`scdiva.perturbation.model.control_cells`).
+    model, device
+        The model, and where to run it.
+    """
+    own = adata[rows]
+    source = open_cells(own.to_memory() if own.isbacked else own, model, reading, empty="nan")
+    return controls_of(source, source.log_normalised(), np.arange(source.n_obs), group, model, device)
 
 
 def refuse_unknown(model: ScDiVa, parts: Iterable[tuple[str, ...]], species: Species, measured: Sequence[str]) -> None:

@@ -127,10 +127,10 @@ def fit_perturbation(
     check_anndata(adata)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     where, seed = settings.resolve_device(device), seed_of(rng)
-    opened, controls = open_screen(
+    opened, number = open_screen(
         adata, perturbation_key, control, groupby, dose_key, separator, guides, model, where, reading
     )
-    return fit(opened, controls.species, seed)
+    return fit(adata, opened, number, where, reading, seed)[0]
 
 
 @with_shared_docs
@@ -261,8 +261,9 @@ def predict_perturbation(
     (1, 100)
     """
     from scdiva.models._fitted import given_fitted
-    from scdiva.perturbation.model import PerturbationModel, fit, open_controls, open_screen
+    from scdiva.perturbation.model import PerturbationModel, control_cells, fit, open_screen
     from scdiva.perturbation.predict import predicted_cells, requested
+    from scdiva.perturbation.screen import read_controls
 
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     check_least(n_cells=(n_cells, 1))
@@ -271,18 +272,18 @@ def predict_perturbation(
     fitted = given_fitted(PerturbationModel, model, device)
     if fitted is not None:
         fitted.check_columns(perturbation_key, control, groupby, dose_key, separator)
-        controls = open_controls(adata, fitted, guides, where, reading)
-        targets = requested(fitted, controls, predict, groups, dose)
+        rows, group = control_cells(adata, fitted, guides, reading.species)
+        targets = requested(fitted, adata, reading, group, predict, groups, dose)
+        controls = read_controls(adata, rows, group, fitted.model, where, reading)
     else:
         if perturbation_key is None:
             raise ValueError("Name the column with the perturbations, perturbation_key, or a fitted model as model=.")
         given = cast("ScDiVa | str | PathLike[str]", model)
-        opened, controls = open_screen(
+        opened, number = open_screen(
             adata, perturbation_key, control, groupby, dose_key, separator, guides, given, where, reading
         )
-        # what is asked for is checked before the fit, which takes long of many conditions
-        targets = requested(opened, controls, predict, groups, dose)
-        fitted = fit(opened, controls.species, seed)
+        targets = requested(opened, adata, reading, opened.screen.groups, predict, groups, dose)
+        fitted, controls = fit(adata, opened, number, where, reading, seed)
     result = predicted_cells(fitted, targets, controls, n_cells, seed)
     adata.uns[key_added] = stored_prediction(result)
     adata.uns[C.UNS] = noted(adata, "tl.predict_perturbation", None, uns=[key_added])

@@ -288,8 +288,21 @@ def test_what_is_to_be_ranked_is_judged_before_any_cell_is_read(fitted_by_line, 
 def test_genes_of_a_screen_are_missed_before_any_cell_is_read(fitted_by_line):
     passes = Passes()
     fewer = by_line(passes)[: N_CELLS // 2, :-3]
-    with pytest.raises(ValueError, match="3 of 150 genes of the screen are not in adata.var_names"):
+    with pytest.raises(ValueError, match=r"3 of 150 genes of the screen are not in adata\.var_names"):
         sd.tl.predict_perturbation(fewer, model=fitted_by_line)
-    with pytest.raises(ValueError, match="3 of 150 genes of the screen are not in adata.var_names"):
+    with pytest.raises(ValueError, match=r"3 of 150 genes of the screen are not in adata\.var_names"):
         sd.tl.rank_perturbations(fewer, "state", "now", target="wanted", model=fitted_by_line)
+    assert passes.n == 0
+
+
+def test_rejecting_is_refused_before_any_cell_is_read_where_it_can_mean_nothing():
+    passes = Passes()
+    adata, reference = drawn(passes), drawn(passes)
+    reference.obs["cell_type"] = reference.obs["cell_type"].astype(str)
+    labels = dict.fromkeys(set(reference.obs["cell_type"]), "unknown")
+    once = reference[~reference.obs["cell_type"].duplicated()]
+    with pytest.raises(ValueError, match="'unknown' is a label of the reference, or a group of parents"):
+        sd.tl.annotate(adata, "cell_type", reference, parents=labels, reject=0.1)
+    with pytest.raises(ValueError, match="of each label there is one only"):
+        sd.tl.annotate(adata, "cell_type", once, reject=0.1)
     assert passes.n == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, cast
@@ -208,6 +208,7 @@ def annotate(
             raise ValueError(f"This annotator is fitted: leave {' and '.join(extra)} out, or name a model to fit one.")
         fitted = replace(fitted, parents=fitted.parents if groups is None else groups)
         ancestors(fitted.names, fitted.parents)
+        _check_reject(reject, len(fitted.novelty) > 0, fitted.names, fitted.parents)
         source = cells = restricted(open_cells(adata, fitted.model, reading), fitted.tokens)
         check_genes(fitted, source.measured_tokens)
     else:
@@ -225,6 +226,7 @@ def annotate(
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
         ancestors(tuple(map(str, types.categories.tolist())), groups or {})
+        _check_reject(reject, np.bincount(labels[labels >= 0]).max() > 1, types.categories.tolist(), groups or {})
         seed = seed_of(rng)
         source = open_cells(adata, given, reading)
         other = source if reference is None else open_cells(reference, given, reading)
@@ -244,7 +246,8 @@ def annotate(
             cells, rows = known, known_rows
         if reference is not None or fitted.model is not given:
             states = None
-    _check_reject(fitted, reject)
+    # once more: cells may have been left out
+    _check_reject(reject, len(fitted.novelty) > 0, fitted.names, fitted.parents)
     probability = np.full((adata.n_obs, len(fitted.labels)), np.nan, dtype=np.float32)
     novelty = np.full(adata.n_obs, np.nan, dtype=np.float32)
     probability[rows], novelty[rows] = annotated(fitted, cells, source.measured_tokens, running, states)
@@ -296,16 +299,16 @@ def _labelled(
     return labels, types, batch_numbers(reference, batch_key, where="reference")
 
 
-def _check_reject(annotator: Annotator, reject: float | None) -> None:
+def _check_reject(reject: float | None, held_out: bool, names: Collection[str], parents: Mapping[str, str]) -> None:
     """Refuse to reject where there is nothing to measure by, or a label has the name."""
     if reject is None:
         return
-    if not len(annotator.novelty):
+    if not held_out:
         raise ValueError(
             "reject needs labelled cells that can be held out: of each label there is one only. Label more, or leave "
             "reject out."
         )
-    if C.REJECTED in (*annotator.names, *annotator.parents.values()):
+    if C.REJECTED in (*names, *parents.values()):
         raise ValueError(
             f"{C.REJECTED!r} is a label of the reference, or a group of parents, and would be the name of rejected "
             f"cells too: rename it, or pass unlabeled_category={C.REJECTED!r} if it means that there is no label."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from scdiva._checks import warn
 from scdiva._constants import BASELINES
 from scdiva._rng import step_seed
 from scdiva._running import model_name
-from scdiva._settings import logger
+from scdiva._settings import logger, progress_bar
 from scdiva.data.conditions import Guides, guides_as_noted, perturbations, read_perturbations, stored_guides
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
@@ -43,6 +43,8 @@ LEAST_GAIN = 0.005
 """Correlation that a baseline has to be better by, if it is to be used."""
 COLUMNS = ("perturbation_key", "control", "groupby", "dose_key", "separator")
 """What is noted of the study design."""
+Columns = tuple[str | None, str, str | None, str | None, str]
+"""These, as they are given."""
 _SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance", "level")
 
 
@@ -106,14 +108,12 @@ class PerturbationModel(Fitted):
             "control": self.control,
         }
 
-    def check_columns(
-        self, perturbation_key: str | None, control: str, groupby: str | None, dose_key: str | None, separator: str
-    ) -> None:
+    def check_columns(self, columns: Columns) -> None:
         """Refuse arguments of :func:`scdiva.tl.predict_perturbation` by which this model was not fitted.
 
         `"control"` and `"+"`, which stand there by default, count as not given.
         """
-        given = dict(zip(COLUMNS, (perturbation_key, control, groupby, dose_key, separator), strict=True))
+        given = dict(zip(COLUMNS, columns, strict=True))
         unsaid = {"control": "control", "separator": "+"}
         for name, value in given.items():
             if value not in (None, unsaid.get(name), getattr(self, name)):
@@ -205,23 +205,16 @@ class PerturbationModel(Fitted):
 
 
 def open_screen(
-    adata: AnnData,
-    perturbation_key: str,
-    control: str,
-    groupby: str | None,
-    dose_key: str | None,
-    separator: str,
-    guides: Guides,
-    given: ScDiVa | str | os.PathLike[str],
-    device: str,
-    reading: Reading,
+    adata: AnnData, columns: Columns, guides: Guides, given: ScDiVa | str | PathLike[str], device: str, reading: Reading
 ) -> tuple[PerturbationModel, NDArray[np.int64]]:
     """Open a screen that a model is to be fitted on; its matrix is not read.
 
     Parameters
     ----------
-    adata, perturbation_key, control, groupby, dose_key, separator, guides, device
+    adata, guides, device
         As for :func:`scdiva.tl.fit_perturbation`.
+    columns
+        The study design.
     given
         The model, as the user gave it.
     reading
@@ -231,6 +224,9 @@ def open_screen(
     -------
     The model before it is fitted, and the number of each cell's condition (:func:`scdiva.perturbation.screen.design`).
     """
+    perturbation_key, control, groupby, dose_key, separator = columns
+    if perturbation_key is None:
+        raise ValueError("Name the column with the perturbations, perturbation_key, or a fitted model as model=.")
     model = load_for(given, device)
     check_columns(perturbation_key, groupby, dose_key)
     known = read_perturbations(adata, perturbation_key, control, separator, guides, model.vocabulary, reading.species)
@@ -242,8 +238,8 @@ def open_screen(
         )
     notes = {"model": model_name(given), **stored_guides(known.guides)}
     base = dict.fromkeys((*KINDS, "measured"), EXPECTED)
-    columns = perturbation_key, control, groupby or "", dose_key or "", separator
-    return PerturbationModel(model, screen, base, *columns, notes), number
+    named = dict(zip(COLUMNS, (name or "" for name in columns), strict=True))
+    return PerturbationModel(model, screen, base, **named, notes=notes), number
 
 
 def control_cells(
@@ -298,9 +294,8 @@ def fit(
     )
     none = np.zeros((0, screen.states.shape[1]), dtype=np.float32)
     scores = validate(screen, similarities_of(opened.model, screen, screen.conditions, none, controls.species), seed)
-    names = screen.conditions.part_names
-    genes = gene_tokens(opened.model, names, controls.species)
-    labels = np.array([name for name in names if name not in genes], dtype=object)
+    genes = gene_tokens(opened.model, screen.conditions.part_names, controls.species)
+    labels = np.array([name for name in screen.conditions.part_names if name not in genes], dtype=object)
     found = {"labels": labels, "validation": summary(scores), "seed": str(seed), "seconds": time.monotonic() - begun}
     return replace(opened, screen=screen, base=best_base(scores), notes=opened.notes | found), controls
 
@@ -405,18 +400,18 @@ def validate(screen: Screen, similarities: Similarities, seed: int) -> Scores:
         Of the folds.
     """
     kind_of, mse, pearson = [], [np.empty((0, len(METHODS)))], [np.empty((0, len(METHODS)))]
-    for kind in KINDS:
-        for kept, out in folds(screen, kind, seed):
-            made, _ = by_every_method(screen.only(kept), screen.conditions.only(out), similarities)
-            every = np.stack([made[name] for name in METHODS], axis=1).astype(np.float32).astype(np.float64)
-            for row, predicted in zip(out, every, strict=True):
-                truth = screen.delta[row].astype(np.float64)
-                error = np.square(predicted - truth).mean(axis=1)
-                p, t = predicted - predicted.mean(axis=1, keepdims=True), truth - truth.mean()
-                size = np.sqrt(np.square(p).sum(axis=1) * np.square(t).sum())
-                kind_of.append(kind)
-                mse.append(error[None])
-                pearson.append(np.where(np.isnan(error), np.nan, (p @ t) / np.maximum(size, 1e-12))[None])
+    every_fold = [(kind, *fold) for kind in KINDS for fold in folds(screen, kind, seed)]
+    for kind, kept, out in progress_bar(every_fold, desc="validating", unit="fold"):
+        made, _ = by_every_method(screen.only(kept), screen.conditions.only(out), similarities)
+        every = np.stack([made[name] for name in METHODS], axis=1).astype(np.float32).astype(np.float64)
+        for row, predicted in zip(out, every, strict=True):
+            truth = screen.delta[row].astype(np.float64)
+            error = np.square(predicted - truth).mean(axis=1)
+            p, t = predicted - predicted.mean(axis=1, keepdims=True), truth - truth.mean()
+            size = np.sqrt(np.square(p).sum(axis=1) * np.square(t).sum())
+            kind_of.append(kind)
+            mse.append(error[None])
+            pearson.append(np.where(np.isnan(error), np.nan, (p @ t) / np.maximum(size, 1e-12))[None])
     return Scores(np.array(kind_of, dtype=object), np.vstack(mse), np.vstack(pearson))
 
 

@@ -21,7 +21,7 @@ from scdiva.data.cells import open_cells
 from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, species_of, wanted_groups
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading
-from scdiva.perturbation.model import COLUMNS, PerturbationModel, Predicted
+from scdiva.perturbation.model import COLUMNS, PerturbationModel
 from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
 
 FEW = 20
@@ -104,12 +104,6 @@ def requested(
     return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows])
 
 
-def predicted_change(fitted: PerturbationModel, targets: Targets, controls: Controls) -> Predicted:
-    """Predict the mean change of each condition, in the state that the control cells of its group are in."""
-    new = ~np.isin(controls.groups, fitted.screen.groups)
-    return fitted.mean_change(targets.conditions, controls.states[new], controls.species)
-
-
 def distinct_parts(names: Sequence[str], control: str, separator: str, argument: str) -> list[tuple[str, ...]]:
     """Split the names of perturbations into their parts.
 
@@ -153,7 +147,7 @@ def predicted_cells(
     screen, conditions = fitted.screen, targets.conditions
     columns = gene_columns(controls.var.index, screen.genes)
     _warn_of_few(fitted, controls, list(dict.fromkeys(targets.groups)))
-    found = predicted_change(fitted, targets, controls)
+    found = fitted.mean_change(conditions, controls.states_beyond(screen), controls.species)
     start = controls.means[:, columns].astype(np.float64)[[controls.groups.index(name) for name in targets.groups]]
     values, origin = [], []
     for i, group in enumerate(progress_bar(targets.groups, desc="predicting", unit="condition")):
@@ -352,7 +346,8 @@ def ranked(
     if length < 1e-9:
         raise ValueError(f"{start!r} and {target!r} have the same mean expression: there is no change to look for.")
     controls = controls_of(source, expression, rows, group, fitted.model, device)
-    conditions, change = targets.conditions, predicted_change(fitted, targets, controls).change
+    conditions = targets.conditions
+    change = fitted.mean_change(conditions, controls.states_beyond(screen), controls.species).change
     along = change @ needed / length
     frame = pd.DataFrame(
         {

@@ -176,6 +176,10 @@ class Controls(NamedTuple):
         """Mean expression of each group, float32 `(n_groups, n_genes)`."""
         return _group_means(self.expression, self.number, len(self.groups)).astype(np.float32)
 
+    def states_beyond(self, screen: Screen) -> np.ndarray:
+        """Give the mean states of the groups that a screen does not have."""
+        return self.states[~np.isin(self.groups, screen.groups)]
+
     def of_group(self, name: str) -> np.ndarray:
         """Give the numbers, in `rows`, of the cells of a group."""
         return np.flatnonzero(self.number[self.rows] == self.groups.index(name))

@@ -127,9 +127,8 @@ def fit_perturbation(
     check_anndata(adata)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     where, seed = settings.resolve_device(device), seed_of(rng)
-    opened, number = open_screen(
-        adata, perturbation_key, control, groupby, dose_key, separator, guides, model, where, reading
-    )
+    columns = perturbation_key, control, groupby, dose_key, separator
+    opened, number = open_screen(adata, columns, guides, model, where, reading)
     return fit(adata, opened, number, where, reading, seed)[0]
 
 
@@ -269,19 +268,15 @@ def predict_perturbation(
     check_least(n_cells=(n_cells, 1))
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     where, seed = settings.resolve_device(device), seed_of(rng)
+    columns = perturbation_key, control, groupby, dose_key, separator
     fitted = given_fitted(PerturbationModel, model, device)
     if fitted is not None:
-        fitted.check_columns(perturbation_key, control, groupby, dose_key, separator)
+        fitted.check_columns(columns)
         rows, group = control_cells(adata, fitted, guides, reading.species)
         targets = requested(fitted, adata, reading, group, predict, groups, dose)
         controls = read_controls(adata, rows, group, fitted.model, where, reading)
     else:
-        if perturbation_key is None:
-            raise ValueError("Name the column with the perturbations, perturbation_key, or a fitted model as model=.")
-        given = cast("ScDiVa | str | PathLike[str]", model)
-        opened, number = open_screen(
-            adata, perturbation_key, control, groupby, dose_key, separator, guides, given, where, reading
-        )
+        opened, number = open_screen(adata, columns, guides, cast("ScDiVa | str", model), where, reading)
         targets = requested(opened, adata, reading, opened.screen.groups, predict, groups, dose)
         fitted, controls = fit(adata, opened, number, where, reading, seed)
     result = predicted_cells(fitted, targets, controls, n_cells, seed)

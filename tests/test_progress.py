@@ -16,7 +16,7 @@ import pytest
 
 import scdiva as sd
 from scdiva import _settings
-from scdiva._settings import progress_bar, progress_clock
+from scdiva._settings import one_bar, progress_bar, progress_clock
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_clock_ticks_while_its_block_runs(clock, monkeypatch, capsys):
     monkeypatch.setattr(_settings, "TICK", 0.001)
 
     def ticking():
-        return "scdiva-clock" in [thread.name for thread in threading.enumerate()]
+        return any(thread.name.startswith("scdiva-clock") for thread in threading.enumerate())
 
     def said(upto):
         """What stands there once so many lines are written."""
@@ -148,7 +148,10 @@ CALLS = {
         lambda a: sd.tl.annotate(a, "cell_type", a.copy()),
         {"reading", "running the model", "fitting", "calibrating"},
     ),
-    "tl.adapt": (sd.tl.adapt, {"reading"}),
+    "tl.adapt": (sd.tl.adapt, {"reading", "comparing weights"}),
+    "tl.grn": (sd.tl.grn, {"reading", "running the model"}),
+    "tl.grn, correlation": (lambda a: sd.tl.grn(a, "correlation"), {"checking", "reading"}),
+    "tl.log_likelihood": (lambda a: sd.tl.log_likelihood(a[:2].copy(), n_samples=2), {"running the model"}),
     "tl.integrate": (
         lambda a: sd.tl.integrate(a, "batch", steps=2),
         {"reading", "running the model", "finding batch effects", "integrating"},
@@ -157,7 +160,7 @@ CALLS = {
     "tl.impute": (lambda a: sd.tl.impute(a, [expressed(a)]), {"imputing"}),
     "tl.fit_perturbation": (
         lambda a: sd.tl.fit_perturbation(a, "perturbation"),
-        {"running the model"},
+        {"running the model", "validating"},
     ),
     "tl.predict_perturbation": (
         lambda a: sd.tl.predict_perturbation(a, "perturbation"),
@@ -169,18 +172,129 @@ CALLS = {
 """Calls that take more than a few seconds on many cells, and the bars that they show; others run as `tl.embed` does."""
 
 
+@pytest.fixture
+def stages(monkeypatch):
+    """What calls show, in order."""
+    shown = []
+    stage = _settings._stage
+
+    def noted(items=None, **how):
+        shown.append(how["desc"])
+        return stage(items, **how)
+
+    monkeypatch.setattr(_settings, "_stage", noted)
+    return shown
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_long_calls_show_what_they_do(name, monkeypatch, capsys):
+def test_long_calls_show_what_they_do_and_leave_a_line(name, stages, monkeypatch, capsys):
     call, bars = CALLS[name]
     monkeypatch.setattr(_settings, "SHORT", 0.0)
     with warnings.catch_warnings(), sd.settings.override(device="cpu"):
         warnings.simplefilter("ignore")  # toy data are small and say so
         call(cells())
     said = capsys.readouterr().err
+    assert bars <= set(stages)
     assert "\r" not in said
-    lines = [line.split(":")[0].strip() for line in said.splitlines()]
-    assert bars <= set(lines)
-    assert len(lines) < 20
+    assert len(said.splitlines()) == (2 if name == "tl.rank_perturbations" else 1)  # it takes a fit
+    assert "100%" in said
+
+
+def left_on(terminal):
+    """Lines that stand on a terminal after all was drawn over that was to be."""
+    lines = []
+    for text in terminal.getvalue().split("\n"):
+        line = ""
+        for part in text.split("\r"):
+            line = part + line[len(part) :]
+        lines.append(line.rstrip())
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize(
+    "name", ["tl.integrate", "tl.grn", "tl.grn, correlation", "tl.fit_perturbation", "tl.annotate", "tl.embed"]
+)
+def test_a_call_leaves_one_bar_on_a_terminal(name, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(_settings, "DELAY", 0.0)
+    with warnings.catch_warnings(), sd.settings.override(device="cpu"):
+        warnings.simplefilter("ignore")
+        CALLS[name][0](cells())
+    assert terminal.getvalue().count("\n") == 1
+    assert "\x1b" not in terminal.getvalue()  # nothing was drawn elsewhere
+    (line,) = left_on(terminal)
+    assert "100%" in line
+
+
+def in_a_call(*stages):
+    with one_bar():
+        for stage in stages:
+            stage()
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_of_stages_the_last_is_left_however_short(clock, monkeypatch, draws):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: draws
+    monkeypatch.setattr(sys, "stderr", terminal)
+
+    def stage(desc, seconds, n=3):
+        def run():
+            for _ in progress_bar(range(n), desc=desc, unit="cell"):
+                clock(seconds)
+
+        return run
+
+    def outer():
+        for _ in progress_bar(range(2), desc="outer", unit="fold"):
+            stage("inner", 40)()
+
+    in_a_call(stage("short", 0.1))
+    assert left_on(terminal) == []
+    in_a_call(stage("one", 0.1), stage("two", 2), outer, stage("last", 0))
+    lines = left_on(terminal)
+    assert "inner" not in terminal.getvalue()
+    assert lines[-1].startswith("last: 100%")
+    assert len(lines) == 1 or not draws  # in a log file, one in half a minute before
+    in_a_call(stage("one", 2), lambda: in_a_call(stage("two", 2)), stage("three", 2))
+    assert [line.partition(":")[0] for line in left_on(terminal)][len(lines) :] == [
+        "three"
+    ]  # also if one calls another
+    in_a_call(stage("one", 2))  # as before: nothing is kept from call to call
+    assert "one: 100%" in left_on(terminal)[-1]
+
+
+def test_what_is_said_between_stages_has_its_own_line(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(_settings, "DELAY", 0.0)
+    with one_bar():
+        for desc in ("one", "two"):
+            list(progress_bar(range(3), desc=desc, unit="cell"))
+            sys.stderr.write(f"said after {desc}\n")
+    lines = left_on(terminal)
+    assert [line[:14] for line in lines[:2]] == ["said after one", "said after two"]
+    assert lines[2].startswith("two: 100%")
+    assert len(lines) == 3
+
+
+def test_a_call_that_fails_leaves_the_bar_and_the_next_begins_anew(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(_settings, "DELAY", 0.0)
+
+    def fails():
+        for _ in progress_bar(range(3), desc="one", unit="cell"):
+            raise RuntimeError("failed")
+
+    with pytest.raises(RuntimeError, match="failed"):
+        in_a_call(fails)
+    in_a_call(lambda: list(progress_bar(range(3), desc="two", unit="cell")))
+    assert [line.partition(":")[0] for line in left_on(terminal)] == ["one", "two"]
 
 
 @pytest.mark.parametrize("name", ["tl.annotate", "tl.integrate"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent), contextlib.__file__
 _KINDS: dict[Any, tuple[Any, str]] = {
     bool: (bool, "True or False"),
     int: (int, "a whole number"),

@@ -35,6 +35,8 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from scdiva._settings import one_bar
+
 F = TypeVar("F", bound=Callable[..., object])
 
 # python -OO leaves no docstring, and nothing to fill in
@@ -45,15 +47,18 @@ _SHARED["reading"] = "\n".join(list(_SHARED.values())[-6:])
 def with_shared_docs(function: F) -> F:
     """Replace each line ``%(name)s`` of a docstring by the shared description of that parameter.
 
+    What these calls share beside is that they take their time, and show it in one bar
+    (:func:`scdiva._settings.one_bar`).
+
     Parameters
     ----------
     function
-        The function; its docstring is changed in place.
+        The function.
 
     Returns
     -------
     Callable
-        The same function.
+        The same function, with one bar.
 
     Raises
     ------
@@ -66,4 +71,4 @@ def with_shared_docs(function: F) -> F:
             if line.startswith("%("):
                 text = text.replace(line, _SHARED[line.removeprefix("%(").removesuffix(")s")])
         function.__doc__ = text
-    return function
+    return one_bar()(function)

@@ -256,6 +256,7 @@ def run_cells(
                 rows, ragged = rows[wanted], take_cells(ragged, wanted)
             if len(rows):
                 yield rows, ragged, results(rows, ragged)
+        bar.update(total - bar.n)  # cells that are left out
 
 
 def row_numbers(rows: np.ndarray) -> tuple[Tensor]:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -30,6 +31,8 @@ SHORT = 5.0
 """Seconds that a call may take without a line at its end."""
 TICK = 1.0
 """Seconds from look to look of a clock."""
+_CALL = threading.local()
+"""What the call that runs in a thread has to show, see :func:`one_bar`: its bar, and the lines instead."""
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d+)?")
 
 
@@ -54,8 +57,8 @@ class Settings:
         Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes, on CUDA 131,072. It
         changes speed and memory, and results by no more than rounding: lower it where a GPU's memory runs short.
     progress
-        Whether calls of more than a second show a progress bar: drawn in a terminal and in Jupyter, and where stderr is
-        a file or a pipe as plain lines, one in half a minute.
+        Whether calls of more than a second show a progress bar, one each: drawn in a terminal and in Jupyter, and where
+        stderr is a file or a pipe as plain lines, one in half a minute.
     threads
         Cells that a CPU works on at once wherever a trained model is run over them, each on one core; None: as many as
         torch has threads. No result depends on it. Training uses torch's threads (`torch.set_num_threads`).
@@ -308,9 +311,39 @@ def progress_bar(
     -------
     A bar of tqdm.
     """
+    return _stage(items, desc=desc, unit=unit, total=total, initial=initial, **tqdm_keywords(shown))
+
+
+@contextlib.contextmanager
+def one_bar() -> Iterator[None]:
+    """Show what a call does, one stage after another, in one bar; the last is left when the ``with`` block ends.
+
+    Of a stage within a stage the outer one is shown. From the call's second on all stages are, however short: so the
+    last one is among them.
+    """
     from tqdm.auto import tqdm
 
-    return tqdm(items, desc=desc, unit=unit, total=total, initial=initial, **tqdm_keywords(shown))
+    with contextlib.ExitStack() as end:
+        if not hasattr(_CALL, "bar"):  # else a call within a call
+            _CALL.lines, _CALL.bar = _Lines(sys.stderr), tqdm(disable=True)
+            end.callback(lambda: tqdm.close(vars(_CALL).pop("bar")))
+        yield
+
+
+def _stage(items: Iterable[Any] | None = None, **how: Any) -> tqdm[Any]:
+    """Make a bar; within a call, in place of the one before, and so that its end takes it off the screen at most."""
+    from tqdm.auto import tqdm
+
+    before = getattr(_CALL, "bar", None)
+    if before is None or how["disable"] or "close" in vars(before):  # the last: one that has not ended
+        return tqdm(items, **how | {"disable": before is not None or how["disable"]})
+    before.leave = False
+    before.close()
+    how |= {"file": _CALL.lines} if "file" in how else {"delay": _CALL.lines.begun + DELAY - time.monotonic()}
+    _CALL.bar = bar = tqdm(items, **how)
+    # once: it leaves a free line for what is said until the next stage
+    vars(bar)["close"] = lambda: (vars(bar).pop("close"), type(bar).clear(bar))
+    return bar
 
 
 @contextlib.contextmanager
@@ -324,24 +357,18 @@ def progress_clock(desc: str, *, shown: bool | None = None) -> Iterator[None]:
     shown
         As for :func:`progress_bar`.
     """
-    from tqdm.auto import tqdm
-
     ended = threading.Event()
-    with tqdm(desc=desc, bar_format="{desc}: {elapsed}", **tqdm_keywords(shown)) as clock:
+    bar = _stage(desc=desc, bar_format="{desc}: {elapsed}", **tqdm_keywords(shown))
 
-        def tick() -> None:
-            while not ended.wait(TICK):
-                clock.update()
+    def tick() -> None:
+        while not ended.wait(TICK):
+            bar.update()
 
-        ticking = threading.Thread(target=tick, name="scdiva-clock", daemon=True)
-        if not clock.disable:
-            ticking.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            if ticking.ident is not None:
-                ticking.join()
+    with bar, ThreadPoolExecutor(1, "scdiva-clock") as beside, contextlib.ExitStack() as end:
+        end.callback(ended.set)
+        if not bar.disable:
+            beside.submit(tick)
+        yield
 
 
 def tqdm_keywords(shown: bool | None = None) -> dict[str, Any]:
@@ -374,14 +401,14 @@ class _Lines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._begun = time.monotonic()
-        self._next = self._begun + EVERY
+        self.begun = time.monotonic()
+        self._next = self.begun + EVERY
         self._state = self._written = ""
 
     def write(self, text: str) -> None:
         self._state = text.strip() or self._state
         now = time.monotonic()
-        at_end = text == "\n" and now - self._begun >= SHORT  # what tqdm writes when a bar is closed
+        at_end = text == "\n" and now - self.begun >= SHORT  # what tqdm writes when a bar is closed
         done = self._state.partition("[")[0]  # before times and rates
         if done != self._written and (at_end or now >= self._next):
             self._stream.write(f"{self._state}\n")

@@ -84,9 +84,10 @@ def test_corrected_expression_by_its_old_argument_warns_and_is_that_of_the_call(
     asked = known if corrected is True else known[4:5]
     data.X = sp.csr_matrix(data.X)
     data.X[3] = 0  # a cell without genes stays NaN
-    with pytest.warns(DeprecationWarning, match="tl.corrected_expression"):
-        given = corrected if corrected is True else asked[0] if corrected == "one" else list(asked)
+    given = corrected if corrected is True else asked[0] if corrected == "one" else list(asked)
+    with pytest.warns(DeprecationWarning, match="tl.corrected_expression") as said:
         sd.tl.integrate(data, "batch", model=plain, corrected=given, layer_added="old", **QUICK)
+    assert __file__ in {one.filename for one in said if one.category is DeprecationWarning}
     sd.tl.corrected_expression(data, "batch", list(asked), model=plain)
     at = data.var_names.get_indexer(asked)
     np.testing.assert_allclose(data.layers["old"][:, at], data.obsm["scdiva_corrected"], atol=1e-5)

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 
 from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
+from scdiva._settings import progress_bar
 from scdiva._validate import Input, Scan
 from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
@@ -372,15 +373,23 @@ class CellSource:
         self._open()
         return to_log([block for _, block in row_blocks(self._matrix, self.block_rows)], self.kind)
 
-    def expression_blocks(self) -> Iterator[tuple[int, sp.csr_matrix]]:
-        """Read cells in order, `block_rows` at a time.
+    def expression_blocks(self, desc: str = "reading") -> Iterator[tuple[int, sp.csr_matrix]]:
+        """Read cells in order, `block_rows` at a time, and show how far they are.
+
+        Parameters
+        ----------
+        desc
+            What is done with them, in a word.
 
         Yields
         ------
         The block's first row, and what :meth:`expression` returns.
         """
-        for start in range(0, self.n_obs, self.block_rows):
-            yield start, self.expression(start, min(start + self.block_rows, self.n_obs))
+        with progress_bar(desc=desc, unit="cell", total=self.n_obs) as bar:
+            for start in range(0, self.n_obs, self.block_rows):
+                stop = min(start + self.block_rows, self.n_obs)
+                yield start, self.expression(start, stop)
+                bar.update(stop - start)
 
     def read(self, start: int, stop: int) -> Ragged:
         """Read cells `start` to `stop`, ranked.

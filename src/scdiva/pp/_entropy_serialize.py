@@ -12,7 +12,6 @@ from anndata import AnnData
 from scdiva._checks import check_least, no_entry
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
-from scdiva._settings import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import check_unique, tokens_of_var
@@ -122,15 +121,13 @@ def entropy_serialize(
     # One allocation, of the size that is known: parts put together at the end would be held twice.
     bound = int(np.minimum(source.lengths, max_length).sum(dtype=np.int64))
     data, indices, indptr = np.empty(bound, np.int32), np.empty(bound, np.int32), np.zeros(adata.n_obs + 1, np.int64)
-    with progress_bar(desc="ranking genes", unit="cell", total=adata.n_obs) as bar:
-        for start, cells in source.expression_blocks():
-            found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
-            bounds, tokens, _ = serialize(cells, denominator, max_length)
-            first, n_rows = int(indptr[start]), len(bounds) - 1
-            indptr[start + 1 : start + n_rows + 1] = first + bounds[1:]
-            data[first : first + len(tokens)] = np.arange(1, len(tokens) + 1) - np.repeat(bounds[:-1], np.diff(bounds))
-            indices[first : first + len(tokens)] = column[tokens]
-            bar.update(n_rows)
+    for start, cells in source.expression_blocks("ranking genes"):
+        found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
+        bounds, tokens, _ = serialize(cells, denominator, max_length)
+        first, n_rows = int(indptr[start]), len(bounds) - 1
+        indptr[start + 1 : start + n_rows + 1] = first + bounds[1:]
+        data[first : first + len(tokens)] = np.arange(1, len(tokens) + 1) - np.repeat(bounds[:-1], np.diff(bounds))
+        indices[first : first + len(tokens)] = column[tokens]
     ranks = sp.csr_matrix((data[: indptr[-1]], indices[: indptr[-1]], indptr), shape=adata.shape)
     ranks.sort_indices()
     parts = {"layers": {key_added: ranks}, "uns": {key_added: found}}

@@ -10,7 +10,6 @@ from anndata import AnnData
 
 from scdiva._constants import MATCH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
 from scdiva._docs import with_shared_docs
-from scdiva._settings import progress_bar
 from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_cells
@@ -254,10 +253,7 @@ def corpus_entropy(
 
 def _count(source: CellSource, histogram: EntropyHistogram, min_genes: int = 0) -> None:
     measured = source.measured_tokens
-    with progress_bar(desc="counting", unit="cell", total=source.n_obs) as bar:
-        for start, cells in source.expression_blocks():
-            n_read = cells.shape[0]
-            if min_genes > 0:
-                cells = cells[np.flatnonzero(source.lengths[start : start + n_read] >= min_genes)]
-            histogram.update(cells, measured)
-            bar.update(n_read)
+    for start, cells in source.expression_blocks("counting"):
+        if min_genes > 0:
+            cells = cells[np.flatnonzero(source.lengths[start : start + cells.shape[0]] >= min_genes)]
+        histogram.update(cells, measured)

@@ -238,7 +238,8 @@ def _of_genes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the columns of adata that corrected expression is asked of, as version 0.1 did, and their tokens."""
     call = "sd.tl.corrected_expression(adata, batch_key, genes)"
-    warnings.warn(f"corrected= will go: call {call} after this.", DeprecationWarning, stacklevel=3)
+    # the user's line is beyond the public call and what gives it one bar
+    warnings.warn(f"corrected= will go: call {call} after this.", DeprecationWarning, stacklevel=4)
     tokens = column_tokens(adata.var, model.vocabulary, reading)
     wanted = tokens != C.UNKNOWN
     if corrected is not True:

@@ -14,6 +14,7 @@ from scdiva import _constants as C
 from scdiva._checks import check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._running import how_to_run, open_for
+from scdiva._settings import progress_bar
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
@@ -168,7 +169,7 @@ def grn(
     signed, columns = way.signed or chosen.reference is not None, column_of[tokens]
     base = 0.0 if chosen.reference is None else way.weights(pairs, *(part[-1] for part in sums))
     graphs = {}
-    for number, key in enumerate(keys):
+    for number, key in enumerate(progress_bar(keys, desc="choosing edges", unit="network")):
         weights = way.weights(pairs, *(part[number] for part in sums)) - base
         strength = np.abs(weights) if signed else weights
         graphs[key] = _matrix(weights, strength, columns[of_sources], columns[of_targets], n_targets, adata.n_vars)

@@ -121,12 +121,13 @@ def corrected_expression(
     var = reading.var(adata)
     check_unique(var.index)
 
+    from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import read_cells
 
-    given, source, parameters = open_for(model, adata, how_to_run(None, "cpu", None), reading)
-    tokens = pd.Series(column_tokens(var, given.vocabulary, reading), index=var.index)
+    tokens = pd.Series(column_tokens(var, load_for(model, "cpu").vocabulary, reading), index=var.index)
     lack = "genes are not in adata.var_names, or the model does not know them"
     refuse_absent(genes, tokens.index[tokens != C.UNKNOWN], lack)
+    _, source, parameters = open_for(model, adata, how_to_run(None, "cpu", None), reading)
     cells, rows = read_cells(source, batch, whole=True, trains=False)
     usable = np.isfinite(states[rows]).all(axis=1)
     cells, rows = cells.subset(np.flatnonzero(usable)), rows[usable]

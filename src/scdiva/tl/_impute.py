@@ -138,18 +138,22 @@ def impute(
 
     from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept
-    from scdiva.data.genes import columns_of
+    from scdiva.data.genes import column_tokens, columns_of
+    from scdiva.models.pretrained import load_for
     from scdiva.populations.imputation import impute_genes
     from scdiva.populations.states import check_head, on_cpu
     from scdiva.train.adaptation import read_cells
 
     seed = seed_of(rng)
-    loaded, source, parameters = open_for(model, adata, how_to_run(None, "cpu", "fp32"), reading)
+    loaded, var = load_for(model, "cpu"), reading.var(adata)
     check_head(loaded)
+    names, tokens = var.index.to_numpy(), column_tokens(var, loaded.vocabulary, reading)
+    if genes is not None and (unknown := [name for name in genes if name not in names[tokens != C.UNKNOWN]]):
+        raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")
+    loaded, source, parameters = open_for(model, adata, how_to_run(None, "cpu", "fp32"), reading)
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
-    names = reading.var(adata).index.to_numpy()
     if genes is not None:
-        _check_known(genes, names, source.tokens, columns)
+        _check_written(genes, names, source.tokens, columns)
     mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
     with on_cpu(loaded), torch_threads_kept(1):
         cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
@@ -194,11 +198,9 @@ def _named(adata: AnnData, genes: Sequence[str] | str) -> list[str]:
     return genes
 
 
-def _check_known(genes: list[str], names: np.ndarray, tokens: np.ndarray, columns: np.ndarray) -> None:
-    """Raise ValueError for genes that the model does not know, or that another column stands for."""
-    known = set(names[columns[columns >= 0]])
-    if unknown := [name for name in genes if name not in known]:
-        if (token := int(tokens[names == unknown[0]].max(initial=-1))) >= 0:
-            most = names[columns[token]]
-            raise ValueError(f"{unknown[0]!r} is one of several columns of a gene, of which {most!r} has most counts.")
-        raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")
+def _check_written(genes: list[str], names: np.ndarray, tokens: np.ndarray, columns: np.ndarray) -> None:
+    """Raise ValueError for genes that another column stands for."""
+    written = set(names[columns[columns >= 0]])
+    if others := [name for name in genes if name not in written]:
+        most = names[columns[int(tokens[names == others[0]].max())]]
+        raise ValueError(f"{others[0]!r} is one of several columns of a gene, of which {most!r} has most counts.")

@@ -95,7 +95,10 @@ def made(adata: ad.AnnData, job: dict, same: dict, folder: Path) -> dict:
 def keep(row: dict | None, **notes: object) -> list[dict]:
     """Write the results with a new row in the place of the one that it replaces; gives the goals."""
     rows = rows_so_far(NAME) if row is None else replaced(rows_so_far(NAME), row, KEYS)
-    names, arms = list(dict.fromkeys([*SETS, *(row["set"] for row in rows)])), list(ARMS)
+    # sets of one's own, and arms that the package had
+    names, arms = (
+        list(dict.fromkeys([*own, *(row[key] for row in rows)])) for own, key in ((SETS, "set"), (ARMS, "arm"))
+    )
     rows.sort(key=lambda row: (PARTS.index(row["part"]), row.get("share", 1.0), names.index(row["set"]),
                                arms.index(row["arm"])))  # fmt: skip
     there = {row["arm"] for row in rows}

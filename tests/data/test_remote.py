@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import http.server
+import io
 import re
 import shutil
 import socket
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 import scdiva as sd
 from scdiva.data import CellDataModule
@@ -136,6 +139,24 @@ def test_cells_are_those_of_the_file(where, name, folder, vocabulary, request):
         np.testing.assert_array_equal(a, b)
     far.close()
     same_cells(far, near)  # opened anew
+
+
+def test_no_garbage_is_collected_while_h5py_reads_from_afar(folder, vocabulary, monkeypatch):
+    """Else a thread that fetches may wait for h5py's lock to let go of a file, and the read for that thread."""
+    collects = []
+
+    def noted(self, buffer):
+        collects.append(gc.isenabled())
+        return io.BytesIO.readinto(self, buffer)
+
+    MemoryFileSystem().pipe("/quiet/cells.h5ad", (folder / "study2.h5ad").read_bytes())
+    monkeypatch.setattr(MemoryFile, "readinto", noted, raising=False)
+    far, near = "memory://quiet/cells.h5ad", folder / "study2.h5ad"
+    far, near = (open_cells(one, vocabulary, keep=False, empty="nan") for one in (far, near))
+    same_cells(far, near)
+    assert len(collects) > 10
+    assert not any(collects)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("name", ["study0.zarr", "study1.zarr", "study2.h5ad"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -228,6 +229,29 @@ def file_of(element: Any) -> str:
     return str(store.fs.unstrip_protocol(store.path) if hasattr(store, "fs") else getattr(store, "root", store))
 
 
+class _Uncollected:
+    """A file that h5py reads while no garbage is collected.
+
+    h5py holds its lock as it reads, and takes it to let go of a file that is garbage. Collected by the thread that
+    fsspec fetches in, such a file would wait for the read, and the read for the thread.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def readinto(self, buffer: Any) -> int:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return int(self._file.readinto(buffer))
+        finally:
+            if collects:
+                gc.enable()
+
+
 def open_root(path: Path) -> tuple[Any, Any]:
     """Open an ``.h5ad`` or ``.zarr`` (format 2 or 3) for reading.
 
@@ -256,7 +280,8 @@ def open_root(path: Path) -> tuple[Any, Any]:
             if path.suffix != ".h5ad":
                 return zarr.open_group(path.fs.get_mapper(path.path), mode="r"), None
             # of HDF5 a few bytes are read at many places: blocks of 4 MiB, 32 of them kept
-            file = h5py.File(path.fs.open(path.path, "rb", cache_type="blockcache", block_size=1 << 22), "r")
+            remote = path.fs.open(path.path, "rb", cache_type="blockcache", block_size=1 << 22)
+            file = h5py.File(_Uncollected(remote), "r")
             return file, file
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")

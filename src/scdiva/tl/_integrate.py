@@ -215,8 +215,8 @@ def integrate(
     if columns is not None:
         layers[layer_added] = values = np.full(adata.shape, np.nan, dtype=np.float32)
         measured = whole.matrix(given.config.n_genes + C.N_SPECIAL)[:, tokens]
-        alike = np.ones(len(rows), dtype=bool)
-        values[np.ix_(rows, columns)] = predict_within(embedding[rows], measured, whole.batch, alike)[0]
+        made, _ = predict_within(embedding[rows], measured, whole.batch, np.ones(len(rows), dtype=bool))
+        values[np.ix_(rows, columns)] = made
 
     notes: dict[str, Any] = {
         "batch_key": keys,
@@ -233,13 +233,10 @@ def integrate(
     return new
 
 
-def _of_genes(
-    adata: AnnData, corrected: bool | Sequence[str], model: ScDiVa, reading: Reading
-) -> tuple[np.ndarray, np.ndarray]:
+def _of_genes(adata: AnnData, corrected: bool | Sequence[str], model: ScDiVa, reading: Reading) -> tuple[Any, Any]:
     """Find the columns of adata that corrected expression is asked of, as version 0.1 did, and their tokens."""
-    call = "sd.tl.corrected_expression(adata, batch_key, genes)"
     # the user's line is beyond the public call and what gives it one bar
-    warnings.warn(f"corrected= will go: call {call} after this.", DeprecationWarning, stacklevel=4)
+    warnings.warn("corrected= will go: call sd.tl.corrected_expression after this.", DeprecationWarning, stacklevel=4)
     tokens = column_tokens(adata.var, model.vocabulary, reading)
     wanted = tokens != C.UNKNOWN
     if corrected is not True:

@@ -9,8 +9,9 @@ replacement, each count kept with probability .9; batches are donors of kang_pbm
 are drawn likewise) and plates and technologies of the 1,408 cells of sc_mixology_cell_lines; screens are perturbench's
 5,961 cells and 500 genes. Without `--cells` a call is measured at the sizes that its goals name, at 3,000 and, where a
 notebook has as many, at 30,000. A call that takes longer than `--limit` is ended and said to have been. Rows are
-written as they are made, each with its commit, in the place of those of the same call and size. `--before` names the
-results of an earlier commit, whose seconds then stand beside.
+written as they are made, each with its commit, in the place of those of the same call and size: so CellTypist and scVI
+may be run, by `--calls`, in an environment of their own. `--before` names the results of an earlier commit, whose
+seconds then stand beside.
 
 CPU seconds are the figure to read: on a machine that runs something else at the same time, as the one of the results
 did, wall seconds are up to twice as many as on an idle one.
@@ -94,6 +95,24 @@ def logistic_regression(adata: ad.AnnData) -> None:
     fitted.predict(adata.obsm["X_pca"][~half])
 
 
+def celltypist_fitted(adata: ad.AnnData) -> None:
+    import celltypist
+
+    normalised(adata)
+    half = np.arange(adata.n_obs) % 2 == 0
+    fitted = celltypist.train(adata[half].copy(), "cell_type", n_jobs=1)
+    celltypist.annotate(adata[~half].copy(), fitted)
+
+
+def scvi_fitted(adata: ad.AnnData) -> None:
+    import scvi
+
+    scvi.model.SCVI.setup_anndata(adata, batch_key=batch_of(adata))
+    model = scvi.model.SCVI(adata)
+    model.train(accelerator="cpu", enable_progress_bar=False)
+    model.get_latent_representation()
+
+
 def dorothea_like(adata: ad.AnnData) -> None:
     import decoupler as dc
     import pandas as pd
@@ -159,6 +178,7 @@ def mapped(adata: ad.AnnData) -> None:
 def integrated(adata: ad.AnnData) -> None:
     import scdiva as sd
 
+    sd.tl.embed(adata)
     sd.tl.integrate(adata, batch_of(adata))
 
 
@@ -220,12 +240,14 @@ CALLS: dict[str, tuple[str, Calls]] = {
     "Harmony on PCA": (DONORS, harmony),
     "tl.integrate, cell lines": (LINES, ours("tl.integrate", batch_key="batch")),
     "Harmony on PCA, cell lines": (LINES, harmony),
+    "scVI, cell lines": (LINES, scvi_fitted),
     "tl.corrected_expression, cell lines": (
         LINES,
         (integrated, ours("tl.corrected_expression", batch_key="batch", genes=["ACTB", "GAPDH"])),
     ),
     "tl.annotate": (BLOOD, annotate),
     "logistic regression on PCA": (BLOOD, logistic_regression),
+    "CellTypist, trained on the same": (BLOOD, celltypist_fitted),
     "tl.impute, two genes": (BLOOD, ours("tl.impute", genes=["CD3D", "LYZ"])),
     "tl.generate, 100 cells": (BLOOD, ours("tl.generate", n_cells=100)),
     "tl.grn": (BLOOD, ours("tl.grn")),
@@ -263,9 +285,8 @@ CALLS: dict[str, tuple[str, Calls]] = {
 SIZES = {
     "tl.embed": (700, 3_000, 30_000), "scanpy: normalise, genes, PCA": (700, 3_000, 30_000),
     "tl.integrate": (12_000, 100_000), "Harmony on PCA": (12_000, 100_000), "tl.integrate, cell lines": (1_400,),
-    **dict.fromkeys(
-        ("Harmony on PCA, cell lines", "tl.corrected_expression, cell lines", "pl.integration, cell lines"), (1_400,)
-    ),
+    "Harmony on PCA, cell lines": (1_400,), "scVI, cell lines": (1_400,),
+    "tl.corrected_expression, cell lines": (1_400,), "pl.integration, cell lines": (1_400,),
     **dict.fromkeys(("tl.annotate", "tl.impute, two genes", "tl.generate, 100 cells", "tl.grn"), (3_000, 30_000)),
 }  # fmt: skip
 """Cells that a call is measured with; 3,000 where nothing stands here. A set that has hardly fewer is taken whole."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from _markdown import in_two, table
+from _markdown import table
 from _timing import verdict
 
 WORDS = (
@@ -39,12 +39,15 @@ SCORES = {
 def denoising(result: dict) -> str:
     """Mean of each arm over the studies, goals, and the log-loss of each study."""
     arms, sets, at = _by_arm(result)
-    each = [
-        [f"{name} ({at[arms[0], name]['n_cells']})", *(_of(at.get((arm, name)), "log_loss") for arm in arms)]
-        for name in sets
-    ]
-    of_each = in_two(["log-loss; study (cells)", *(f"`{arm}`" for arm in arms)], each, 1, 8)
-    return f"{summary(result)}\n{of_each}"
+    parts = [summary(result)]
+    for start in range(0, len(arms), 6):  # side by side they would run off the page
+        some = arms[start : start + 6]
+        each = [
+            [f"{name} ({at[arms[0], name]['n_cells']})", *(_of(at.get((arm, name)), "log_loss") for arm in some)]
+            for name in sets
+        ]
+        parts.append(table(["log-loss; study (cells)", *(f"`{arm}`" for arm in some)], each))
+    return "\n".join(parts)
 
 
 def _by_arm(result: dict) -> tuple[list[str], list[str], dict[tuple[str, str], dict]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-FIGURE = re.compile(r"(\*\*)?[-+±<>≤≥~]?\.?\d|[-–—]?$")
+FIGURE = re.compile(r"(\*\*)?[-+±<>≤≥~]?\s?\.?\d|[-–—]?$")
 """How a figure begins, or nothing in its place."""
 
 

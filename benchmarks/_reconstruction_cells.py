@@ -176,7 +176,8 @@ def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndar
             if not use_places:  # behind the visible ones, in the order of the vocabulary
                 order = torch.argsort(torch.where(hidden, genes + len(genes), order), stable=True)
             genes, hidden, values = genes[order], hidden[order], values[order]
-            expected = denoise(genes, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
+            numbers = torch.searchsorted(measured, genes) + N_SPECIAL
+            expected = denoise(numbers, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
             expected = torch.where(hidden, expected, values)
             if use_places:
                 expected = values_at_ranks(genes, expected, hidden, ~hidden, bounds, denominator)

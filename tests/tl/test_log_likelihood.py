@@ -58,7 +58,10 @@ def test_a_copy_shares_no_notes_with_the_original(adata, headed):
 
 
 def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(few, headed, one):
-    """Genes are numbered anew among those measured; here they are not, and logits of the others are -inf."""
+    """Genes are numbered anew among those measured; here they are not, and logits of the others are -inf.
+
+    Of a model with a state head there is one row for each cell; here for each masked gene.
+    """
     from scdiva._rng import generator, step_generator
     from scdiva.data.cells import open_cells
     from scdiva.diffusion import log_likelihood
@@ -75,8 +78,14 @@ def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_o
         found = scored(data, model, n_samples=2)
         for row in range(4):
             cell = slice(indptr[row], min(indptr[row + 1], indptr[row] + config.max_length))
+            denoise = denoiser_of(model, stream=model is one)
+
+            def of_measured(*packed, denoise=denoise):
+                logits = torch.full_like(found_logits := denoise(*packed)[0], -torch.inf)
+                return logits.index_copy_(1, genes - 3, found_logits[:, genes - 3]), None
+
             bound = log_likelihood(
-                denoiser_of(model, genes=genes, stream=model is one),
+                of_measured,
                 torch.from_numpy(tokens[cell].astype(np.int64)),
                 torch.from_numpy(values[cell]),
                 torch.tensor([0, cell.stop - cell.start], dtype=torch.int32),

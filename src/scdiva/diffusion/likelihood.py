@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL
@@ -39,6 +40,7 @@ def log_likelihood(
     n_samples: int = 32,
     *,
     exclude_shown: bool = True,
+    by_cell: bool = False,
     generator: torch.Generator,
 ) -> LogLikelihood:
     r"""Monte-Carlo estimate of the any-order bound on a cell's log-likelihood (gene identities, given its length).
@@ -60,7 +62,7 @@ def log_likelihood(
     Parameters
     ----------
     denoiser
-        As in :func:`sample`; called `n_samples` times on the whole batch.
+        As in :func:`sample`; called `n_samples` times on the whole batch, with `by_cell` once on so many copies of it.
     tokens, values, cu_seqlens
         Packed batch of complete cells. Not changed.
     n_samples
@@ -68,6 +70,9 @@ def log_likelihood(
     exclude_shown
         Whether the model is the one that :func:`sample` draws from, to which genes that a cell already shows are
         forbidden. False scores the bare softmax over all genes.
+    by_cell
+        Whether the denoiser returns one row of logits for each cell, because it predicts the same of all its masked
+        genes, as a state head does.
     generator
         Source of all draws.
 
@@ -113,25 +118,30 @@ def log_likelihood(
                 "cells with their duplicates summed, or pass exclude_shown=False."
             )
     lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).double()
-    n_strata = n_samples // 2
-    total = torch.zeros(n_cells, dtype=torch.float64, device=device)
-    square = torch.zeros_like(total)
-    for stratum in range(n_strata):
-        pair = []
-        for _ in range(2):
-            u = torch.rand(n_cells, generator=generator, device=generator.device, dtype=torch.float64).to(device)
-            # each cell's own size in 1 ... L from its place in the stratum
-            sizes = ((stratum + u) / n_strata * lengths).floor().clamp_max(lengths - 1) + 1
-            masked = _random_subsets(sizes, cells, cu_seqlens, generator)
-            seen = tokens.masked_fill(masked, MASK)
-            logits = denoiser(seen, values.masked_fill(masked, 0.0), cu_seqlens, masked)[0]
-            if exclude_shown:
-                logits = available_logits(logits, seen, cells, n_cells, None)
-            else:
-                logits = checked_logits(logits, int(masked.sum()))
-            log_p = torch.log_softmax(logits.double(), dim=1).gather(1, tokens[masked, None] - N_SPECIAL).squeeze(1)
-            summed = torch.zeros_like(total).index_add_(0, cells[masked], log_p)
-            pair.append(torch.where(lengths > 0, summed * lengths / sizes, 0.0))
-        total += pair[0] + pair[1]
-        square += (pair[0] - pair[1]).square()
-    return LogLikelihood(total / n_samples, square.sqrt() / n_samples)
+    draws = []
+    for number in range(n_samples):
+        u = torch.rand(n_cells, generator=generator, device=generator.device, dtype=torch.float64).to(device)
+        # each cell's own size in 1 ... L from its place in the stratum
+        sizes = ((number // 2 + u) / (n_samples // 2) * lengths).floor().clamp_max(lengths - 1) + 1
+        draws.append((sizes, _random_subsets(sizes, cells, cu_seqlens, generator)))
+    found = []
+    n_copies = n_samples if by_cell else 1
+    for first in range(0, n_samples, n_copies):
+        sizes, masked = (torch.cat(part) for part in zip(*draws[first : first + n_copies], strict=True))
+        bounds = F.pad(cu_seqlens.diff().repeat(n_copies).cumsum(0), (1, 0)).to(cu_seqlens.dtype)
+        true = tokens.repeat(n_copies)
+        copies, seen = cell_of_token(bounds, true.numel()), true.masked_fill(masked, MASK)
+        of_gene = copies[masked]
+        of_rows = torch.arange(len(sizes), device=device) if by_cell else of_gene
+        logits = denoiser(seen, values.repeat(n_copies).masked_fill(masked, 0.0), bounds, masked)[0]
+        if exclude_shown:
+            logits = available_logits(logits, seen, copies, len(sizes), None, of_rows)
+        else:
+            logits = checked_logits(logits, len(of_rows))
+        row = of_gene if by_cell else torch.arange(len(of_gene), device=device)
+        log_p = torch.log_softmax(logits.double(), dim=1)[row, true[masked] - N_SPECIAL]
+        summed = torch.zeros_like(sizes).index_add_(0, of_gene, log_p)
+        found.append(torch.where(sizes > 0, summed * lengths.repeat(n_copies) / sizes, 0.0))
+    pairs = torch.cat(found).view(-1, 2, n_cells)
+    error = (pairs[:, 0] - pairs[:, 1]).square().sum(dim=0).sqrt() / n_samples
+    return LogLikelihood(pairs.mean(dim=(0, 1)), error)

@@ -53,13 +53,15 @@ def checked_logits(logits: Tensor, n_masked: int) -> Tensor:
     return logits
 
 
-def available_logits(logits: Tensor, tokens: Tensor, cells: Tensor, n_cells: int, allowed: Tensor | None) -> Tensor:
-    """Gene logits of the masked positions, -inf for genes that the cell shows already.
+def available_logits(
+    logits: Tensor, tokens: Tensor, cells: Tensor, n_cells: int, allowed: Tensor | None, of_rows: Tensor | None = None
+) -> Tensor:
+    """Gene logits of masked positions, -inf for genes that the cell shows already.
 
     Parameters
     ----------
     logits
-        Shape `(N, n_genes)`, one row per `MASK` in `tokens`.
+        Shape `(N, n_genes)`.
     tokens
         Shape `(T,)`.
     cells
@@ -68,6 +70,8 @@ def available_logits(logits: Tensor, tokens: Tensor, cells: Tensor, n_cells: int
         `B`.
     allowed
         bool `(n_genes,)`, or None for all genes.
+    of_rows
+        int64 `(N,)`, cell of each row; None: there is one row per `MASK` in `tokens`.
 
     Returns
     -------
@@ -78,14 +82,14 @@ def available_logits(logits: Tensor, tokens: Tensor, cells: Tensor, n_cells: int
     ValueError
         If the denoiser returned the wrong number of rows, NaN or +inf.
     """
-    masked = tokens == MASK
-    logits = checked_logits(logits, int(masked.sum()))
+    shown = tokens != MASK
+    of_rows = cells[~shown] if of_rows is None else of_rows
+    logits = checked_logits(logits, len(of_rows))
     taken = torch.zeros(n_cells, logits.shape[1], dtype=torch.bool, device=logits.device)
-    shown = ~masked
     taken[cells[shown], tokens[shown] - N_SPECIAL] = True
     if allowed is not None:
         taken |= ~allowed.to(taken.device)
-    return logits.masked_fill(taken[cells[masked]], -torch.inf)
+    return logits.masked_fill(taken[of_rows], -torch.inf)
 
 
 def gumbel(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ def denoiser_of(
     own: Tensor | None = None,
     genes: Tensor | None = None,
     stream: bool = True,
-    spread: bool = True,
+    by_cell: bool = False,
 ) -> Denoiser:
     """Make a denoiser of a model, for :func:`scdiva.diffusion.sample` and :func:`scdiva.diffusion.log_likelihood`.
 
@@ -43,13 +43,13 @@ def denoiser_of(
         Other cells, and which of them are those asked about, as :meth:`scdiva.nn.QueryHead.weigh` takes it: the query
         head then predicts in the place of the state head, and `stream` is off. The context has the columns `genes`.
     genes
-        int64 `(n,)`, tokens that may be drawn, such as those that a panel measures; no other is computed. None: all.
+        int64 `(n,)` ascending, tokens that may be drawn, such as those that a panel measures. Cells then hold the
+        numbers of their genes among these, counted from `N_SPECIAL`, and nothing is computed of others. None: all.
     stream
         Whether the transformer is run. Without it (and with a state head) the cell state alone speaks: orders of
         magnitude faster, and blind to how genes go together beyond it.
-    spread
-        Whether logits and values have a column for every gene of the vocabulary, with -inf where it may not be drawn;
-        False: for `genes` only.
+    by_cell
+        Whether logits have one row for each cell, without `stream` the same for all of its masked genes.
 
     Returns
     -------
@@ -71,7 +71,6 @@ def denoiser_of(
     if not stream and model.config.anchor == "learned":
         raise ValueError('With anchor="learned" the cell state comes from the transformer: pass stream=True.')
 
-    n_genes = model.config.n_genes
     drawn = None if genes is None else genes.to(next(model.parameters()).device)
 
     def expected_of(out: ScDiVaOutput, visible: Tensor) -> Expected:
@@ -91,7 +90,9 @@ def denoiser_of(
     def denoise(
         tokens: Tensor, values: Tensor, cu_seqlens: Tensor, value_mask: Tensor
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-        masked = tokens == MASK
+        masked, numbers = tokens == MASK, tokens
+        if drawn is not None:
+            tokens = drawn[(numbers - N_SPECIAL).clamp_min(0)].masked_fill(masked, MASK)
         visible = ~(value_mask | masked)
         out = model(tokens, values, cu_seqlens, value_mask=value_mask, use_transformer=stream)
         expected = None if model.state_head is None else expected_of(out, visible)
@@ -99,19 +100,10 @@ def denoiser_of(
         if denominator is not None:
             known = visible if given is None else given & visible
             ranked = Ranked(tokens, values, cu_seqlens, known, denominator)
-        logits = model.logits(out, masked, genes=drawn, expected=expected, ranked=ranked)
-        if spread:
-            logits = _spread(logits, drawn, n_genes, -torch.inf)
+        rows = cu_seqlens[:-1].long() if by_cell else masked
+        logits = model.logits(out, rows, genes=drawn, expected=expected, ranked=ranked)
         if expected is None:
             return logits, model.values(out, tokens)
-        of_genes = _spread(expected.values, drawn, n_genes, 0.0)
-        return logits, model.values(out, tokens, of_genes=of_genes), of_genes if spread else expected.values
+        return logits, model.values(out, numbers, of_genes=expected.values), expected.values
 
     return denoise
-
-
-def _spread(columns: Tensor, genes: Tensor | None, n_genes: int, fill: float) -> Tensor:
-    """Put the columns of some genes, tokens `(n,)`, where they belong among all."""
-    if genes is None:
-        return columns
-    return columns.new_full((len(columns), n_genes), fill).index_copy_(1, genes - N_SPECIAL, columns)

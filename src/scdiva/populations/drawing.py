@@ -194,10 +194,9 @@ def _sampled(
 ) -> Iterator[tuple[Ints, Matrix]]:
     """Draw genes, and the values expected of them, step by step; as many cells at a time as there are threads."""
     shown = {token: value for token, value in fixed.items() if value > 0}
-    start, given = torch.tensor(list(shown), dtype=torch.int64), torch.tensor(list(shown.values()))
-    genes = torch.from_numpy(fitted.genes)
-    allowed = torch.ones(fitted.model.config.n_genes, dtype=torch.bool)
-    allowed[[token - N_SPECIAL for token in fixed]] = False  # shown already, or not expressed
+    start = torch.from_numpy(np.searchsorted(fitted.genes, list(shown))) + N_SPECIAL
+    genes, given = torch.from_numpy(fitted.genes), torch.tensor(list(shown.values()))
+    allowed = torch.from_numpy(~np.isin(fitted.genes, list(fixed)))  # others are shown already, or not expressed
     most = fitted.model.config.max_length - len(shown)
 
     def draw(model: ScDiVa, number: Tensor) -> Tensor:
@@ -208,12 +207,11 @@ def _sampled(
         tokens[: len(shown)], values[: len(shown)] = start, given
         cell, depth = int(numbers[at]), total_count(own[at])
         by_count = np.random.default_rng(step_seed(seed, cell, "values"))
-        mean = torch.zeros(int(genes.max()) + 1)
+        mean = torch.zeros(len(genes))
 
         def drawn(expected: Tensor, _: Tensor, which: Tensor) -> Tensor:
-            mean[which + N_SPECIAL] = expected.float()
-            spread = fitted.corrections.spread[np.searchsorted(fitted.genes, (which + N_SPECIAL).numpy())]
-            counts = draw_counts(expected.numpy(), spread, depth, by_count)
+            mean[which] = expected.float()
+            counts = draw_counts(expected.numpy(), fitted.corrections.spread[which.numpy()], depth, by_count)
             return torch.from_numpy(np.log1p(TARGET_SUM * counts / depth)).to(expected.dtype)
 
         made = sample(
@@ -227,13 +225,13 @@ def _sampled(
             draw_values=drawn,
             generator=step_generator(seed, cell, "generate"),
         )
-        new = made.tokens[len(shown) :]
+        new = made.tokens[len(shown) :] - N_SPECIAL
         # the values drawn on the way are drawn anew with those of the whole cell: means are what is handed on
         return torch.stack([new.float(), mean[new]], dim=1)
 
     with open_encoder(fitted.model, threads=settings.threads, what=draw) as encode:
         for found in encode(lambda at: (torch.tensor(at),), range(len(numbers))):
-            yield np.searchsorted(fitted.genes, found[:, 0].astype(np.int64)), found[:, 1]
+            yield found[:, 0].astype(np.int64), found[:, 1]
 
 
 def total_count(values: NDArray[np.floating]) -> float:

@@ -155,20 +155,13 @@ def _scored_by(genes: Tensor, n_samples: int, stream: bool, seed: int) -> Callab
 
     def score(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
         most = network.config.max_length
-        panel = genes.to(tokens.device)
-        denoise = denoiser_of(network, genes=genes, stream=stream, spread=False)
-
-        def of_panel(numbers: Tensor, *rest: Tensor) -> Any:
-            there = panel[(numbers - C.N_SPECIAL).clamp_min(0)].masked_fill(numbers == C.MASK, C.MASK)
-            return denoise(there, *rest)
-
-        # genes are numbered among those measured: a softmax over all of the vocabulary costs more than the network
         found = bound_of(
-            of_panel,
-            torch.searchsorted(panel, tokens[:most]) + C.N_SPECIAL,
+            denoiser_of(network, genes=genes, stream=stream, by_cell=not stream),
+            torch.searchsorted(genes.to(tokens.device), tokens[:most]) + C.N_SPECIAL,
             values[:most],
             cu_seqlens.clamp_max(most),
             n_samples,
+            by_cell=not stream,
             generator=step_generator(seed, int(row), "likelihood"),
         )
         return torch.stack([found.bound, found.standard_error], dim=1)

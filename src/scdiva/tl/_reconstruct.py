@@ -204,8 +204,9 @@ def _filled_in(
 ) -> Callable[..., Tensor]:
     """Make a read-out of one cell: its new tokens and values, and which true ranks were masked, `(L, 3)`."""
     import torch
+    import torch.nn.functional as F
 
-    from scdiva._constants import MASK
+    from scdiva._constants import MASK, N_SPECIAL
     from scdiva._rng import step_generator
     from scdiva.diffusion import sample, values_at_ranks
     from scdiva.models.denoiser import denoiser_of
@@ -218,6 +219,7 @@ def _filled_in(
     def fill(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
         most = network.config.max_length
         tokens, values, bounds = tokens[:most], values[:most], cu_seqlens.clamp_max(most)
+        panel = genes.to(tokens.device)
         generator = step_generator(seed, int(row), "reconstruct")
         number = min(len(tokens), max(1, round(mask_ratio * len(tokens)))) if mask_ratio else 0
         masked = torch.zeros(len(tokens), dtype=torch.bool)
@@ -238,17 +240,17 @@ def _filled_in(
         )
         made = sample(
             denoiser,
-            tokens[order].masked_fill(masked_last, MASK),
+            (torch.searchsorted(panel, tokens[order]) + N_SPECIAL).masked_fill(masked_last, MASK),
             values[order],
             bounds,
             n_steps=n_steps,
-            score_denominator=None if by_rank else denominator,
+            score_denominator=None if by_rank else F.pad(denominator[genes], (N_SPECIAL, 0)),
             generator=generator,
         )
-        filled = made.values
+        filled, made_tokens = made.values, panel[made.tokens - N_SPECIAL]
         if by_rank:
-            filled = values_at_ranks(made.tokens, filled, masked, ~masked, bounds, denominator)
-        return torch.stack([made.tokens.float(), filled, masked.float()], dim=1)
+            filled = values_at_ranks(made_tokens, filled, masked, ~masked, bounds, denominator)
+        return torch.stack([made_tokens.float(), filled, masked.float()], dim=1)
 
     return fill
 

@@ -95,6 +95,17 @@ def test_corrected_expression_by_its_old_argument_warns_and_is_that_of_the_call(
     assert np.isnan(data.layers["old"]).all(axis=1).tolist() == [n == 3 for n in range(240)]
 
 
+def test_no_gene_named_by_the_old_argument_is_refused(plain, cells):
+    data = cells.copy()
+    with (
+        pytest.warns(DeprecationWarning, match="tl.corrected_expression"),
+        pytest.raises(ValueError, match="names no gene"),
+    ):
+        sd.tl.integrate(data, "batch", model=plain, corrected=[], **QUICK)
+    assert not data.layers
+    assert not data.obsm
+
+
 @pytest.mark.parametrize("labels_key", ["cell_type", None])
 def test_one_seed_gives_every_bit(plain, cells, labels_key):
     found = []

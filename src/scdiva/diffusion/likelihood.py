@@ -23,8 +23,7 @@ class LogLikelihood(NamedTuple):
 def _random_subsets(sizes: Tensor, cells: Tensor, cu_seqlens: Tensor, generator: torch.Generator) -> Tensor:
     """Bool `(T,)`: for each cell a uniformly random set of `sizes` of its positions."""
     keys = torch.rand(cells.numel(), generator=generator, device=generator.device, dtype=torch.float64).to(cells.device)
-    order = torch.argsort(keys, stable=True)
-    order = order[torch.argsort(cells[order], stable=True)]
+    order = torch.argsort(cells + keys)  # by cell, within it by key
     rank = torch.arange(cells.numel(), device=cells.device) - cu_seqlens[:-1].long()[cells]
     chosen = torch.empty_like(cells, dtype=torch.bool)
     chosen[order] = rank < sizes[cells]

@@ -31,6 +31,7 @@ LEAST_VARIANCE = 0.1
 """Least variance around a prediction, as a share of the gene's mean variance around predictions."""
 GENES = 256
 """Genes that are predicted together."""
+LACK = "genes are not in adata.var_names, or the model does not know them"
 
 
 @with_shared_docs
@@ -125,8 +126,7 @@ def corrected_expression(
     from scdiva.train.adaptation import read_cells
 
     tokens = pd.Series(column_tokens(var, load_for(model, "cpu").vocabulary, reading), index=var.index)
-    lack = "genes are not in adata.var_names, or the model does not know them"
-    refuse_absent(genes, tokens.index[tokens != C.UNKNOWN], lack)
+    refuse_absent(genes, tokens.index[tokens != C.UNKNOWN], LACK)
     _, source, parameters = open_for(model, adata, how_to_run(None, "cpu", None), reading)
     cells, rows = read_cells(source, batch, whole=True, trains=False)
     usable = np.isfinite(states[rows]).all(axis=1)

@@ -20,7 +20,7 @@ from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import column_tokens
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
-from scdiva.tl._corrected import predict_within
+from scdiva.tl._corrected import LACK, predict_within
 
 if TYPE_CHECKING:
     import torch
@@ -241,8 +241,9 @@ def _of_genes(adata: AnnData, corrected: bool | Sequence[str], model: ScDiVa, re
     wanted = tokens != C.UNKNOWN
     if corrected is not True:
         asked = [corrected] if isinstance(corrected, str) else list(corrected or [])
-        lack = "genes are not in adata.var_names, or the model does not know them"
-        refuse_absent(asked, adata.var_names[wanted], lack)
+        if not asked:
+            raise ValueError("corrected names no gene: leave it out, or call sd.tl.corrected_expression after this.")
+        refuse_absent(asked, adata.var_names[wanted], LACK)
         wanted &= adata.var_names.isin(asked)
     return np.flatnonzero(wanted), tokens[wanted]
 

@@ -198,6 +198,23 @@ def test_names_stand_off_each_other_and_off_the_cells_and_in_the_frame():
     write_names(other, dots, anchors[:0], [], [])
 
 
+def test_names_of_dots_hide_none_and_their_lines_end_at_the_name():
+    rng = np.random.default_rng(0)
+    fig, axes = plt.subplots()
+    dots = rng.normal(0, 1, (300, 2))
+    axes.scatter(*dots.T, s=10)
+    write_names(axes, dots, dots[:8], [f"gene {i}" for i in range(8)], ["k"] * 8, fontsize=7, clear=3)
+    fig.canvas.draw()
+    at = axes.transData.transform(dots)
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert sum(box.count_contains(at) for box in boxes) <= 1
+    assert len(axes.lines) > 4
+    for line in axes.lines:
+        ends = axes.transData.transform(line.get_xydata())
+        along = ends[0] + np.linspace(0, 1, 50)[:, None] * (ends[1] - ends[0])
+        assert sum(box.count_contains(along) for box in boxes) <= 2  # at most its end
+
+
 def test_scanpys_colours_are_used(drawn):
     adata = drawn.copy()
     adata.uns["kind_colors"] = ["#ff0000", "#00ff00", "#0000ff"]

@@ -109,7 +109,8 @@ def write_names(
     fontsize
         Size of the letters in points.
     clear
-        Pixels around dots that names keep off.
+        Pixels around dots that names keep off, where each dot should be seen; 0: dots are a cloud, and names may lie
+        on a small share of it.
     """
     axes.autoscale_view()
     axes.autoscale(False)
@@ -132,19 +133,19 @@ def write_names(
         start = pixels.transform(anchor)
         places = np.clip(start + steps, low, np.maximum(np.array(frame.max) - half, low))
         to_places = start + share * (places - start)
-        hidden = (np.abs(places[:, None] - at_dots) < half + clear).all(axis=2).mean(axis=1)
-        cost = 40 * hidden + np.linalg.norm(steps, axis=1) / _REACH
+        hidden = (np.abs(places[:, None] - at_dots) < half + clear).all(axis=2).sum(axis=1)
+        cost = hidden * (0.5 if clear else 40 / len(at_dots)) + np.linalg.norm(steps, axis=1) / _REACH
         cost += 3 * (np.abs(places[:, None] - lines) < half).all(axis=2).any(axis=1)
         for centre, size in taken:
             cost += 10 * (np.abs(places - centre) < half + size).all(axis=1)
             cost += 3 * (np.abs(to_places - centre) < size).all(axis=2).any(axis=0)
         best = int(cost.round(6).argmin())  # rounded: ties fall the same way on every machine
         taken.append(np.stack([places[best], half]))
-        x, y = pixels.inverted().transform(places[best])
-        text.set_position((x, y))
+        text.set_position(pixels.inverted().transform(places[best]))
         if (np.abs(places[best] - start) > half).any():
             lines = np.concatenate([lines, to_places[:, best]])
-            axes.plot([anchor[0], x], [anchor[1], y], color="0.3", linewidth=0.6, zorder=4)
+            edge = pixels.inverted().transform(np.clip(start, places[best] - half, places[best] + half))
+            axes.plot([anchor[0], edge[0]], [anchor[1], edge[1]], color="0.3", linewidth=0.6, zorder=4)
 
 
 def draw_heatmap(

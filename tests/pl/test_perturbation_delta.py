@@ -41,7 +41,7 @@ def test_points_are_changes_and_the_title_holds_their_score(predicted_screen):
     assert fig.axes[0].get_title() == (
         f"A+B\nPearson r {row['pearson_delta']:.2f} (40 genes), {row['pearson_delta_top20']:.2f} (top 20)"
     )
-    assert np.ptp(fig.axes[0].get_xlim()) == pytest.approx(np.ptp(fig.axes[0].get_ylim()))  # one scale
+    assert fig.axes[0].get_aspect() == 1  # one scale
 
 
 def test_names_stand_beside_their_points_and_apart(predicted_screen):

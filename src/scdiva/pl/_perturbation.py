@@ -297,9 +297,8 @@ def delta_scatter(
     axes.axvline(0, color="0.9", linewidth=0.8, zorder=0)
     axes.scatter(x[rest], y[rest], s=7, color="0.7", linewidths=0, zorder=2, rasterized=len(rest) > 5_000)
     axes.scatter(x[top], y[top], s=14, color=_COLOURS[OURS], linewidths=0, zorder=3)
-    axes.set_aspect(
-        "equal", adjustable="datalim"
-    )  # one scale: a prediction of the right pattern that is too weak lies flat
+    # on one scale a prediction of the right pattern that is too weak lies flat
+    axes.set_aspect("equal", adjustable="datalim")
     axes.set(xlabel="observed change from control cells", ylabel="predicted change from control cells")
     scores = metrics.perturbation_response(mean, x + control, control, de_score=score, top=(_TOP,))
     title = f"Pearson r {scores['pearson_delta']:.2f} ({len(x):,} genes)"

@@ -76,6 +76,26 @@ def test_own_directions_find_what_is_hidden_and_leave_the_noise(monkeypatch):
     assert (flat**2).mean(axis=0).sum() < 0.2 * variance.sum()
 
 
+@pytest.mark.parametrize(("n", "least"), [(300, 20), (80, 10)])
+def test_a_component_that_a_few_cells_make_is_left_out(monkeypatch, n, least):
+    """Each component reads one gene, which so many cells express."""
+    makers = [3, least - 2, least + 2, n // 2]
+    dense = np.zeros((n, N_TOKENS), dtype=np.float32)
+    dense[:, N_SPECIAL] = 1  # no cell is empty
+    for number, many in enumerate(makers):
+        dense[:many, N_SPECIAL + 1 + number] = 2
+    rows, columns = np.nonzero(dense)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
+    measured = np.arange(N_GENES) + N_SPECIAL
+    cells = AdaptationCells(indptr, columns, dense[rows, columns], np.zeros(n, dtype=np.int64), measured, 1)
+    table = torch.zeros(N_TOKENS, len(makers))
+    table[N_SPECIAL + 1 + torch.arange(len(makers)), torch.arange(len(makers))] = 1
+    monkeypatch.setattr(O, "own_directions", lambda *_: table)
+    # of cells at one length the coordinates are 0 or alike, and the number is that of the cells that express the gene
+    monkeypatch.setattr(O, "_by_root_of_length", lambda table, cells: O.project(table, cells).numpy())
+    torch.testing.assert_close(O.components_of(cells, N_TOKENS), table[:, 2:])
+
+
 def test_genes_vary_most_by_dispersion_or_among_genes_of_similar_expression(monkeypatch):
     import scanpy as sc
 

@@ -146,9 +146,7 @@ def adapt(
     seed = seed_of(rng)
     given = load_for(model, target)
     if given.integration is not None:
-        raise ValueError(
-            "This model has integrated batches, and adapting would change what that was fitted on. Adapt first."
-        )
+        raise ValueError("This model has integrated batches, and adapting would change their states. Adapt first.")
     cells, rows = read_cells(open_cells(adata, given, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
     given = given.to(target)
     with torch_threads_kept(None if runs_transformer(given) else 1):  # products of the set encoder are too small

@@ -19,7 +19,7 @@ from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.encoder import weighted_sum
 from scdiva.nn.heads import by_root_of_length
-from scdiva.train.adaptation import AdaptationCells, encoded, means_by
+from scdiva.train.adaptation import LEAST_CELLS, AdaptationCells, encoded, means_by
 from scdiva.train.linear_map import DISPERSION_OFFSET, fit_linear_map
 
 N_DIRECTIONS = 20
@@ -99,8 +99,15 @@ def _as_corpus(cells: AdaptationCells, n_tokens: int) -> Any:
 
 
 def components_of(cells: AdaptationCells, n_tokens: int) -> Tensor:
-    """Components for the join, of :func:`variable_genes`: `(n_tokens, m)`, m = 0 of few cells."""
-    return own_directions(cells, n_tokens, N_DIRECTIONS, variable_genes(cells, n_tokens))
+    r"""Components for the join, of :func:`variable_genes`: `(n_tokens, m)`, m = 0 of few cells.
+
+    Left out are those that fewer than 20 cells make, or an eighth of them where that is less: with x the coordinates,
+    :math:`(\sum x^2)^2 / \sum x^4` is the number of cells that a component has its variance from. One that follows an
+    outlier or two pulls cells apart that belong together.
+    """
+    own = own_directions(cells, n_tokens, N_DIRECTIONS, variable_genes(cells, n_tokens))
+    square = np.square(_by_root_of_length(own, cells))
+    return own[:, np.square(square.sum(axis=0)) / np.square(square).sum(axis=0) >= min(LEAST_CELLS, cells.n_cells // 8)]
 
 
 def variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:

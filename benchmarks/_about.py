@@ -143,7 +143,7 @@ ABOUT = {
         "on other cells. Below some of ours stands what a user would call instead on the same cells. Two figures "
         "differ by up to a half by what else runs, and these were made beside one other process on the two threads of "
         "one core: read CPU seconds. `the same before` is an earlier commit. A call that did not end, cold and warm, "
-        "in the time that it was given is said to take more. Plots and tables are measured with 700 and 2,700 cells. "
+        "in the time that it was given is said to take more. "
         "`tl.reconstruct`, which runs the transformer and weighs the rank of each masked gene, takes about .2 CPU "
         "seconds a cell and is measured with 100 and 700; `tl.log_likelihood` takes .01, and is measured with 700 and "
         "2,700.",

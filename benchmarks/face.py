@@ -38,8 +38,6 @@ SIZES = {
     "tl.integrate": (12_000, 100_000), "Harmony on PCA": (12_000, 100_000), "scVI": (3_000,),
     "CellTypist, trained on the same": (3_000,), "tl.reconstruct": (100, 700), "tl.log_likelihood": (700, 3_000),
     **dict.fromkeys((name for name in CALLS if "cell lines" in name), (1_400,)),
-    **dict.fromkeys((name for name in CALLS if name.startswith(("pl.", "get.")) or "UMAP" in name), (700, 3_000)),
-    **dict.fromkeys(("pl.umap", "pl.umap, of a map that is there"), (700, 3_000, 30_000)),
 }  # fmt: skip
 """Cells that a call is measured with, where these are not `USUAL`. A set that has hardly fewer is taken whole."""
 USUAL = (700, 3_000, 30_000)
@@ -153,7 +151,8 @@ def main() -> int:
             if old := earlier.get((call, size)):
                 row |= {"before": {key: old[key] for key in MEASURED if key in old} | {"commit": before["commit"]}}
             rows = replaced(rows_so_far("face"), row, ("call", "size"))
-            rows = [row for row in rows if row["call"] in CALLS]  # of calls that are measured no more none stays
+            # of calls and sizes that are measured no more none stays
+            rows = [row for row in rows if row["call"] in CALLS and row["size"] in (size, *sizes_of(row["call"]))]
             rows.sort(key=lambda row: (list(CALLS).index(row["call"]), row["size"]))
             judged = goals(rows)
             record("face", judged + rows)

@@ -141,7 +141,7 @@ def write_names(
             cost += 3 * (np.abs(to_places - centre) < size).all(axis=2).any(axis=0)
         best = int(cost.round(6).argmin())  # rounded: ties fall the same way on every machine
         taken.append(np.stack([places[best], half]))
-        text.set_position(pixels.inverted().transform(places[best]))
+        text.set(position=pixels.inverted().transform(places[best]))
         if (np.abs(places[best] - start) > half).any():
             lines = np.concatenate([lines, to_places[:, best]])
             edge = pixels.inverted().transform(np.clip(start, places[best] - half, places[best] + half))

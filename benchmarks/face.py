@@ -38,6 +38,7 @@ SIZES = {
     "tl.integrate": (12_000, 100_000), "Harmony on PCA": (12_000, 100_000), "scVI": (3_000,),
     "CellTypist, trained on the same": (3_000,), "tl.reconstruct": (100, 700), "tl.log_likelihood": (700, 3_000),
     **dict.fromkeys((name for name in CALLS if "cell lines" in name), (1_400,)),
+    "pl.integration, cell lines": (700, 3_000), "scanpy: PCA to a drawn UMAP": (700, 3_000),
 }  # fmt: skip
 """Cells that a call is measured with, where these are not `USUAL`. A set that has hardly fewer is taken whole."""
 USUAL = (700, 3_000, 30_000)

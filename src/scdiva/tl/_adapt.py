@@ -64,7 +64,7 @@ def adapt(
     model's cell state, :math:`[z,\; a\,x / \sqrt{\lVert x \rVert}]`: what the corpus did not teach of a tissue
     comes in with x, what these cells alone are too few to show stays with z. They are made of the 2,000 genes of
     the highest dispersion and of scanpy's 2,000 highly variable ones; those that fewer than 20 cells make, such as
-    outliers, are left out, so that a rarer type has to be told apart by z. Each cell's are divided by the root of their
+    outliers, are left out, so that z alone distinguishes a rarer type. Each cell's are divided by the root of their
     length: neighbours then share what they express more than how deep they were sequenced. How much x counts is
     chosen by count splitting [1]_: each cell's counts are split by chance, and weights are compared by how well a
     cell's 10 nearest neighbours by four fifths of the counts, within the batch, predict the expression in the last

@@ -9,7 +9,7 @@ def face(result: dict) -> str:
     """Seconds and memory of each call and size, and the CPU seconds that a warm call took before."""
     rows = [
         [row["call"], f"{row['n_cells']:,}", *(_seconds(row, key) for key in ("cold_cpu", "cold_wall", "warm_cpu")),
-         f"{row['before']['warm_cpu']:.2f}" if "before" in row else "-", _seconds(row, "warm_wall"),
+         f"{row['before']['warm_cpu']:.2f}" if "warm_cpu" in row.get("before", {}) else "-", _seconds(row, "warm_wall"),
          f"{row['peak_mib']:,}" if "peak_mib" in row else "-"]
         for row in result["rows"]
         if "call" in row
@@ -19,4 +19,6 @@ def face(result: dict) -> str:
 
 
 def _seconds(row: dict, key: str) -> str:
-    return f"{row[key]:.2f}" if key in row else f"> {row['ended_after']:.0f} in all"
+    if key in row:
+        return f"{row[key]:.2f}"
+    return f"> {row['ended_after']:.0f} in all" if "ended_after" in row else "-"

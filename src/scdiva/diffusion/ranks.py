@@ -19,6 +19,7 @@ FLOOR = 1e-4
 GRID = 64
 """Most distinct values that a cell's visible ones are counted as."""
 _SLACK = 1e-5
+_WHOLE = 2**24
 
 
 class Ranked(NamedTuple):
@@ -157,12 +158,17 @@ def _of_runs(above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, deno
         grid = torch.bincount(group, shown.sort().values, minlength=GRID) / number
     above, below, grid, number = (sent(x, expected.device) for x in (above, below, grid, number))
     likely = number.log() - (grid - expected[:, None]).square() / (2 * SPREAD**2)
-    total = torch.nn.functional.pad(likely.softmax(dim=1).cumsum(dim=1), (1, 0)).float()
-    last = torch.searchsorted(grid, above[:, None] * denominator * (1 + _SLACK), right=True)
-    first = torch.searchsorted(grid, below[:, None] * denominator * (1 - _SLACK))
-    gene = torch.arange(len(denominator), device=denominator.device)
-    inside = (total[gene, last] - total[gene, first]).clamp_min(0)
-    return (inside * (1 - FLOOR) + FLOOR).log()
+    # whole numbers add up to the same in any order, and differences of them are exact
+    share = (likely.softmax(dim=1) * _WHOLE).round().int()
+    n, score = len(denominator), -grid / denominator[:, None]
+    # a value of the gene lies in the runs from the first of these on, to before the second
+    first = torch.searchsorted(-below * (1 - _SLACK), score)
+    last = torch.searchsorted(-above * (1 + _SLACK), score, right=True)
+    at = torch.stack([first, last]) * n + torch.arange(n, device=score.device)[:, None]
+    inside = torch.zeros((len(above) + 1) * n, dtype=torch.int32, device=score.device)
+    inside.index_add_(0, at.flatten(), torch.stack([share, -share]).flatten())
+    inside = inside.view(-1, n)[:-1].cumsum(dim=0, dtype=torch.int32).clamp_min(0)  # below 0: not in order of score
+    return (inside * ((1 - FLOOR) / _WHOLE) + FLOOR).log()
 
 
 def values_at_ranks(

@@ -226,7 +226,7 @@ def _filled_in(
         masked[torch.randperm(len(tokens), generator=generator)[:number]] = True
         masked = masked.to(tokens.device)
         # Without ranks, masked genes stand behind the visible ones: as all are [MASK], in no order.
-        masked_last = masked if by_rank else masked.sort(stable=True).values
+        masked_last = masked if by_rank else masked.sort(stable=True)[0]
         order = torch.arange(len(tokens), device=tokens.device) if by_rank else masked.int().argsort(stable=True)
         own = None if context is None else torch.tensor([among.get(int(row), -1)], device=tokens.device)
         denoiser = denoiser_of(
@@ -238,7 +238,7 @@ def _filled_in(
             genes=genes,
             stream=context is None,
         )
-        made = sample(
+        made_genes, filled = sample(
             denoiser,
             (torch.searchsorted(panel, tokens[order]) + N_SPECIAL).masked_fill(masked_last, MASK),
             values[order],
@@ -247,7 +247,7 @@ def _filled_in(
             score_denominator=None if by_rank else F.pad(denominator[genes], (N_SPECIAL, 0)),
             generator=generator,
         )
-        filled, made_tokens = made.values, panel[made.tokens - N_SPECIAL]
+        made_tokens = panel[made_genes - N_SPECIAL]
         if by_rank:
             filled = values_at_ranks(made_tokens, filled, masked, ~masked, bounds, denominator)
         return torch.stack([made_tokens.float(), filled, masked.float()], dim=1)
@@ -283,6 +283,8 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], names:
 
 def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, float]:
     """Means over cells of the scores; NaN where no cell has one."""
+    import pandas as pd
+
     from scdiva.metrics import marginal_recall, reconstruction_scores
 
     frequency = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens) / len(cells)
@@ -298,9 +300,4 @@ def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, floa
                 row["masked_recall"] = float(np.isin(tokens[masked], made).mean())
         row["marginal_recall"] = marginal_recall(tokens[masked], tokens[~masked], frequency) if masked.any() else np.nan
         rows.append(row)
-    names = rows[0]
-    columns = {name: np.array([row[name] for row in rows], dtype=float) for name in names}
-    return {
-        name: float(np.nanmean(column)) if np.isfinite(column).any() else float("nan")
-        for name, column in columns.items()
-    }
+    return dict(pd.DataFrame(rows, dtype=float).mean().to_dict())

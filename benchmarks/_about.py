@@ -141,14 +141,13 @@ ABOUT = {
         "Every public call, each in a process of its own, one thread, without reading the file and without what has "
         "to be done before: cold, from the import on with what it loads and compiles, and warm, again in the same "
         "process on other cells. Below some of ours stands what a user would call instead on the same cells. Two "
-        "figures differ by up to a half by what else runs, and these were made beside one or two others on the two "
-        "threads of one core: read CPU seconds. `the same before` is an earlier commit. A call that did not end, "
-        "cold and warm, in the time that it was given is said to take more. `tl.reconstruct`, which runs the "
-        "transformer and weighs the rank of each masked gene, takes about .2 CPU seconds a cell and is measured "
-        "with 100 and 700 (four tenths of it are the ranks, two the blocks, one the gene table); "
-        "`tl.log_likelihood` takes .01, and is measured with 700 and 2,700. The goal of integrating 1,400 cells is "
-        "missed; where its seconds go, and what was tried, stands in [Decisions](../decisions.md). "
-        "Of 30,000 cells scanpy's neighbours could not be had with the newest pynndescent.",
+        "figures differ by up to a half by what else runs, and these were made beside another job on the two threads "
+        "of one core: read CPU seconds. All rows are of one call of the script. `the same before` is an earlier "
+        "commit. A call that did not end, cold and warm, in the time that it was given is said to take more; one "
+        "that took four minutes cold was not called again. `tl.reconstruct` runs the transformer on each cell and "
+        "weighs the rank of each masked gene: about .1 CPU seconds a cell, a quarter each of it for the blocks, the "
+        "ranks, and the gene table with the choice of genes. The goal of integrating 1,400 cells is missed; where "
+        "its seconds go, and what was tried, stands in [Decisions](../decisions.md).",
     ),
     "scaling": ("Scaling", SCALING_WORDS),
     "embedding": (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.models import ScDiVaConfig
 from scdiva.nn.layers import INIT_STD, Block, Blocks, RMSNorm, linear
-from scdiva.nn.queries import FEW, HEADS, LEAST, QueryHead
+from scdiva.nn.queries import FEW, HEADS, HIDDEN, LEAST, QueryHead
 
 READER_LAYERS, READER_HEADS = 2, 4
 
@@ -44,16 +44,7 @@ class SingleQueries(QueryHead):
     ----------
     state_dim, read_dim, n_genes
         As for the base.
-    reader_dim
-        Width of what a :class:`CellReader` reads for each query; 0: there is none.
     """
-
-    def __init__(self, state_dim: int, read_dim: int, n_genes: int, reader_dim: int = 0) -> None:
-        super().__init__(state_dim, read_dim, n_genes)
-        first = self.hidden[0]
-        assert isinstance(first, nn.Linear)
-        if reader_dim:
-            self.hidden[0] = nn.Linear(first.in_features + reader_dim, first.out_features)
 
     def forward(
         self,
@@ -69,8 +60,7 @@ class SingleQueries(QueryHead):
         thinned: bool,
         context: Context | None = None,
         own: Tensor | None = None,
-        reading: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Answer N queries.
 
         Parameters
@@ -87,12 +77,11 @@ class SingleQueries(QueryHead):
             Other cells of the study, all of these cells'.
         own
             As for :meth:`weigh`.
-        reading
-            `(N, reader_dim)`, what a :class:`CellReader` reads.
 
         Returns
         -------
-        `(N,)` log-odds that the gene is expressed, and its log-normalised value if it is.
+        `(N,)` log-odds that the gene is expressed, and its log-normalised value if it is; `(N, width)`, what they are
+        made of: what is known of the gene in the cell and its context, the gene, and the cell.
         """
         if context is None:
             found, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), log_odds
@@ -103,9 +92,9 @@ class SingleQueries(QueryHead):
         of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=thinned))
         base = torch.stack([log_odds, values, log_odds - mean], dim=1)
         line = torch.cat([found, base], dim=1)
-        parts = [line, self.gene(gene), of_cell[cell], *([] if reading is None else [reading])]
-        added = self.line(line) + self.out(self.hidden(torch.cat(parts, dim=1)))
-        return log_odds + added[:, 0], values + added[:, 1]
+        parts = torch.cat([line, self.gene(gene), of_cell[cell]], dim=1)
+        added = self.line(line) + self.out(self.hidden(parts))
+        return log_odds + added[:, 0], values + added[:, 1], parts
 
     def _seen(
         self,
@@ -153,7 +142,7 @@ class SingleQueries(QueryHead):
 
 
 def gene_codes(table: Tensor) -> Tensor:
-    """Make the codes by which a :class:`CellReader` knows genes, `(n_tokens, dim)`, of the set encoder's table.
+    """Make the codes by which a :class:`ValueReader` knows genes, `(n_tokens, dim)`, of the set encoder's table.
 
     A gene's row there, all scaled by one number; random numbers, always the same, for genes that have none.
     """
@@ -163,12 +152,13 @@ def gene_codes(table: Tensor) -> Tensor:
     return INIT_STD * codes
 
 
-class CellReader(nn.Module):
-    r"""A transformer over the visible genes of a cell, without positions, and attention of queries to what it makes.
+class ValueReader(nn.Module):
+    r"""A transformer over the visible genes of a cell, without positions, that adds to the values of masked ones.
 
-    Genes enter as their codes (:func:`gene_codes`), which are not trained, plus an embedding of their value; before
-    them stands the cell state. A query enters as the code of its gene; what it reads is weighed by the gene, unit by
-    unit. Queries do not see each other.
+    Genes enter as their codes (:func:`gene_codes`), which are not trained, plus what two layers make of their value and
+    of what the query head reads of them: what the state head predicts, and cells of the context show. Before them
+    stands the cell state. A query enters as the code of its gene, attends to what the transformer makes, and its answer
+    follows by two layers from what it reads and the query head's parts. Queries do not see each other.
 
     Parameters
     ----------
@@ -176,14 +166,16 @@ class CellReader(nn.Module):
         Of the model: the width of its set encoder's table is the reader's.
     table
         `(n_tokens, anchor_linear_dim)`, of the set encoder.
+    n_parts
+        Width of what the query head makes its answers of.
     """
 
-    def __init__(self, config: ScDiVaConfig, table: Tensor) -> None:
+    def __init__(self, config: ScDiVaConfig, table: Tensor, n_parts: int) -> None:
         super().__init__()
         self.codes = nn.Buffer(gene_codes(table), persistent=False)
         dim, eps = config.anchor_linear_dim, config.norm_eps
         self.value_in = nn.Sequential(
-            linear(1, dim, bias=True, std=1.0), nn.SiLU(), linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)
+            linear(1 + n_parts, dim, bias=True, std=0.1), nn.SiLU(), linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)
         )
         nn.init.normal_(self.value_in[0].bias)
         self.state_in = linear(config.state_dim, dim, bias=True)
@@ -192,23 +184,35 @@ class CellReader(nn.Module):
         self.norm = RMSNorm(dim, eps)
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.gate = nn.Linear(dim, dim)
+        self.hidden = nn.Sequential(nn.Linear(dim + n_parts, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, 1))
+        nn.init.zeros_(self.hidden[2].weight)
+        nn.init.zeros_(self.hidden[2].bias)
 
     def forward(
-        self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, state: Tensor, asked: Tensor, cell: Tensor
+        self,
+        tokens: Tensor,
+        values: Tensor,
+        parts: Tensor,
+        cu_seqlens: Tensor,
+        state: Tensor,
+        asked: Tensor,
+        cell: Tensor,
+        asked_parts: Tensor,
     ) -> Tensor:
-        """Read for N queries, `(N, dim)`.
+        """Give what is added to the values of N queries, `(N,)`.
 
         Parameters
         ----------
-        tokens, values, cu_seqlens
-            int64 `(T,)`, `(T,)` and `(B + 1,)`: the visible genes of packed cells, and their values.
+        tokens, values, parts, cu_seqlens
+            int64 `(T,)`, `(T,)`, `(T, n_parts)` and `(B + 1,)`: the visible genes of packed cells, and their values.
         state
             `(B, state_dim)`.
-        asked, cell
-            int64 `(N,)`: tokens of the genes asked about, and the cell of each query, ascending.
+        asked, cell, asked_parts
+            int64 `(N,)`, and `(N, n_parts)`: tokens of the genes asked about, and the cell of each query, ascending.
         """
         ask = self.codes[asked]
-        rows = torch.cat([self.state_in(state), self.codes[tokens] + self.value_in(values[:, None])])
+        shown = self.value_in(torch.cat([values[:, None], parts], dim=1))
+        rows = torch.cat([self.state_in(state), self.codes[tokens] + shown])
         of = torch.cat([torch.arange(len(state), device=cell.device), cell_of_token(cu_seqlens, len(values))])
         bounds = cu_seqlens + torch.arange(len(cu_seqlens), dtype=cu_seqlens.dtype, device=cell.device)
         lengths = cu_seqlens.diff().tolist()
@@ -226,4 +230,5 @@ class CellReader(nn.Module):
             # plain products: on a CPU those of bfloat16 are twice as fast as the fused kernel's
             weights = (q_ @ k_.transpose(1, 2) / q_.shape[2] ** 0.5).softmax(dim=2)
             read.append((weights @ v_).transpose(0, 1).flatten(1))
-        return torch.cat(read) * (1 + self.gate(ask))
+        found = torch.cat(read) * (1 + self.gate(ask))
+        return self.hidden(torch.cat([found, asked_parts], dim=1))[:, 0].float()

@@ -14,8 +14,8 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from query_head import CellReader, Context, SingleQueries
-from torch import Tensor
+from query_head import Context, SingleQueries, ValueReader
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._constants import N_SPECIAL
@@ -212,12 +212,14 @@ class QueryModule(TaskModule):
                 'state_head=True and anchor="encoder".'
             )
         c = model.config
-        width = c.anchor_linear_dim if config.reader_genes else 0
-        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes, width)
+        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes)
         self.reader = None
         if config.reader_genes:
             assert model.anchor is not None
-            self.reader = CellReader(c, model.anchor.table.weight)
+            first = self.head.hidden[0]
+            assert isinstance(first, nn.Linear)
+            self.reader = ValueReader(c, model.anchor.table.weight, first.in_features)
+            self.head.requires_grad_(False)
         self.measured: Tensor
         self.register_buffer("measured", torch.as_tensor(measured), persistent=False)
         model.requires_grad_(False)
@@ -245,7 +247,12 @@ class QueryModule(TaskModule):
         around = None
         if float(torch.rand((), generator=generator)) >= c.alone_rate:
             around = tokens[cut:], Counts(counts.of_token[cut:], counts.of_cell[n:]), bounds[n:] - cut
+        if self.reader is not None:  # it adds to values alone
+            asked = asked._replace(cell=asked.cell[:0], token=asked.token[:0], present=asked.present[:0])
         odds, values = self.answer(asked, around)
+        if self.reader is not None:
+            value = F.mse_loss(values, asked.value.to(device)) if len(values) else 0 * values.sum()
+            return value, {"value": value.detach()}
         presence = F.binary_cross_entropy_with_logits(odds, asked.present.to(device))
         value = F.mse_loss(values, asked.value.to(device)) if len(values) else odds.new_zeros(())
         return presence + c.value_weight * value, {"presence": presence.detach(), "value": value.detach()}
@@ -259,8 +266,10 @@ class QueryModule(TaskModule):
             state = model.encode_anchor(*seen)
             assert state is not None
             read = model.read_state(state, torch.ones_like(seen[0], dtype=torch.bool), seen[2])
-        tokens = torch.cat([asked.token, asked.value_token])
-        cell = torch.cat([asked.cell, asked.value_cell]).to(device)
+        n, n_asked = len(asked.cell), len(asked.cell) + len(asked.value_cell)
+        visible, bounds = self._first(seen)
+        tokens = torch.cat([asked.token, asked.value_token, seen[0][visible].cpu()])
+        cell = torch.cat([asked.cell.to(device), asked.value_cell.to(device), cell_of_token(bounds, int(bounds[-1]))])
         genes, column = torch.unique(tokens - N_SPECIAL, return_inverse=True)
         genes, column = genes.to(device), column.to(device)
         gene = genes[column]
@@ -275,12 +284,15 @@ class QueryModule(TaskModule):
             log_odds, values = log_odds + ODDS_ERROR * error[0][column], values + VALUE_ERROR * error[1][column]
             if context is not None:
                 context = context._replace(log_odds=context.log_odds + ODDS_ERROR * error[0])
-        odds, found = self.head(
-            state, read, seen[2].diff(), cell, gene, column, log_odds, values,
-            thinned=asked.thinned, context=context, reading=self._read(seen, state, gene, cell),
+        odds, found, parts = self.head(
+            state, read, seen[2].diff(), cell, gene, column, log_odds, values, thinned=asked.thinned, context=context
+        )
+        if self.reader is None:
+            return odds[:n], found[n:]
+        return odds[:n], found[n:n_asked] + self.reader(
+            seen[0][visible], seen[1][visible], parts[n_asked:], bounds, state,
+            gene[n:n_asked] + N_SPECIAL, cell[n:n_asked], parts[n:n_asked],
         )  # fmt: skip
-        n = len(asked.cell)
-        return odds[:n], found[n:]
 
     @torch.no_grad()
     def context_of(self, tokens: Tensor, counts: Counts, bounds: Tensor, genes: Tensor) -> Context:
@@ -305,19 +317,12 @@ class QueryModule(TaskModule):
         shown[cells[kept], at[kept]] = values[kept]
         return Context(state, bounds.diff(), missed, shown, head.log_odds(read.mean(dim=0, keepdim=True), genes)[0])
 
-    def _read(self, seen: list[Tensor], state: Tensor, gene: Tensor, cell: Tensor) -> Tensor | None:
-        """Give what the reader adds to each query; it reads the first genes of a cell."""
-        if self.reader is None:
-            return None
-        tokens, values, bounds = seen
+    def _first(self, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Which visible genes the reader reads, the first of each cell, and their boundaries; none without it."""
+        tokens, _, bounds = seen
         rank = torch.arange(len(tokens), device=tokens.device) - bounds[:-1].long()[cell_of_token(bounds, len(tokens))]
-        kept = rank < self.config.reader_genes
-        tokens, bounds = chosen(tokens, bounds, kept)
-        order = cell.argsort(stable=True)
-        found = self.reader(tokens, values[kept], bounds, state, gene[order] + N_SPECIAL, cell[order])
-        back = torch.empty_like(found)
-        back[order] = found
-        return back.float()
+        kept = rank < (self.config.reader_genes or 0)
+        return kept, chosen(tokens, bounds, kept)[1]
 
 
 def n_query_cells(n_cells: int, batch_size: int) -> int:

@@ -245,6 +245,11 @@ class QueryModule(TaskModule):
         around = None
         if float(torch.rand((), generator=generator)) >= c.alone_rate:
             around = tokens[cut:], Counts(counts.of_token[cut:], counts.of_cell[n:]), bounds[n:] - cut
+        if self.reader is not None:  # presence that it learns does not carry over to new studies; values do
+            asked = asked._replace(cell=asked.cell[:0], token=asked.token[:0], present=asked.present[:0])
+            _, values = self.answer(asked, around)
+            value = F.mse_loss(values, asked.value.to(device)) if len(values) else values.sum()
+            return value, {"value": value.detach()}
         odds, values = self.answer(asked, around)
         presence = F.binary_cross_entropy_with_logits(odds, asked.present.to(device))
         value = F.mse_loss(values, asked.value.to(device)) if len(values) else odds.new_zeros(())

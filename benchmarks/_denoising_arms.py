@@ -300,12 +300,13 @@ def _inserted(
     return torch.cat([tokens, genes])[order], all_values, bounds, new, order[new] - len(tokens)
 
 
-def queries(module: QueryModule, *, context: bool) -> Answer:
-    """The query head, with or without the cells around."""
+def queries(modules: list[QueryModule], *, context: bool) -> Answer:
+    """The query head, with or without the cells around; of two the first says presence, the second values."""
 
     def answer(study: Study) -> Answers:
         with torch.inference_mode():
-            return module.answer(study.asked, study.around if context else None)
+            found = [module.answer(study.asked, study.around if context else None) for module in modules]
+        return found[0][0], found[-1][1]
 
     return answer
 

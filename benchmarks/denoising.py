@@ -2,7 +2,7 @@
 
     python scripts/train_mini.py --exclude HELD_OUT ... --steps 1 --long-steps 1 --batch-size 2 --out runs/held_out
     python scripts/train_denoiser.py --model runs/held_out/model --prepared runs/held_out/prepared --out runs/denoiser
-    python benchmarks/denoising.py --corpus FOLDER --base runs/held_out --heads NAME=FILE ... [--arms ...] [--cells 200]
+    python benchmarks/denoising.py --corpus FOLDER --base runs/held_out --heads NAME=FILE[+FILE] ... [--arms ...]
 
 Cells of twelve studies of the corpus, held out with all of their publications, are thinned to half of their counts
 (binomial). An arm sees that half, less 15% of its genes, and is asked (a) whether a gene not detected there is in
@@ -14,9 +14,9 @@ Arms: `unigram`, how often the corpus expresses a gene; `means`, gene means of 2
 other cells, as `tl.impute` does; `head_linear` and `head_mlp`, from the cell state to genes, trained on
 the same queries of the training studies; `head_offsets`, the latter with an offset for each gene fitted to the queries
 of the 200 other cells; a query head `NAME`, alone and, nothing fitted, with the 200 other cells as its context (`NAME,
-context`); a transformer of masked diffusion, at masked positions; `scvi`, its defaults, fitted to the study. The
-log-odds of every arm are shifted in each cell so that its queries balance, as by design they do; nothing else is fitted
-to them.
+context`), of two files the first for presence and the second for values; a transformer of masked diffusion, at masked
+positions; `scvi`, its defaults, fitted to the study. The log-odds of every arm are shifted in each cell so that its
+queries balance, as by design they do; nothing else is fitted to them.
 
 Goals are judged by a bootstrap over the studies.
 """
@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--base", type=Path, required=True, help="folder of train_mini.py without these studies")
-    parser.add_argument("--heads", nargs="*", default=[], metavar="NAME=FILE")
+    parser.add_argument("--heads", nargs="*", default=[], metavar="NAME=FILE[+FILE]")
     parser.add_argument("--transformers", nargs="*", default=[], metavar="NAME=FOLDER", help="of denoising_controls.py")
     parser.add_argument("--arms", nargs="*", help="of the others; default all that are at hand")
     parser.add_argument("--studies", nargs="+", default=list(HELD_OUT))
@@ -265,9 +265,9 @@ def main(argv: list[str] | None = None) -> int:
     notes = json.loads(file.read_text())["heads"] if file.exists() else {}  # of heads that were scored earlier too
     for entry in arguments.heads:
         name, _, file = entry.partition("=")
-        module = load_head(model, Path(file))
-        notes[name] = module.config.to_dict()
-        arms |= {name: queries(module, context=False), f"{name}, context": queries(module, context=True)}
+        modules = [load_head(model, Path(one)) for one in file.split("+")]
+        notes[name] = modules[-1].config.to_dict()
+        arms |= {f"{name}{', context' * around}": queries(modules, context=around) for around in (False, True)}
 
     for entry in arguments.transformers:
         name, _, folder = entry.partition("=")

@@ -60,7 +60,8 @@ class QueryConfig(OptimiserConfig):
     captured_rate
         Share of the batches whose genes are captured with efficiencies of their own.
     reader_genes
-        Genes of a cell, the first by rank, that a transformer reads for its queries; None: none does.
+        Genes of a cell, the first by rank, that a transformer reads for its queries, which are of values alone then;
+        None: none does.
     """
 
     batch_size: int = 24
@@ -186,10 +187,11 @@ class QueryModule(TaskModule):
     r"""Train a query head, and the transformer if it reads it, on batches of one study each.
 
     The loss of a batch is the mean cross-entropy of presence over balanced queries plus λ times the mean squared error
-    of masked values. In half of the batches cells show half of their counts (:func:`draw_queries`, `thinned`), in the
-    others a part of their genes. In half, genes are captured with efficiencies of their own, :math:`\min(1, e^x)` with
-    x ~ N(0, 1), the same for all cells of the batch: a study that no one has measured. What the state head predicts of
-    a gene gets a random error, the same for the batch, as it has in a study that it was not trained on.
+    of masked values; with a reader, that of values alone. In half of the batches cells show half of their counts
+    (:func:`draw_queries`, `thinned`), in the others a part of their genes. In half, genes are captured with
+    efficiencies of their own, :math:`\min(1, e^x)` with x ~ N(0, 1), the same for all cells of the batch: a study that
+    no one has measured. What the state head predicts of a gene gets a random error, the same for the batch, as it has
+    in a study that it was not trained on.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
     python scripts/train_denoiser.py --model FOLDER --prepared FOLDER --out FOLDER [--steps N] [--resume] [--install]
 
 `--model` is what `train_mini.py` wrote, `--prepared` its packed corpus: both of the same studies. With `--reader-genes`
-a transformer reads so many genes of a cell for its queries, and is trained with the head. The run is one of
+a transformer reads so many genes of a cell for its queries of values, and is trained with the head. The run is one of
 `scdiva.train.fit`: stopped by a signal it goes on bit for bit with `--resume`. OUT/head.pt is written at the end, or at
 once of the last checkpoint (`--export`), and OUT/model, the model with the head; `--install` copies that into the
 package, and `model_card.py` writes its card. For the bundled model, with the corpus prepared by part 1 of

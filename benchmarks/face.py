@@ -37,7 +37,7 @@ from _timing import goal, report
 
 SIZES = {
     **dict.fromkeys(("tl.integrate", "Harmony on PCA"), (700, 3_000, 12_000, 30_000, 100_000)),
-    "scVI": (700, 3_000),  # the smaller of these takes minutes
+    "scVI": (700, 3_000),  # 30,000 would take half an hour
     **dict.fromkeys((name for name in CALLS if "cell lines" in name), (1_400,)),
     "pl.integration, cell lines": (700, 3_000, 30_000),
 }  # fmt: skip

@@ -49,7 +49,7 @@ def pbmc3k(path: str | os.PathLike[str] | None = None) -> AnnData:
 
 
 def kang(path: str | os.PathLike[str] | None = None) -> AnnData:
-    """Give 12,261 unstimulated blood cells of eight lupus patients, run together and told apart by their genotypes.
+    """Give 12,261 unstimulated blood cells of eight lupus patients, run together and distinguished by their genotypes.
 
     The control cells of Kang et al. [1]_, cut to 1,287 genes.
 

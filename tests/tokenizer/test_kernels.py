@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
-import numba
-
 
 def test_an_install_that_cannot_be_written_to_compiles_without_a_cache(monkeypatch):
+    from numba.core import caching
+
     from scdiva.tokenizer import _kernels
 
-    njit, asked = numba.njit, []
+    asked = []
 
-    def no_folder(*arguments, cache=False, **options):
-        asked.append(cache)
-        if cache:
-            raise RuntimeError("cannot cache function 'twice': no locator available for file")
-        return njit(*arguments, **options)
+    def no_folder(_cls, _function, _file):
+        asked.append(True)
 
-    monkeypatch.setattr(numba, "njit", no_folder)
-    twice = _kernels.compiled(numba.int64(numba.int64))(lambda x: 2 * x)
+    for locator in caching.CacheImpl._locator_classes:
+        monkeypatch.setattr(locator, "from_function", classmethod(no_folder))
+    twice = _kernels.compiled(lambda x: 2 * x)
     assert twice(21) == 42
-    assert asked == [True, False]
+    assert asked
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_call(monkeypatch):
+    from numba.core import caching
+
+    from scdiva.tokenizer import _kernels
+
+    asked = []
+
+    def full(*_):
+        asked.append(True)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", full)
+    twice = _kernels.compiled(_twice)
+    assert twice(21) == 42
+    assert twice(2.5) == 5
+    assert len(asked) == 2
+
+
+def _twice(x):
+    return 2 * x
 
 
 def test_numba_is_loaded_by_the_first_block_only():

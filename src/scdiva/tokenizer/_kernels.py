@@ -1,20 +1,20 @@
 """The loops of ranking and counting, compiled by numba when they are first called for: `serialize.py`, `entropy.py`.
 
 The tests hold each kernel to the bits of a slow reference in numpy: hence no fastmath, and nothing here that numpy
-computes in another way (log1p stays in numpy). Signatures are spelled out: one version of a kernel is compiled, when
-this file is imported, whatever comes in later. Kernels run without the interpreter's lock and start no threads.
+computes in another way (log1p stays in numpy). Arrays come from `serialize.plain`, so that few versions of a kernel are
+compiled. np.diff is not used here: numba takes three seconds to compile it. Kernels run without the interpreter's lock
+and start no threads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numba
 import numpy as np
-from numba import types
 
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # the loops would take hours in the interpreter
     raise ImportError("NUMBA_DISABLE_JIT is set: unset it, genes are ranked by loops that numba compiles.")
@@ -22,31 +22,27 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # the loops would ta
 _WIDEST = 11
 """Bits of a digit, at most: three digits hold 32 bits, and 3 × 2,048 counters fit the first cache."""
 _INFINITY = np.float32(np.inf).view(np.uint32)
+_JIT = partial(numba.njit, nogil=True, error_model="numpy")
 
 
-def _in(dtype: Any) -> types.Array:
-    """Type of an array that is only read; one that could be written to fits as well."""
-    return types.Array(dtype, 1, "C", readonly=True)
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a kernel when it is first called; kept on disk where numba finds a folder that it can write to."""
+    try:
+        kernel = _JIT(cache=True)(function)
+    except RuntimeError:  # no such folder: a read-only install without a home
+        return _JIT(function)
 
-
-def _out(dtype: Any, n_dim: int = 1) -> types.Array:
-    return types.Array(dtype, n_dim, "C")
-
-
-def compiled(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile for these signatures, at once; kept on disk where numba finds a folder that it can write to."""
-
-    def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
-        jit = partial(numba.njit, list(signatures), nogil=True, error_model="numpy")
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
         try:
-            return jit(cache=True)(function)
-        except (RuntimeError, OSError):  # no such folder (a read-only install without a home), or its disk is full
-            return jit()(function)
+            return kernel(*arguments)
+        except OSError:  # the disk is full: compiled by now, but not kept
+            return kernel(*arguments)
 
-    return compile_it
+    return call
 
 
-@compiled(types.void(_out(types.uint32), types.int64, _out(types.uint64), _out(types.uint64), _out(types.uint32, 2)))
+@_JIT
 def _sort(bits, n, keys, ordered, counters):
     """Sort `bits[:n]`, equal ones by position; the lower half of `ordered[:n]` tells their positions.
 
@@ -82,19 +78,22 @@ def _sort(bits, n, keys, ordered, counters):
         source, target = target, source
 
 
-@compiled(
-    types.boolean(
-        *(_in(types.int64), _in(types.int32), _in(types.float32), _in(types.float32), _in(types.int64)),
-        *(_out(types.int32), _out(types.float32)),
-    )
-)
+@_JIT
+def _longest(indptr):
+    longest = 0
+    for i in range(len(indptr) - 1):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    return longest
+
+
+@compiled
 def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
     """Write the genes of each row by falling score; `out_indptr` says how many of them are kept.
 
     False, at the first row whose tokens do not ascend or lie outside, or that holds a value that is not positive and
     finite.
     """
-    longest = np.diff(indptr).max() if len(indptr) > 1 else 0
+    longest = _longest(indptr)
     score = np.empty(longest, np.float32)
     bits = score.view(np.uint32)
     keys, ordered = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
@@ -130,17 +129,10 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
     return True
 
 
-def _normalise_of(dtype: Any) -> Any:
-    return types.void(
-        *(_in(types.int64), _in(types.int32), _in(dtype), _in(types.int32), types.int64, types.float64),
-        *(_out(types.int64), _out(types.int32), _out(types.float64)),
-    )
-
-
-@compiled(_normalise_of(types.float32), _normalise_of(types.float64))
+@compiled
 def normalise(indptr, indices, counts, tokens, fixed_bits, target_sum, out_indptr, out_tokens, shares):
     """Move each row's counts to tokens, those of one token added, as shares of the row's total times `target_sum`."""
-    longest = np.diff(indptr).max() if len(indptr) > 1 else 0
+    longest = _longest(indptr)
     bits, fixed = np.empty(longest, np.uint32), np.empty(longest, np.int64)
     keys, ordered = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
     counters = np.empty((3, 1 << _WIDEST), np.uint32)
@@ -182,12 +174,7 @@ def normalise(indptr, indices, counts, tokens, fixed_bits, target_sum, out_indpt
         out_indptr[i + 1] = out
 
 
-@compiled(
-    types.boolean(
-        *(_in(types.int32), _in(types.float32), _in(types.boolean), types.int64, types.float32, types.float32),
-        _out(types.int64, 2),
-    )
-)
+@compiled
 def count(indices, data, is_measured, n_cells, per_width, highest, counts):
     """Count every value into its gene and bin, of which there are `per_width`, a power of two, to 1 of the value.
 

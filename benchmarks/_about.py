@@ -148,10 +148,8 @@ ABOUT = {
         " weighs the rank of each masked gene: .14 CPU seconds a cell, a quarter each of it for the blocks, the "
         "ranks, and the gene table with the choice of genes; so 30,000 cells take more than an hour. scVI was given "
         "3,000 at most. A first UMAP compiles for 9 seconds with pynndescent 0.6, which scanpy 1.11 needs for its "
-        "neighbours, and for 2 with pynndescent 0.7. What a new installation compiles once and keeps is not in these "
-        "rows: its first `tl.embed` of 700 cells takes 8 CPU seconds, every later one about 1. Two goals are missed. "
-        "`pl.generated` ran beside two jobs; alone it took 4.9 CPU seconds: half are the epochs of UMAP, a third the "
-        "principal components. Where the seconds of integrating 1,400 cells go, and what was tried, stands in "
+        "neighbours, and for 2 with pynndescent 0.7. In a new installation the first `tl.embed` compiles our kernels, "
+        "which numba then keeps. Where the seconds of integrating 1,400 cells go, and what was tried, stands in "
         "[Decisions](../decisions.md).",
     ),
     "scaling": ("Scaling", SCALING_WORDS),

@@ -47,7 +47,7 @@ def test_the_map_is_made_of_components_of_the_real_cells(cells, mapped):
     real, made = cells
     generated(real, made, rng=3)
     ((z, seed),) = mapped
-    assert z.shape == (120, 50)
+    assert z.shape == (120, 30)
     expected = reference_projection(log_normalised(real)[0].toarray(), made.X.toarray(), 4)
     turned = np.sign((z[:90, :4] * expected[:90]).sum(axis=0))
     np.testing.assert_allclose(z[:, :4], expected * turned, atol=1e-3)

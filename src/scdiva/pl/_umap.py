@@ -286,7 +286,7 @@ def generated(
 ) -> Figure | None:
     """Draw generated cells on one map with real cells, coloured by where they come from and by group.
 
-    The map is a UMAP [1]_ of all cells together, in the first 50 principal components of the real cells' log-normalised
+    The map is a UMAP [1]_ of all cells together, in the first 30 principal components of the real cells' log-normalised
     expression, onto which the generated ones are projected; both are normalised to ten thousand counts a cell over the
     genes that they have here. What generated cells have beside those components is not seen: cells that mix on the map
     may differ still. Neither object is written to; the map is computed at each call.
@@ -352,7 +352,7 @@ def generated(
     known = _to_one_total(real, "real", "auto")
     made = _to_one_total(generated, "generated", "lognorm")[:, generated.var_names.get_indexer(real.var_names)]
     # arpack reads sparse matrices as they are, and wants fewer components than rows and columns
-    pca = PCA(min(50, *(n - 1 for n in known.shape)), svd_solver="arpack", random_state=seed).fit(known)
+    pca = PCA(min(30, *(n - 1 for n in known.shape)), svd_solver="arpack", random_state=seed).fit(known)
     xy = umap_of(np.concatenate([pca.transform(known), pca.transform(made)]).astype(np.float32), seed)
 
     names = [f"real ({real.n_obs:,})", f"generated ({generated.n_obs:,})"]

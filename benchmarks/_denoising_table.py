@@ -42,7 +42,7 @@ SCORES = {
 def denoising(result: dict) -> str:
     """Mean of each arm over the studies, goals, and the log-loss of each study."""
     arms, sets, at = _by_arm(result)
-    parts = [summary(result)]
+    parts = [summary(result), curve(result)]
     for start in range(0, len(arms), 6):  # side by side they would run off the page
         some = arms[start : start + 6]
         each = [
@@ -51,6 +51,24 @@ def denoising(result: dict) -> str:
         ]
         parts.append(table(["log-loss; study (cells)", *(f"`{arm}`" for arm in some)], each))
     return "\n".join(parts)
+
+
+def curve(result: dict) -> str:
+    """What the transformer says of values after so many hours, and its lead over the head without it."""
+    _, sets, at = _by_arm(result)
+    lead = {row["what"]: row for row in result["rows"] if "met" in row}
+    rows = []
+    for name, note in sorted(result["heads"].items(), key=lambda item: item[1].get("seconds_in_all", 0)):
+        if "seconds_in_all" not in note:
+            continue
+        row = [f"{note['steps_in_all']:,}", f"{note['seconds_in_all'] / 3600:.1f}"]
+        for about in ("", ", context"):
+            row.append(f"{mean(at[name + about, one]['spearman'] for one in sets):.3f}")
+            ahead = lead[f"{name}{about}: spearman ahead of query head, errors of random size{about}"]
+            row.append(f"{ahead['value']:.4f}, {_interval(ahead)}")
+        rows.append(row)
+    header = ["steps", "hours of one thread", "Spearman alone", "ahead of the head", "in context", "ahead of the head"]
+    return table(header, rows) if rows else ""
 
 
 def _by_arm(result: dict) -> tuple[list[str], list[str], dict[tuple[str, str], dict]]:

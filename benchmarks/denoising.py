@@ -81,6 +81,8 @@ SAME_PUBLICATION = ("numbat_ATC2_173",)
 """Of one publication with a study that is held out: neither trained on nor scored."""
 HEAD = "query head"
 """Name of the head that others, whose names begin with it, are held against."""
+PRESENCE, VALUES = "query head, errors of random size", "query head, values by transformer"
+"""Names of the head that says presence where values are another's, and of such pairs."""
 CONTEXT = 200
 MOST = 1024
 LEAST_CELLS = 12
@@ -210,11 +212,14 @@ def goals(rows: list[dict], heads: Iterable[str]) -> list[dict]:
             (f"{name}, context", "head_offsets", "log_loss", -1, 0.01),
             (f"{name}, context", "neighbors", "log_loss", -1, 0.0),
             (f"{name}, context", "scvi", "log_loss", -1, 0.0),
+            (f"{name}, context", "scvi", "spearman", 1, 0.0),
             (f"{name}, context", "population", "log_loss", -1, 0.0),
             (f"{name}, context", "population", "spearman", 1, 0.0),
         ]
         for about in ("", ", context") if name.startswith(f"{HEAD} ") else ():  # what was added to it
             pairs += [(name + about, HEAD + about, key, sign, 0.0) for key, sign in (("log_loss", -1), ("spearman", 1))]
+        if name.startswith(VALUES):
+            pairs += [(name + about, PRESENCE + about, "spearman", 1, 0.0) for about in ("", ", context")]
         for ours, theirs, key, sign, least in pairs:
             sets = [one for one in HELD_OUT if key in at.get((ours, one), {}) and key in at.get((theirs, one), {})]
             if len(sets) < 2:
@@ -266,7 +271,8 @@ def main(argv: list[str] | None = None) -> int:
     for entry in arguments.heads:
         name, _, file = entry.partition("=")
         modules = [load_head(model, Path(one)) for one in file.split("+")]
-        notes[name] = modules[-1].config.to_dict()
+        spent = torch.load(file.split("+")[-1], weights_only=True).get("trained", {})
+        notes[name] = {**modules[-1].config.to_dict(), **{f"{key}_in_all": value for key, value in spent.items()}}
         arms |= {f"{name}{', context' * around}": queries(modules, context=around) for around in (False, True)}
 
     for entry in arguments.transformers:

@@ -42,11 +42,11 @@ def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> Que
         return QueryModule(model.train(), config, measured)
 
 
-def export(module: QueryModule, file: Path) -> None:
-    """Write what was trained, in half precision, with its configuration."""
+def export(module: QueryModule, file: Path, trained_for: dict[str, int]) -> None:
+    """Write what was trained, in half precision, with its configuration, and steps and seconds since random weights."""
     trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
     weights = {name: value.half() for name, value in module.state_dict().items() if name in trained}
-    torch.save({"config": module.config.to_dict(), "weights": weights}, file)
+    torch.save({"config": module.config.to_dict(), "trained": trained_for, "weights": weights}, file)
 
 
 def with_head(model: ScDiVa, module: QueryModule) -> ScDiVa:
@@ -116,8 +116,10 @@ def main() -> None:
     file = arguments.prepared / "train.h5"
     cells = PackedCells(file, model.vocabulary)
     module = module_of(model, config, torch.from_numpy(cells.measured))
+    before: dict[str, int] = {}
     if arguments.start:
         load_weights(module, arguments.start)
+        before = torch.load(arguments.start, weights_only=True)["trained"]
     checkpoint = arguments.out / "last.ckpt"
     if arguments.export:
         saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
@@ -137,7 +139,8 @@ def main() -> None:
             progress=arguments.progress,
         )
         steps = trainer.global_step
-    export(module, arguments.out / "head.pt")
+    trained_for = {"steps": steps, "seconds": trained_seconds(arguments.out)}
+    export(module, arguments.out / "head.pt", {key: value + before.get(key, 0) for key, value in trained_for.items()})
     if arguments.reader_genes:
         return
     training = {

@@ -27,8 +27,9 @@ WORDS = (
     "the arms from `neighbors` to `head_offsets`: over all studies these differ from before by 0.001 nats and 0.005 in "
     "Spearman at most. `query head, errors of random size`: the head without transformer, trained anew with these "
     "errors. `values by transformer`: presence of that head, values of the transformer with the set encoder's rows, "
-    "which from 28,000 steps on was trained for values alone; `values added by transformer`: a transformer that adds to "
-    "the values of that head as it is, and also reads what the head knows of visible genes. `scvi`: its defaults, fitted to what these cells show "
+    "trained for both until step 28,000 and then for values alone; `values added by transformer`: a transformer that "
+    "adds to the values of that head as it is, and also reads what the head knows of visible genes. `scvi`: its "
+    "defaults, fitted to what these cells show "
     "and all other cells. Goals: bootstrap over studies."
 )
 SCORES = {

@@ -71,6 +71,11 @@ ABOUT = {
     "grn": ("Gene networks", GRN_WORDS),
     "reconstruction": ("Reconstruction and generation", RECONSTRUCTION_WORDS),
     "denoising": ("Denoising in studies not seen", DENOISING_WORDS),
+    "denoising_seen": (
+        "Denoising in the studies that were trained on",
+        "The same queries of studies that state head, query heads and transformer were trained on, of 250 cells and "
+        "more: where a lead were larger here, more studies would help.",
+    ),
     "thinning": (
         "Sequenced less deep",
         "Of every count c, Binomial(c, depth) are kept, in half of the labelled cells of a set. Cosine of their "

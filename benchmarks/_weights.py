@@ -72,6 +72,7 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
         },
     ),
     "denoising": (FILLING, dict.fromkeys(("unigram", "means", "scvi"), NONE)),
+    "denoising_seen": (FILLING, {}),
     "scaling": (NONE, {"embedding": ENCODER}),
     "ablation": (WHOLE, {}),
     "learning_curve": (ENCODER, {}),
@@ -86,6 +87,7 @@ OWN_WEIGHTS = {
     "learning_curve_mouse": "each arm trains its own set encoder",
     "attempts": "each arm trains its own set encoder",
     "denoising": "set encoder and state head trained as the bundled ones, without the studies that are scored",
+    "denoising_seen": "set encoder and state head trained as the bundled ones, without the studies that are held out",
     "sister_studies left_out": "a set encoder trained as the bundled one's, without kang_pbmc_stim_2000",
 }
 """Results, or arms of them, whose weights are others by design, and why."""

@@ -2,7 +2,7 @@
 
     python scripts/train_mini.py --exclude HELD_OUT ... --steps 1 --long-steps 1 --batch-size 2 --out runs/held_out
     python scripts/train_denoiser.py --model runs/held_out/model --prepared runs/held_out/prepared --out runs/denoiser
-    python benchmarks/denoising.py --corpus FOLDER --base runs/held_out --heads NAME=FILE[+FILE] ... [--arms ...]
+    python benchmarks/denoising.py --corpus FOLDER --base runs/held_out --heads NAME=FILE[+FILE] ... [--arms ...] [--seen]
 
 Cells of twelve studies of the corpus, held out with all of their publications, are thinned to half of their counts
 (binomial). An arm sees that half, less 15% of its genes, and is asked (a) whether a gene not detected there is in
@@ -18,6 +18,9 @@ context`), of two files the first for presence and the second for values; a tran
 positions; `scvi`, its defaults, fitted to the study. The log-odds of every arm are shifted in each cell so that its
 queries balance, as by design they do; nothing else is fitted to them.
 
+With `--seen` heads are asked the same of studies that they were trained on, of 250 cells and more: what they know there
+and in no other study does not carry over.
+
 Goals are judged by a bootstrap over the studies.
 """
 
@@ -27,7 +30,7 @@ import argparse
 import importlib.util
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +91,8 @@ MOST = 1024
 LEAST_CELLS = 12
 """Cells that a gene's values are asked of, for a rank correlation within it."""
 HEAD_STEPS = 2500
+LEAST_SEEN = 250
+"""Cells of a study that was trained on, to be asked."""
 
 
 def held_out_cells(corpus: Path, base: Path, model: ScDiVa) -> PackedCells:
@@ -201,7 +206,7 @@ def bootstrap(leads: Iterable[float], n: int = 4000) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def goals(rows: list[dict], heads: Iterable[str]) -> list[dict]:
+def goals(rows: list[dict], heads: Iterable[str], studies: Sequence[str] = HELD_OUT) -> list[dict]:
     """By how much each query head is ahead of what it is to beat."""
     at = {(row["arm"], row["set"]): row for row in rows}
     found = []
@@ -221,7 +226,7 @@ def goals(rows: list[dict], heads: Iterable[str]) -> list[dict]:
         if name.startswith(VALUES):
             pairs += [(name + about, PRESENCE + about, "spearman", 1, 0.0) for about in ("", ", context")]
         for ours, theirs, key, sign, least in pairs:
-            sets = [one for one in HELD_OUT if key in at.get((ours, one), {}) and key in at.get((theirs, one), {})]
+            sets = [one for one in studies if key in at.get((ours, one), {}) and key in at.get((theirs, one), {})]
             if len(sets) < 2:
                 continue
             leads = [sign * (at[ours, one][key] - at[theirs, one][key]) for one in sets]
@@ -240,6 +245,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--transformers", nargs="*", default=[], metavar="NAME=FOLDER", help="of denoising_controls.py")
     parser.add_argument("--arms", nargs="*", help="of the others; default all that are at hand")
     parser.add_argument("--studies", nargs="+", default=list(HELD_OUT))
+    parser.add_argument("--seen", action="store_true", help="ask the studies that heads were trained on")
     parser.add_argument("--cells", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
@@ -266,7 +272,8 @@ def main(argv: list[str] | None = None) -> int:
     if importlib.util.find_spec("scvi"):
         arms["scvi"] = scvi(arguments.seed)
     arms = {name: answer for name, answer in arms.items() if name in wanted}
-    file = RESULTS / "denoising.json"
+    result = "denoising_seen" if arguments.seen else "denoising"
+    file = RESULTS / f"{result}.json"
     notes = json.loads(file.read_text())["heads"] if file.exists() else {}  # of heads that were scored earlier too
     for entry in arguments.heads:
         name, _, file = entry.partition("=")
@@ -281,9 +288,13 @@ def main(argv: list[str] | None = None) -> int:
         notes[name] = json.loads((Path(folder) / "config.json").read_text())["metadata"]
         arms[name] = transformer(one, model.vocabulary, behind=notes[name]["control"] == "behind")
 
-    cells, rows = held_out_cells(arguments.corpus, arguments.base, model), rows_so_far("denoising")
+    cells, studies, rows = trained, arguments.studies, rows_so_far(result)
+    if arguments.seen:
+        studies = [name for number, name in enumerate(cells.study_names) if (cells.study == number).sum() >= LEAST_SEEN]
+    else:
+        cells = held_out_cells(arguments.corpus, arguments.base, model)
     for number, name in enumerate(cells.study_names):
-        if name not in arguments.studies:
+        if name not in studies:
             continue
         study = study_of(cells, number, arguments.cells, arguments.seed)
         for arm, answer in arms.items():
@@ -296,8 +307,8 @@ def main(argv: list[str] | None = None) -> int:
             rows = replaced(rows, row, ("set", "arm"))
             print(json.dumps(row), flush=True)
     heads = sorted({row["arm"].removesuffix(", context") for row in rows if row["arm"].endswith(", context")})
-    judged = goals(rows, heads)
-    record("denoising", [*rows, *judged], held_out=list(HELD_OUT), context=CONTEXT, heads=notes)
+    judged = goals(rows, heads, studies if arguments.seen else HELD_OUT)
+    record(result, [*rows, *judged], held_out=list(HELD_OUT), context=CONTEXT, heads=notes)
     return report(judged)
 
 

@@ -2,7 +2,7 @@
 
     python scripts/train_mini.py --exclude HELD_OUT ... --steps 1 --long-steps 1 --batch-size 2 --out runs/held_out
     python scripts/train_denoiser.py --model runs/held_out/model --prepared runs/held_out/prepared --out runs/denoiser
-    python benchmarks/denoising.py --corpus FOLDER --base runs/held_out --heads NAME=FILE[+FILE] ... [--arms ...] [--seen]
+    python benchmarks/denoising.py --corpus FOLDER --base runs/held_out --heads NAME=FILE[+FILE] ... [--seen]
 
 Cells of twelve studies of the corpus, held out with all of their publications, are thinned to half of their counts
 (binomial). An arm sees that half, less 15% of its genes, and is asked (a) whether a gene not detected there is in

@@ -154,8 +154,8 @@ ABOUT = {
         "ranks, and the gene table with the choice of genes; so 30,000 cells take more than an hour. scVI was given "
         "3,000 at most. A first UMAP compiles for 9 seconds with pynndescent 0.6, which scanpy 1.11 needs for its "
         "neighbours, and for 2 with pynndescent 0.7. In a new installation the first `tl.embed` compiles our kernels, "
-        "which numba then keeps. Where the seconds of integrating 1,400 cells go, and what was tried, stands in "
-        "[Decisions](../decisions.md).",
+        "which numba then keeps. One goal is missed: where the seconds of integrating 1,400 cells go, and what was "
+        "tried, stands in [Decisions](../decisions.md).",
     ),
     "scaling": ("Scaling", SCALING_WORDS),
     "embedding": (

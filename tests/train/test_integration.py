@@ -280,8 +280,8 @@ def test_the_head_is_trained_and_what_is_behind_it_stays(tiny, fields):
     assert torch.equal(fitted.table.weight, model.integration.table.weight)  # no training moves the projection
 
 
-@pytest.mark.parametrize(("steps", "n_views"), [(3, 1), (8, 3), (60, 8)])
-def test_cells_are_thinned_as_often_as_the_steps_see_them_and_eight_times_at_most(plain, monkeypatch, steps, n_views):
+@pytest.mark.parametrize(("steps", "n_views"), [(3, 1), (8, 3), (60, 4)])
+def test_cells_are_thinned_as_often_as_the_steps_see_them_and_four_times_at_most(plain, monkeypatch, steps, n_views):
     seen, thin = [], I.thinned_at_random
     monkeypatch.setattr(I, "thinned_at_random", lambda batch, *more: seen.append(batch.n_cells) or thin(batch, *more))
     run(plain(), steps=steps)
@@ -311,6 +311,47 @@ def test_training_lessens_what_it_should(plain, monkeypatch):
     assert off[1] < 0.8 * off[0]
     denoising = found["history"]["denoising"]
     assert np.mean(denoising[-5:]) < 0.9 * denoising[0]
+
+
+@pytest.mark.parametrize(
+    ("means", "expected"),
+    [((3.0,), False), ((3.0, 2.98), True), ((3.0, 2.96), False), ((3.0, 2.0, 2.5), True), ((3.0, 4.0, 2.9), False)],
+)
+def test_training_has_converged_when_no_mean_of_fifty_losses_is_lower_by_a_hundredth(means, expected):
+    noise = np.tile([-1.0, 1.0], 25)
+    assert I.converged([float(mean + x) for mean in means for x in noise]) is expected
+
+
+def test_training_ends_when_the_losses_no_longer_fall_and_the_rate_has(plain, monkeypatch):
+    asked, judge = [], I.converged
+    monkeypatch.setattr(I, "converged", lambda losses: asked.append((len(losses), judge(losses))) or asked[-1][1])
+    rates, train = [], I.train_steps
+    monkeypatch.setattr(
+        I,
+        "train_steps",
+        lambda module, loss_of, rate_of, **more: train(
+            module, loss_of, lambda step: rates.append(rate_of(step)) or rates[-1], **more
+        ),
+    )
+    found = run(plain(), steps=500)
+    at = [n for n, _ in asked]
+    assert [said for _, said in asked] == [False] * (len(asked) - 1) + [True]  # asked no more once it has
+    assert at == list(range(150, at[-1] + 1, 50))  # not while the reversal rises
+    assert (found["steps"], found["stopped"]) == (at[-1] + 100, "converged")
+    assert found["history"]["step"][-1] == found["steps"]
+    *_, last, none = rates
+    assert (last, none) == (pytest.approx(I.LEARNING_RATE / 100), 0)
+    monkeypatch.setattr(I, "converged", lambda _: False)
+    assert [run(plain(), steps=120)[key] for key in ("steps", "stopped")] == [120, "steps"]
+
+
+def test_the_reversals_loss_has_no_part_in_that(plain, monkeypatch):
+    seen: list[float] = []
+    monkeypatch.setattr(I, "converged", lambda losses: seen.extend(losses) or False)
+    history = run(plain(), steps=50)["history"]
+    parts = 10 * np.array(history["denoising"]) + 0.8 * np.array(history["pairs"])
+    np.testing.assert_allclose(seen, parts, rtol=1e-5)
+    assert (np.array(history["loss"]) > parts).all()
 
 
 def test_the_history_has_about_forty_points(plain):

@@ -10,7 +10,7 @@ from torch import nn
 from scdiva.train import loop as L
 
 
-def run(steps=60, loss_of=None, frozen=()):
+def run(steps=60, loss_of=None, frozen=(), last=60):
     """Fit a line to points on a line; what the loop says, the layer, and the losses."""
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     y = x @ torch.tensor([[1.0], [2.0], [-1.0]]) + 0.5
@@ -24,7 +24,7 @@ def run(steps=60, loss_of=None, frozen=()):
         seen.append(float(loss.detach()))
         return loss
 
-    rate = lambda step: 0.1 * min(1.0, step / 5)  # noqa: E731
+    rate = lambda step: 0.1 * min(1.0, step / 5) * (step <= last)  # noqa: E731
     return L.train_steps(layer, loss_of or of_line, rate, steps=steps, desc="fitting"), layer, seen
 
 
@@ -39,6 +39,14 @@ def test_what_is_frozen_stays():
     _, layer, _ = run(frozen=("bias",))
     assert not layer.bias.any()
     assert layer.weight.all()
+
+
+def test_a_learning_rate_of_zero_ends_it_and_the_bar(monkeypatch):
+    bars, bar = [], L.progress_bar
+    monkeypatch.setattr(L, "progress_bar", lambda **how: bars.append(bar(**how)) or bars[-1])
+    found, _, seen = run(last=20)
+    assert found == (len(seen), "converged") == (20, "converged")
+    assert (bars[0].total, bars[0].n) == (20, 20)
 
 
 def test_an_interrupt_leaves_what_was_learned():

@@ -85,8 +85,9 @@ def integrate(
     unlabeled_category
         Value of `labels_key` that means "no label", as a missing value always does.
     steps
-        Steps of training, of 256 cells; the reversal rises over them. Their products are in bfloat16 where the device
-        multiplies it in hardware and `scdiva.settings.precision` allows it, weights and losses in float32.
+        Most steps of training, of 256 cells. The reversal rises in the first three tenths. Once the other losses no
+        longer fall, the learning rate does, in a fifth of the steps, and training ends. Products are in bfloat16 where
+        the device multiplies it in hardware and `scdiva.settings.precision` allows it, weights and losses in float32.
     corrected, layer_added
         Deprecated: call :func:`corrected_expression` after this. Also write corrected expression to
         `adata.layers[layer_added]`: True, of all genes that the model knows, or the names of some; NaN elsewhere.
@@ -107,8 +108,8 @@ def integrate(
         float32 array of shape `(n_cells, dim)`, rows of length 1; NaN for a cell without a known gene.
     `adata.uns["scdiva"]["integrate"]`
         `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`, `stopped`
-        (`"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`, `denoising`, `reversal`,
-        `contrast` (0 without labels), `pairs` (0 with)), `model` and `seed`.
+        (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`, `denoising`,
+        `reversal`, `contrast` (0 without labels), `pairs` (0 with)), `model` and `seed`.
 
     Raises
     ------

@@ -19,9 +19,7 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import IntegrationHead
 from scdiva.nn.layers import perceptron
 from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.base import learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
-from scdiva.train.config import OptimiserConfig
 from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 from scdiva.train.own_components import own_directions
@@ -31,8 +29,14 @@ BLOCK_TOKENS = 1_000_000
 """Tokens of cells that are encoded at once."""
 BATCH_SIZE = 256
 """Cells of a step."""
-MOST_VIEWS = 8
+MOST_VIEWS = 4
 """Most times that a cell is thinned: the steps draw among these."""
+LEARNING_RATE, WARMUP = 2e-3, 20
+"""Of AdamW, and the steps in which it rises."""
+RISING, FALLING = 0.3, 0.2
+"""Shares of the most steps: at the start the reversal rises, at the end the learning rate falls."""
+CHECKED, TOLERANCE = 50, 0.01
+"""Steps over which the loss is averaged, and the share by which such a mean has to fall below the lowest before."""
 MAX_TIME = 0.3
 """A view leaves each gene out with probability t ~ U(0, 0.3), drawn for each cell."""
 DENOISING_WEIGHT, LABELS_WEIGHT, PAIRS_WEIGHT = 10.0, 3.0, 0.8
@@ -160,6 +164,12 @@ def reversal_at(progress: float) -> float:
     return REVERSAL_WEIGHT * float(2 / (1 + np.exp(-REVERSAL_RISE * progress)) - 1)
 
 
+def converged(losses: list[float]) -> bool:
+    """Whether the mean of the last 50 losses, of whole fifties, is not 1% below the lowest mean of fifty before."""
+    means = np.reshape(losses, (-1, CHECKED)).mean(axis=1)
+    return len(means) > 1 and bool(means[-1] > (1 - TOLERANCE) * means[:-1].min())
+
+
 def with_head(model: ScDiVa, seed: int) -> ScDiVa:
     """Copy a model and put an integration head on it, whose own projection is still empty.
 
@@ -260,7 +270,9 @@ def integrate_model(
     batches, labels
         Of the cells, as for :class:`IntegrationLoss`.
     steps
-        Steps of training.
+        Most steps of training. The reversal rises in the first three tenths. From then on, as soon as the losses,
+        without the reversal's, have :func:`converged`, the learning rate falls to zero in a fifth of the steps, and
+        training ends. The reversal's has no part in that: where discriminator and head both learn, it need not fall.
     seed
         Of everything that is drawn.
     precision
@@ -268,8 +280,8 @@ def integrate_model(
 
     Returns
     -------
-    `own_directions`, `steps`, `stopped` (`"steps"` or `"interrupted"`) and `history`: lists `step`, `loss`,
-    `denoising`, `reversal`, `contrast`, `pairs`, about forty points.
+    `own_directions`, `steps`, `stopped` (`"converged"`, `"steps"` or `"interrupted"`) and `history`: lists `step`,
+    `loss`, `denoising`, `reversal`, `contrast`, `pairs`, at most some forty points.
 
     Raises
     ------
@@ -283,7 +295,6 @@ def integrate_model(
     with progress_clock("finding batch effects"):
         rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
         corrected = correct_batches(features.numpy(force=True), batches, rng, labels=labels)
-    config = OptimiserConfig(steps=steps, learning_rate=1e-3, final_learning_rate=0.01, warmup_steps=20)
     batch_size = min(BATCH_SIZE, cells.n_cells)
     # so many that no step need see a view again; two passes through a transformer would be too dear
     n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * batch_size // cells.n_cells))
@@ -296,23 +307,26 @@ def integrate_model(
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
     every = max(1, steps // 40)
     rows = shuffled(np.arange(cells.n_cells), batch_size, seed, whole=True)
+    rising, falling = max(1, round(RISING * steps)), max(1, round(FALLING * steps))
+    last, seen = steps, list[float]()
 
     def loss_of(step: int) -> Tensor:
+        nonlocal last
         generator = step_generator(seed, step, "train")
         with torch.autocast(states.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss, parts = objectives.losses(next(rows), reversal_at((step - 1) / steps), generator)
-        if step % every == 0 or step == steps:
+            loss, parts = objectives.losses(next(rows), reversal_at(min(1.0, (step - 1) / rising)), generator)
+        seen.append(float(loss.detach() - parts["reversal"]))
+        if last == steps and step >= rising and step % CHECKED == 0 and converged(seen):
+            last = min(steps, step + falling)
+        if step % every == 0 or step == last:
             history["step"].append(step)
             for name, value in {"loss": loss.detach(), **parts}.items():
                 history[name].append(float(value))
         return loss
 
-    done, stopped = train_steps(
-        objectives,
-        loss_of,
-        lambda step: config.learning_rate * learning_rate_factor(step - 1, config),
-        steps=steps,
-        desc="integrating",
-    )
+    def rate_of(step: int) -> float:
+        return LEARNING_RATE * min(1.0, step / WARMUP, (last - step + 1) / falling)
+
+    done, stopped = train_steps(objectives, loss_of, rate_of, steps=steps, desc="integrating")
     model.requires_grad_(True).eval()
     return {"own_directions": n_own, "steps": done, "stopped": stopped, "history": history}

@@ -31,15 +31,15 @@ def train_steps(
     loss_of
         Gives the loss of a step, a scalar with gradient; steps count from 1.
     learning_rate
-        Gives that of a step.
+        Gives that of a step; 0 ends the training, as nothing would change.
     steps
-        Steps to do.
+        Most steps to do.
     desc
         What is done, in a word.
 
     Returns
     -------
-    Steps done, and why it ended: `"steps"` or `"interrupted"`.
+    Steps done, and why it ended: `"steps"`, `"converged"` (at a learning rate of 0) or `"interrupted"`.
 
     Raises
     ------
@@ -52,8 +52,12 @@ def train_steps(
     with progress_bar(desc=desc, unit="step", total=steps) as bar:
         try:
             for step in range(1, steps + 1):
+                if not (rate := learning_rate(step)):
+                    bar.total = done
+                    bar.refresh()
+                    return done, "converged"
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(step)
+                    group["lr"] = rate
                 loss = loss_of(step)
                 if not bool(torch.isfinite(loss)):
                     raise FloatingPointError(

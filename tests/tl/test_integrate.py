@@ -18,7 +18,7 @@ from scdiva.tl import _integrate
 from scdiva.tl._integrate import cramers_v
 
 QUICK = {"steps": 6, "rng": 3}
-HISTORY = ["step", "loss", "denoising", "reversal", "contrast", "pairs"]
+HISTORY = ["loss", "denoising", "reversal", "contrast", "pairs"]
 
 
 @pytest.fixture(scope="module")

@@ -318,13 +318,14 @@ def test_training_lessens_what_it_should(plain, monkeypatch):
     [((3.0,), False), ((3.0, 2.98), True), ((3.0, 2.96), False), ((3.0, 2.0, 2.5), True), ((3.0, 4.0, 2.9), False)],
 )
 def test_training_has_converged_when_no_mean_of_fifty_losses_is_lower_by_a_hundredth(means, expected):
-    noise = np.tile([-1.0, 1.0], 25)
-    assert I.converged([float(mean + x) for mean in means for x in noise]) is expected
+    noise, reversal = np.tile([-1.0, 1.0], 25 * len(means)), np.linspace(5, 1, 50 * len(means))
+    losses = np.repeat(means, 50) + noise + reversal
+    assert I.converged({"loss": list(losses), "reversal": list(reversal)}) is expected
 
 
 def test_training_ends_when_the_losses_no_longer_fall_and_the_rate_has(plain, monkeypatch):
     asked, judge = [], I.converged
-    monkeypatch.setattr(I, "converged", lambda losses: asked.append((len(losses), judge(losses))) or asked[-1][1])
+    monkeypatch.setattr(I, "converged", lambda h: asked.append((len(h["loss"]), judge(h))) or asked[-1][1])
     rates, train = [], I.train_steps
     monkeypatch.setattr(
         I,
@@ -337,32 +338,47 @@ def test_training_ends_when_the_losses_no_longer_fall_and_the_rate_has(plain, mo
     at = [n for n, _ in asked]
     assert [said for _, said in asked] == [False] * (len(asked) - 1) + [True]  # asked no more once it has
     assert at == list(range(150, at[-1] + 1, 50))  # not while the reversal rises
-    assert (found["steps"], found["stopped"]) == (at[-1] + 100, "converged")
-    assert found["history"]["step"][-1] == found["steps"]
+    assert (found["steps"], found["stopped"]) == (at[-1] + 150, "converged")
     *_, last, none = rates
-    assert (last, none) == (pytest.approx(I.LEARNING_RATE / 100), 0)
+    assert (last, none) == (pytest.approx(I.LEARNING_RATE / 150), 0)
     monkeypatch.setattr(I, "converged", lambda _: False)
     assert [run(plain(), steps=120)[key] for key in ("steps", "stopped")] == [120, "steps"]
 
 
-def test_the_reversals_loss_has_no_part_in_that(plain, monkeypatch):
-    seen: list[float] = []
-    monkeypatch.setattr(I, "converged", lambda losses: seen.extend(losses) or False)
-    history = run(plain(), steps=50)["history"]
-    parts = 10 * np.array(history["denoising"]) + 0.8 * np.array(history["pairs"])
-    np.testing.assert_allclose(seen, parts, rtol=1e-5)
-    assert (np.array(history["loss"]) > parts).all()
+@pytest.mark.parametrize("interrupted", [None, 3, 20])
+def test_weights_are_averaged_once_the_reversal_has_risen(plain, monkeypatch, interrupted):
+    model, passed = plain(), []
+    mlp, losses = model.integration.mlp, I.IntegrationLoss.losses
+
+    def kept(self, *args):
+        passed.append([p.detach().clone() for p in mlp.parameters()])
+        if len(passed) == interrupted:
+            raise KeyboardInterrupt
+        return losses(self, *args)
+
+    last, load = [], type(mlp).load_state_dict
+    monkeypatch.setattr(I.IntegrationLoss, "losses", kept)
+    monkeypatch.setattr(
+        type(mlp), "load_state_dict", lambda m, s: last.extend(p.detach().clone() for p in m.parameters()) or load(m, s)
+    )
+    run(model, steps=40)  # rises for 10, averaged over 4
+    passed = [*passed[:40], last]
+    expected = passed[10] if len(passed) > 11 else last
+    for weights in passed[11:]:
+        expected = [0.75 * e + 0.25 * w for e, w in zip(expected, weights, strict=True)]
+    for found, e in zip(mlp.parameters(), expected, strict=True):
+        torch.testing.assert_close(found.detach(), e, atol=1e-6, rtol=1e-4)
 
 
-def test_the_history_has_about_forty_points(plain):
+def test_the_history_has_each_step(plain):
     history = run(plain(), steps=90)["history"]
-    assert list(history) == ["step", "loss", "denoising", "reversal", "contrast", "pairs"]
-    assert history["step"] == [float(step) for step in range(2, 91, 2)]
-    assert all(len(column) == 45 and np.isfinite(column).all() for column in history.values())
+    assert list(history) == ["loss", "denoising", "reversal", "contrast", "pairs"]
+    assert all(len(column) == 90 and np.isfinite(column).all() for column in history.values())
     assert not any(history["contrast"])  # no labels
     assert all(history["pairs"])
+    learned = 10 * np.array(history["denoising"]) + 0.8 * np.array(history["pairs"])
+    np.testing.assert_allclose(np.subtract(history["loss"], history["reversal"]), learned, rtol=1e-5)
     assert not any(run(plain(), labelled=True, steps=3)["history"]["pairs"])
-    assert run(plain(), steps=3)["history"]["step"] == [1, 2, 3]
 
 
 def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(plain):

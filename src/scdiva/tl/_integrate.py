@@ -85,9 +85,10 @@ def integrate(
     unlabeled_category
         Value of `labels_key` that means "no label", as a missing value always does.
     steps
-        Most steps of training, of 256 cells. The reversal rises in the first three tenths. Once the other losses no
-        longer fall, the learning rate does, in a fifth of the steps, and training ends. Products are in bfloat16 where
-        the device multiplies it in hardware and `scdiva.settings.precision` allows it, weights and losses in float32.
+        Most steps of training, of 256 cells. The reversal rises in the first quarter. Once the other losses no longer
+        fall, the learning rate does, in three tenths of the steps, and training ends; weights are averaged over the
+        last steps. Products are in bfloat16 where the device multiplies it in hardware and
+        `scdiva.settings.precision` allows it, weights and losses in float32.
     corrected, layer_added
         Deprecated: call :func:`corrected_expression` after this. Also write corrected expression to
         `adata.layers[layer_added]`: True, of all genes that the model knows, or the names of some; NaN elsewhere.
@@ -108,8 +109,8 @@ def integrate(
         float32 array of shape `(n_cells, dim)`, rows of length 1; NaN for a cell without a known gene.
     `adata.uns["scdiva"]["integrate"]`
         `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`, `stopped`
-        (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`, `denoising`,
-        `reversal`, `contrast` (0 without labels), `pairs` (0 with)), `model` and `seed`.
+        (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays `loss`, `denoising`,
+        `reversal`, `contrast` (0 without labels), `pairs` (0 with), a value for each step), `model` and `seed`.
 
     Raises
     ------
@@ -161,9 +162,7 @@ def integrate(
     running = how_to_run(None, device, None)
     batches = [batch_numbers(adata, key) for key in keys]
     labels = None if labels_key is None else label_numbers(adata, labels_key, unlabeled_category)[0]
-    associated = (
-        np.nan if labels is None else max(cramers_v(batch[labels >= 0], labels[labels >= 0]) for batch in batches)
-    )
+    associated = np.nan if labels is None else max(cramers_v(b[labels >= 0], labels[labels >= 0]) for b in batches)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
 
     import torch
@@ -205,8 +204,9 @@ def integrate(
         known = None if labels is None else labels[rows]
         with torch_threads_kept(1):  # products too small to share
             numbers = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
-            how: dict[str, Any] = {"steps": steps, "seed": seed, "precision": running.precision}
-            found = integrate_model(new, cells, states, numbers, known, **how)
+            found = integrate_model(
+                new, cells, states, numbers, known, steps=steps, seed=seed, precision=running.precision
+            )
         assert new.integration is not None
         integrated = of_cells(new.integration, cells, states).numpy(force=True)
     embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)

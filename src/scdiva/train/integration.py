@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar, progress_clock
@@ -33,8 +34,8 @@ MOST_VIEWS = 4
 """Most times that a cell is thinned: the steps draw among these."""
 LEARNING_RATE, WARMUP = 2e-3, 20
 """Of AdamW, and the steps in which it rises."""
-RISING, FALLING = 0.3, 0.2
-"""Shares of the most steps: at the start the reversal rises, at the end the learning rate falls."""
+RISING, FALLING, AVERAGED = 0.25, 0.3, 0.1
+"""Shares of the most steps: the reversal rises in so many, the learning rate falls, and weights are averaged over."""
 CHECKED, TOLERANCE = 50, 0.01
 """Steps over which the loss is averaged, and the share by which such a mean has to fall below the lowest before."""
 MAX_TIME = 0.3
@@ -49,8 +50,8 @@ SIMILAR = 0.85
 """Cells whose corrected states have a cosine above this are not pushed apart."""
 REVERSAL_WEIGHT, REVERSAL_RISE = 1.2, 10.0
 """Weight of the reversed gradient at the end of its schedule, and the schedule's γ."""
-HISTORY = ("step", "loss", "denoising", "reversal", "contrast", "pairs")
-"""What is recorded of the training."""
+HISTORY = ("loss", "denoising", "reversal", "contrast", "pairs")
+"""What is recorded of each step."""
 
 
 def reversed_gradient(x: Tensor, weight: float) -> Tensor:
@@ -164,9 +165,12 @@ def reversal_at(progress: float) -> float:
     return REVERSAL_WEIGHT * float(2 / (1 + np.exp(-REVERSAL_RISE * progress)) - 1)
 
 
-def converged(losses: list[float]) -> bool:
-    """Whether the mean of the last 50 losses, of whole fifties, is not 1% below the lowest mean of fifty before."""
-    means = np.reshape(losses, (-1, CHECKED)).mean(axis=1)
+def converged(history: dict[str, list[float]]) -> bool:
+    """Whether the loss without the reversal's, a mean of 50 steps, is not 1% below the lowest before; of whole fifties.
+
+    The reversal's has no part in that: where discriminator and head both learn, it need not fall.
+    """
+    means = np.reshape(np.subtract(history["loss"], history["reversal"]), (-1, CHECKED)).mean(axis=1)
     return len(means) > 1 and bool(means[-1] > (1 - TOLERANCE) * means[:-1].min())
 
 
@@ -270,9 +274,9 @@ def integrate_model(
     batches, labels
         Of the cells, as for :class:`IntegrationLoss`.
     steps
-        Most steps of training. The reversal rises in the first three tenths. From then on, as soon as the losses,
-        without the reversal's, have :func:`converged`, the learning rate falls to zero in a fifth of the steps, and
-        training ends. The reversal's has no part in that: where discriminator and head both learn, it need not fall.
+        Most steps of training. The reversal rises in the first quarter. From then on weights are averaged, which the
+        head keeps, and once the loss has :func:`converged`, the learning rate falls to zero in three tenths of the
+        steps, and training ends.
     seed
         Of everything that is drawn.
     precision
@@ -280,8 +284,8 @@ def integrate_model(
 
     Returns
     -------
-    `own_directions`, `steps`, `stopped` (`"converged"`, `"steps"` or `"interrupted"`) and `history`: lists `step`,
-    `loss`, `denoising`, `reversal`, `contrast`, `pairs`, at most some forty points.
+    `own_directions`, `steps`, `stopped` (`"converged"`, `"steps"` or `"interrupted"`) and `history`: lists `loss`,
+    `denoising`, `reversal`, `contrast`, `pairs`, a value for each step.
 
     Raises
     ------
@@ -296,7 +300,7 @@ def integrate_model(
         rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
         corrected = correct_batches(features.numpy(force=True), batches, rng, labels=labels)
     batch_size = min(BATCH_SIZE, cells.n_cells)
-    # so many that no step need see a view again; two passes through a transformer would be too dear
+    # no more than steps see a cell; two passes through a transformer would be too dear
     n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * batch_size // cells.n_cells))
     views = _views(model, head, cells, n_views, seed)
     model.requires_grad_(False)
@@ -305,28 +309,29 @@ def integrate_model(
         target = torch.from_numpy(corrected.astype(np.float32))
         objectives = IntegrationLoss(head, torch.stack([features, *views]), target, batches, labels, seed)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
-    every = max(1, steps // 40)
     rows = shuffled(np.arange(cells.n_cells), batch_size, seed, whole=True)
     rising, falling = max(1, round(RISING * steps)), max(1, round(FALLING * steps))
-    last, seen = steps, list[float]()
+    averaged = AveragedModel(head.mlp, multi_avg_fn=get_ema_multi_avg_fn(max(0.0, 1 - 1 / (AVERAGED * steps))))
+    last = steps
 
     def loss_of(step: int) -> Tensor:
         nonlocal last
+        if step > rising:
+            averaged.update_parameters(head.mlp)
         generator = step_generator(seed, step, "train")
         with torch.autocast(states.device.type, torch.bfloat16, enabled=precision == "bf16"):
             loss, parts = objectives.losses(next(rows), reversal_at(min(1.0, (step - 1) / rising)), generator)
-        seen.append(float(loss.detach() - parts["reversal"]))
-        if last == steps and step >= rising and step % CHECKED == 0 and converged(seen):
+        for name, value in {"loss": loss.detach(), **parts}.items():
+            history[name].append(float(value))
+        if last == steps and rising <= step and step % CHECKED == 0 and converged(history):
             last = min(steps, step + falling)
-        if step % every == 0 or step == last:
-            history["step"].append(step)
-            for name, value in {"loss": loss.detach(), **parts}.items():
-                history[name].append(float(value))
         return loss
 
     def rate_of(step: int) -> float:
         return LEARNING_RATE * min(1.0, step / WARMUP, (last - step + 1) / falling)
 
     done, stopped = train_steps(objectives, loss_of, rate_of, steps=steps, desc="integrating")
+    averaged.update_parameters(head.mlp)
+    head.mlp.load_state_dict(averaged.module.state_dict())
     model.requires_grad_(True).eval()
     return {"own_directions": n_own, "steps": done, "stopped": stopped, "history": history}

@@ -54,7 +54,6 @@ def train_steps(
             for step in range(1, steps + 1):
                 if not (rate := learning_rate(step)):
                     bar.total = done
-                    bar.refresh()
                     return done, "converged"
                 for group in optimizer.param_groups:
                     group["lr"] = rate

@@ -323,7 +323,7 @@ def integrate_model(
             loss, parts = objectives.losses(next(rows), reversal_at(min(1.0, (step - 1) / rising)), generator)
         for name, value in {"loss": loss.detach(), **parts}.items():
             history[name].append(float(value))
-        if last == steps and rising <= step and step % CHECKED == 0 and converged(history):
+        if last == steps and step > rising and step % CHECKED == 0 and converged(history):
             last = min(steps, step + falling)
         return loss
 

@@ -85,7 +85,7 @@ def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Gen
     batch
         Batch numbers from 0, `(n_cells,)`.
     rng
-        Of the clusters, at most 20, that similar cells share.
+        Of the clusters, at most 10, that similar cells share.
 
     Returns
     -------

@@ -35,7 +35,7 @@ MOST_VIEWS = 4
 LEARNING_RATE, WARMUP = 2e-3, 20
 """Of AdamW, and the steps in which it rises."""
 RISING, FALLING, AVERAGED = 0.25, 0.3, 0.1
-"""Shares of the most steps: the reversal rises in so many, the learning rate falls, and weights are averaged over."""
+"""Shares of `steps`: while the reversal rises, while the learning rate falls, and over which weights are averaged."""
 CHECKED, TOLERANCE = 50, 0.01
 """Steps over which the loss is averaged, and the share by which such a mean has to fall below the lowest before."""
 MAX_TIME = 0.3

@@ -119,7 +119,7 @@ def fit_linear_map(
     for study, block in _blocks(cells, "summing up"):
         means[study] += np.asarray(block.sum(axis=0)).ravel() / sizes[study]
         squares[study] += np.asarray(block.multiply(block).sum(axis=0)).ravel() / sizes[study]
-        total += weight[study] * float(block.data.sum())  # of the matrix, scipy would sort its genes first
+        total += weight[study] * float(block.data.sum())  # block.sum() would sort the genes of each cell first
         shares[study] += np.asarray(np.expm1(block).sum(axis=0)).ravel() / (TARGET_SUM * sizes[study])
     share = (weight * sizes)[:, None] * cells.measured
     covered = share.sum(axis=0)

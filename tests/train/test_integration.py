@@ -338,9 +338,9 @@ def test_training_ends_when_the_losses_no_longer_fall_and_the_rate_has(plain, mo
     at = [n for n, _ in asked]
     assert [said for _, said in asked] == [False] * (len(asked) - 1) + [True]  # asked no more once it has
     assert at == list(range(150, at[-1] + 1, 50))  # not while the reversal rises
-    assert (found["steps"], found["stopped"]) == (at[-1] + 150, "converged")
+    assert (found["steps"], found["stopped"]) == (at[-1] + 250, "converged")
     *_, last, none = rates
-    assert (last, none) == (pytest.approx(I.LEARNING_RATE / 150), 0)
+    assert (last, none) == (pytest.approx(I.LEARNING_RATE / 250), 0)
     monkeypatch.setattr(I, "converged", lambda _: False)
     assert [run(plain(), steps=120)[key] for key in ("steps", "stopped")] == [120, "steps"]
 

@@ -86,9 +86,9 @@ def integrate(
         Value of `labels_key` that means "no label", as a missing value always does.
     steps
         Most steps of training, of 256 cells. The reversal rises in the first quarter. Once the other losses no longer
-        fall, the learning rate does, in three tenths of the steps, and training ends; weights are averaged over the
-        last steps. Products are in bfloat16 where the device multiplies it in hardware and
-        `scdiva.settings.precision` allows it, weights and losses in float32.
+        fall, the learning rate does, in half of the steps, and training ends; weights are averaged over the last steps.
+        Products are in bfloat16 where the device multiplies it in hardware and `scdiva.settings.precision` allows it,
+        weights and losses in float32.
     corrected, layer_added
         Deprecated: call :func:`corrected_expression` after this. Also write corrected expression to
         `adata.layers[layer_added]`: True, of all genes that the model knows, or the names of some; NaN elsewhere.

@@ -34,7 +34,7 @@ MOST_VIEWS = 4
 """Most times that a cell is thinned: the steps draw among these."""
 LEARNING_RATE, WARMUP = 2e-3, 20
 """Of AdamW, and the steps in which it rises."""
-RISING, FALLING, AVERAGED = 0.25, 0.3, 0.1
+RISING, FALLING, AVERAGED = 0.25, 0.5, 0.1
 """Shares of `steps`: while the reversal rises, while the learning rate falls, and over which weights are averaged."""
 CHECKED, TOLERANCE = 50, 0.01
 """Steps over which the loss is averaged, and the share by which such a mean has to fall below the lowest before."""
@@ -275,8 +275,8 @@ def integrate_model(
         Of the cells, as for :class:`IntegrationLoss`.
     steps
         Most steps of training. The reversal rises in the first quarter. From then on weights are averaged, which the
-        head keeps, and once the loss has :func:`converged`, the learning rate falls to zero in three tenths of the
-        steps, and training ends.
+        head keeps, and once the loss has :func:`converged`, the learning rate falls to zero in half of the steps, and
+        training ends.
     seed
         Of everything that is drawn.
     precision

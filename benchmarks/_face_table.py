@@ -5,21 +5,19 @@ from __future__ import annotations
 from _markdown import table
 
 WORDS = (
-    "Every public call, each in a process of its own, one thread, without reading the file and without what has "
-    "to be done before: cold, from the import on with what it loads and compiles, and warm, again in the same "
-    "process on other cells. Below some of ours stands what a user would call instead on the same cells. Two "
-    "figures differ by up to a half by what else runs, and these were made beside one job, at times two, on the "
-    "two threads of one core: read CPU seconds. All rows are of one call of the script, but those of integration "
-    "and of what stands below them (not scVI of 3,000 cells), which are of a later one. Integrating 1,400 cells "
-    "took 9.9, 10.2 and 11.8 CPU seconds in three calls within half an hour. `the same before` is an "
-    "earlier commit. A call that did not end, cold and warm, in the time that it was given is said to take more; "
-    "one that took four minutes cold was not called again. `tl.reconstruct` runs the transformer on each cell and"
-    " weighs the rank of each masked gene: .14 CPU seconds a cell, a quarter each of it for the blocks, the "
-    "ranks, and the gene table with the choice of genes; so 30,000 cells take more than an hour. scVI was given "
-    "3,000 at most. A first UMAP compiles for 9 seconds with pynndescent 0.6, which scanpy 1.11 needs for its "
-    "neighbours, and for 2 with pynndescent 0.7. In a new installation the first `tl.embed` compiles our kernels, "
-    "which numba then keeps. One goal is missed: where the seconds of integrating 1,400 cells go, and what was "
-    "tried, stands in [Decisions](../decisions.md)."
+    "Every public call, each in a process of its own, one thread, without reading the file and without what has to be "
+    "done before: cold, from the import on with what it loads and compiles, and warm, again in the same process on "
+    "other cells. Below some of ours stands what a user would call instead on the same cells. Two figures differ by "
+    "up to a half by what else runs, and these were made beside one job, at times two, on the two threads of one "
+    "core: read CPU seconds. All rows are of one call of the script, but those of integration and of what stands "
+    "below them, which are of a later one. `the same before` is an earlier commit. A call that did not end, cold and "
+    "warm, in the time that it was given is said to take more; one that took four minutes cold was not called again. "
+    "`tl.reconstruct` runs the transformer on each cell and weighs the rank of each masked gene: .14 CPU seconds a "
+    "cell, a quarter each of it for the blocks, the ranks, and the gene table with the choice of genes; so 30,000 "
+    "cells take more than an hour. scVI was given 3,000 at most. A first UMAP compiles for 9 seconds with pynndescent "
+    "0.6, which scanpy 1.11 needs for its neighbours, and for 2 with pynndescent 0.7. In a new installation the first "
+    "`tl.embed` compiles our kernels, which numba then keeps. One goal is missed, integrating 1,400 cells: where the "
+    "seconds go, and what was tried, stands in [Decisions](../decisions.md)."
 )
 
 

@@ -45,6 +45,14 @@ ABOUT = {
         "sets as independent, though two are of Kang et al., two of Darmanis et al. and three of Zheng et al. CPU "
         "seconds are of one fit and embedding.",
     ),
+    "context_embedding": (
+        "Other cells of the study as context",
+        "What `tl.embed` would gain from reading 200 other cells of the study, nothing fitted, on labelled studies "
+        "that model and query head were not trained on. `state`: `tl.embed`, alone and less the mean of the study. "
+        "`predicted`: 50 principal components of what the heads expect of the 2,000 genes that most cells show, by "
+        "the state head, and in context by the query head; or 20 of them beside the state. PCA and `tl.adapt` "
+        "(`adapted`, designed on these three studies) are fitted to all cells. Seeds draw the context.",
+    ),
     "sister_studies": (
         "Without the sister study",
         "kang_pbmc_stim_2000, which the corpus holds, is of the experiment of kang_pbmc_12k and kang_ifnb; no cell is "

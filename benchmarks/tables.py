@@ -43,7 +43,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 TOPICS = {
     "embedding": (
         "Embedding and adapting",
-        ("zero_shot", "pooling", "adapting", "sister_studies", "thinning", "few_genes"),
+        ("zero_shot", "pooling", "adapting", "context_embedding", "sister_studies", "thinning", "few_genes"),
     ),
     "integration": ("Integration", ("integration", "transform_batch")),
     "annotation": ("Annotation", ("annotation",)),
@@ -102,20 +102,17 @@ def zero_shot(result: dict) -> str:
         if "arm" in row
     ]
     header = ["set (cells scored)", "embedding", *SCORES.values(), "mean of NMI, ARI, ASW", "CPU seconds"]
-    judged = [row for row in result["rows"] if "met" in row]
-    parts = [table(header, rows) + without(result), added_by_training(result["rows"]), goals(judged) if judged else ""]
-    return "\n".join(part for part in parts if part)
+    return with_goals(result, [table(header, rows) + without(result), added_by_training(result["rows"])])
 
 
 def adapting_page(result: dict) -> str:
     """Scores of each set and arm, then the goals."""
-    judged = [row for row in result["rows"] if "met" in row]
-    return "\n".join([adapting(result), *([goals(judged)] if judged else [])])
+    return with_goals(result, [adapting(result)])
 
 
 def mouse(result: dict) -> str:
     """Scores with cells of mice in training and without, then whether they help."""
-    return "\n".join([learning_curve_mouse(result), goals([row for row in result["rows"] if "met" in row])])
+    return with_goals(result, [learning_curve_mouse(result)])
 
 
 def thinning(result: dict) -> str:
@@ -132,14 +129,19 @@ def thinning(result: dict) -> str:
     return "\n".join([figure, *([goals(judged)] if judged else []), table(header, rows) + without(result)])
 
 
-def pooling(result: dict) -> str:
-    """Scores of each set and read-out."""
+def read_outs(result: dict) -> str:
+    """Scores of each set and read-out, and the goals if there are any."""
     measures = {"accuracy": "15-NN accuracy", "average_bio": "mean of NMI, ARI, ASW"}
     rows = [
-        [f"{row['set']} ({row['n_cells']:,})", f"`{row['pooling']}`", *(spread(row, key) for key in measures)]
+        [
+            f"{row['set']} ({row['n_cells']:,})",
+            f"`{row.get('pooling') or row['arm']}`",
+            *(spread(row, key) for key in measures),
+        ]
         for row in result["rows"]
+        if "set" in row
     ]
-    return table(["set (cells scored)", "read-out", *measures.values()], rows)
+    return with_goals(result, [table(["set (cells scored)", "read-out", *measures.values()], rows)])
 
 
 def fingerprint(result: dict) -> str:
@@ -147,10 +149,10 @@ def fingerprint(result: dict) -> str:
     return hashlib.sha256(json.dumps(result["rows"], sort_keys=True).encode()).hexdigest()
 
 
-def with_goals(result: dict, parts: list[str], title: str, others: str) -> str:
-    """The tables of a result, its goals under a title, and the figures of others."""
+def with_goals(result: dict, parts: list[str], title: str = "", others: str = "") -> str:
+    """The tables of a result, its goals under a title if there is one, and the figures of others."""
     judged = [row for row in result["rows"] if "met" in row]
-    held = f"### {title}\n\n{goals(judged)}" if judged else ""
+    held = (f"### {title}\n\n" if title else "") + goals(judged) if judged else ""
     return "\n".join(part for part in (*parts, held, others) if part)
 
 
@@ -176,17 +178,17 @@ def grn(result: dict) -> str:
 
 def reconstruction(result: dict) -> str:
     """Scores of each part, and the goals."""
-    return with_goals(result, reconstruction_tables(result), "Goals of reconstruction", "")
+    return with_goals(result, reconstruction_tables(result), "Goals of reconstruction")
 
 
 def scaling(result: dict) -> str:
     """The figure and its figures, and the goals."""
-    return with_goals(result, scaling_tables(result), "Goals of scaling", "")
+    return with_goals(result, scaling_tables(result), "Goals of scaling")
 
 
 def face(result: dict) -> str:
     """Seconds of each call, and the goals."""
-    return with_goals(result, [face_table(result)], "Goals of waiting", "")
+    return with_goals(result, [face_table(result)], "Goals of waiting")
 
 
 def said(value: object) -> str:
@@ -335,8 +337,9 @@ WRITERS = {
     "grn": grn,
     "reconstruction": reconstruction,
     "thinning": thinning,
-    "pooling": pooling,
+    "pooling": read_outs,
     "adapting": adapting_page,
+    "context_embedding": read_outs,
     "sister_studies": sister_studies,
     "ablation": ablation,
     "learning_curve": learning_curve,

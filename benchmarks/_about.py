@@ -45,8 +45,8 @@ ABOUT = {
         "sets as independent, though two are of Kang et al., two of Darmanis et al. and three of Zheng et al. CPU "
         "seconds are of one fit and embedding.",
     ),
-    "context_embedding": (
-        "Other cells of the study as context",
+    "state_arms": (
+        "Tried beside the cell state",
         "What `tl.embed` would gain from reading 200 other cells of the study, nothing fitted, on labelled studies "
         "that model and query head were not trained on. `state`: `tl.embed`, alone and less the mean of the study. "
         "`predicted`: 50 principal components of what the heads expect of the 2,000 genes that most cells show, by "

@@ -43,7 +43,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 TOPICS = {
     "embedding": (
         "Embedding and adapting",
-        ("zero_shot", "pooling", "adapting", "context_embedding", "sister_studies", "thinning", "few_genes"),
+        ("zero_shot", "pooling", "adapting", "state_arms", "sister_studies", "thinning", "few_genes"),
     ),
     "integration": ("Integration", ("integration", "transform_batch")),
     "annotation": ("Annotation", ("annotation",)),
@@ -339,7 +339,7 @@ WRITERS = {
     "thinning": thinning,
     "pooling": read_outs,
     "adapting": adapting_page,
-    "context_embedding": read_outs,
+    "state_arms": read_outs,
     "sister_studies": sister_studies,
     "ablation": ablation,
     "learning_curve": learning_curve,

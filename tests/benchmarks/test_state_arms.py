@@ -1,4 +1,4 @@
-"""Embeddings that read other cells of the study: what each arm is made of."""
+"""What is tried beside the cell state: what each arm is made of."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import scdiva as sd
 @pytest.fixture
 def arms(script):
     model, cells = sd.models.load_model(), sd.datasets.toy(60, 300)
-    return lambda seed: dict(script("context_embedding").arms_of(cells, model, seed)), cells, model
+    return lambda seed: dict(script("state_arms").arms_of(cells, model, seed)), cells, model
 
 
 def test_components_are_those_of_a_pca(script):
     x = np.random.default_rng(0).normal(size=(30, 8)) * np.arange(1, 9)
-    found, expected = script("context_embedding").components(x, 3), PCA(3, svd_solver="full").fit_transform(x)
+    found, expected = script("state_arms").components(x, 3), PCA(3, svd_solver="full").fit_transform(x)
     np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-10)
 
 
@@ -41,7 +41,7 @@ def test_a_lead_is_a_mean_over_studies(script):
             ("state and predicted, context", 0.05),
         )
     ]  # fmt: skip
-    found = {row["what"]: row["value"] for row in script("context_embedding").goals(rows)}
+    found = {row["what"]: row["value"] for row in script("state_arms").goals(rows)}
     assert found["state and predicted, context: mean accuracy above the state"] == pytest.approx(0.05)
     assert found["adapted: mean average_bio above the state"] == pytest.approx(-0.2)
-    assert script("context_embedding").goals(rows[:5]) == []  # of one study there is no interval
+    assert script("state_arms").goals(rows[:5]) == []  # of one study there is no interval

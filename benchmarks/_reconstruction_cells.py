@@ -124,14 +124,14 @@ def filled(work: Work, seed: int, n_cells: int, **how: Any) -> tuple[ad.AnnData,
     """Test cells with 30% of their genes, or another share, hidden and filled in, and the seconds that a cell took."""
     some = work.adata[work.split()[1][:n_cells]].copy()
     begun = time.perf_counter()
-    sd.tl.reconstruct(some, work.model, rng=seed, **{"mask_ratio": HIDDEN, **how})
+    sd.tl.reconstruct(some, work.model, rng=seed, **{"mask_ratio": HIDDEN, "use_ranks": True, **how})
     return some, (time.perf_counter() - begun) / some.n_obs
 
 
-def at_one_step(work: Work, seed: int, use_places: bool = True) -> tuple[ad.AnnData, float]:
+def at_one_step(work: Work, seed: int, use_ranks: bool = True) -> tuple[ad.AnnData, float]:
     """The same at one step, made once."""
-    key = "one step", seed, use_places
-    return work.once(key, lambda: filled(work, seed, work.sizes.hidden, use_places=use_places))
+    key = "one step", seed, use_ranks
+    return work.once(key, lambda: filled(work, seed, work.sizes.hidden, use_ranks=use_ranks))
 
 
 def cells_of(adata: ad.AnnData) -> list[Cell]:
@@ -158,28 +158,28 @@ def context_for(work: Work, n_cells: int) -> tuple[Any, dict[int, int]]:
     return around_cells(work.model, source, source.measured_tokens.astype(np.int64), 0) or (None, {})
 
 
-def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndarray]:
+def values_told(work: Work, cells: list[Cell], use_ranks: bool) -> list[np.ndarray]:
     """Our values of masked genes, given which genes they are."""
     model = work.model
     tokens = column_tokens(work.adata.var, model.vocabulary).astype(np.int64)
     measured = torch.from_numpy(np.sort(tokens))
     denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
-    context, among = (None, {}) if use_places else context_for(work, len(cells))
+    context, among = (None, {}) if use_ranks else context_for(work, len(cells))
     found = []
     with torch.inference_mode():
         for number, cell in enumerate(cells):
             own = torch.tensor([among.get(number, -1)])
-            denoise = denoiser_of(model, genes=measured, context=context, own=own, stream=context is None)
+            denoise = denoiser_of(model, genes=measured, context=context, own=own, stream=use_ranks)
             genes, hidden = torch.from_numpy(tokens[cell.genes]), torch.from_numpy(cell.hidden)
             values, bounds = torch.from_numpy(cell.values).float(), torch.tensor([0, len(genes)], dtype=torch.int32)
             order = torch.arange(len(genes))
-            if not use_places:  # behind the visible ones, in the order of the vocabulary
+            if not use_ranks:  # behind the visible ones, in the order of the vocabulary
                 order = torch.argsort(torch.where(hidden, genes + len(genes), order), stable=True)
             genes, hidden, values = genes[order], hidden[order], values[order]
             numbers = torch.searchsorted(measured, genes) + N_SPECIAL
             expected = denoise(numbers, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
             expected = torch.where(hidden, expected, values)
-            if use_places:
+            if use_ranks:
                 expected = values_at_ranks(genes, expected, hidden, ~hidden, bounds, denominator)
             found.append(
                 torch.empty_like(expected).index_copy_(0, order, expected)[torch.from_numpy(cell.hidden)].numpy()
@@ -205,10 +205,10 @@ def of_ours(adata: ad.AnnData, seconds: float) -> dict[str, float]:
             **{name: scores[name] for name in kept if np.isfinite(scores[name])}}  # fmt: skip
 
 
-def ours_at_one_step(work: Work, seed: int, use_places: bool) -> dict[str, float]:
-    adata, seconds = at_one_step(work, seed, use_places)
+def ours_at_one_step(work: Work, seed: int, use_ranks: bool) -> dict[str, float]:
+    adata, seconds = at_one_step(work, seed, use_ranks)
     cells = hidden_cells(work, seed)
-    return {**of_ours(adata, seconds), **value_scores(cells, values_told(work, cells, use_places))}
+    return {**of_ours(adata, seconds), **value_scores(cells, values_told(work, cells, use_ranks))}
 
 
 def known_of_training(work: Work, by_type: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

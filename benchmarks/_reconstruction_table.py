@@ -77,7 +77,7 @@ WORDS_OF = {
         "were not visible. Spearman and RMSE: of the masked genes' values, given which genes they are; training cells "
         "give their mean value where they express the gene. The last row knows the true type of the cell. The rank "
         "at which a masked gene stood says much of its name and of its value, and no baseline is given it: the row "
-        "without ranks (`use_places=False`) compares like with like, and the goals are held to it. The row with the "
+        "without ranks (the default) compares like with like, and the goals are held to it. The row with the "
         "masked genes' ranks given answers another question: what a training step asks. Our values also know how deep "
         "the cell is, which shows in RMSE and not in a rank correlation within it. L-Dist is a mean over the genes "
         "that were found (coverage)."

@@ -45,7 +45,7 @@ GOALS = {
 COUNTED = ("executions", "crashes", "parity", "graph breaks")
 """How goals begin, or what they name, whose value is a count and not a measurement."""
 STILL_PLACED = "their positions still seen by the transformer"
-"""What `use_places=False` left in, up to the commit named here."""
+"""What a call without ranks left in, up to the commit named here."""
 PLACED_AT = ("56656e8c02", "3219c930c1")
 SCVI_EPOCHS = {"bd2a496626": 100}
 """Epochs of scVI in imputation by commit, where rows did not say."""

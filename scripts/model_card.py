@@ -98,7 +98,7 @@ def query_head(metadata: dict) -> str:
     part = metadata["query_head"]
     return f"""## Query head
 
-`scdiva.tl.impute` and `scdiva.tl.reconstruct(use_places=False)` ask the query head what a cell expresses, given up to {part["training"]["context_cells"]}
+`scdiva.tl.impute` and `scdiva.tl.reconstruct` ask the query head what a cell expresses, given up to {part["training"]["context_cells"]}
 other cells of the user's. It was trained last, on the saved half-precision weights of set encoder and state head, in
 {part["seconds"] / 60:.0f} minutes: `{part["command"]}`. Its design was judged on studies held out with their publications, by
 a head, set encoder and state head that were trained without these (means over the studies; the benchmarks page explains arms):

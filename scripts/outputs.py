@@ -136,7 +136,7 @@ def reconstruct(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     adata = adata[:24].copy()
     sd.tl.reconstruct(adata, n_steps=2, **how)
     yield sd.get.reconstruction_df(adata)
-    sd.tl.reconstruct(adata, use_places=False, key_added="without", **how)
+    sd.tl.reconstruct(adata, use_ranks=True, key_added="by_rank", **how)
     yield adata
 
 

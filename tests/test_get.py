@@ -245,7 +245,7 @@ def test_decoupler_takes_the_edges_unchanged():
     pd.testing.assert_series_equal(found, marked, check_names=False)
 
 
-def test_reconstructions_are_listed_place_by_place(tmp_path):
+def test_reconstructions_are_listed_rank_by_rank(tmp_path):
     adata = ad.AnnData(np.ones((2, 3), np.float32))
     adata.obs_names, adata.var_names = ["a", "b"], ["X", "Y", "Z"]
     for ending, rows in {
@@ -261,7 +261,7 @@ def test_reconstructions_are_listed_place_by_place(tmp_path):
     expected = pd.DataFrame(
         {
             "obs_name": pd.Categorical(["a", "a", "b"]),
-            "place": np.array([1, 2, 1], np.int32),
+            "rank": np.array([1, 2, 1], np.int32),
             "gene": pd.Categorical(["Y", "X", "Z"]),
             "reconstructed_gene": pd.Categorical(["Y", "Z", None], ["X", "Y", "Z"]),
             "value": np.array([2, 1, 3], np.float32),

@@ -28,7 +28,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
 
     Returns
     -------
-    `obs_name` (categorical), `place` (int32, the rank, from 1), `gene` and `reconstructed_gene` (categorical, var
+    `obs_name` (categorical), `rank` (int32, from 1), `gene` and `reconstructed_gene` (categorical, var
     names), which stand there in the cell as it was and in the reconstructed one; `value` and `reconstructed_value`
     (float32), the log-normalised values of these two genes; and `hidden` (bool), whether the gene there was masked. By
     cell and rank. Where the reconstructed cell has no gene of adata, its name and value are missing.
@@ -46,7 +46,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     >>> adata = sd.datasets.toy(12, 60)
     >>> sd.tl.reconstruct(adata)
     >>> sd.get.reconstruction_df(adata).columns.to_list()
-    ['obs_name', 'place', 'gene', 'reconstructed_gene', 'value', 'reconstructed_value', 'hidden']
+    ['obs_name', 'rank', 'gene', 'reconstructed_gene', 'value', 'reconstructed_value', 'hidden']
     """
     check_anndata(adata)
     for names, what in ((adata.obs_names, "obs_names"), (adata.var_names, "var_names")):
@@ -56,7 +56,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     return pd.DataFrame(
         {
             "obs_name": pd.Categorical.from_codes(found.cell, adata.obs_names),
-            "place": found.rank,
+            "rank": found.rank,
             "gene": pd.Categorical.from_codes(found.gene, adata.var_names),
             "reconstructed_gene": pd.Categorical.from_codes(found.gene_there, adata.var_names),
             "value": found.value,

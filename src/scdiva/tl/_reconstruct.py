@@ -41,7 +41,7 @@ def reconstruct(
     *,
     mask_ratio: float = 0.3,
     n_steps: int = 1,
-    use_places: bool = True,
+    use_ranks: bool = False,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -60,14 +60,16 @@ def reconstruct(
     setting, in which a masked-diffusion model copies what it is shown, so that every score is perfect by construction;
     one step and 32 steps from a mask ratio of .3 are the others. Masked genes and visible ones are scored apart.
 
+    A model with a query head (:class:`scdiva.nn.QueryHead`) predicts masked genes from what the cell shows and from up
+    to 256 other cells of `adata`, else its state head does; the reconstructed cell is ranked by its own values. The
+    transformer is not run: without the ranks of masked genes its error in their values is larger than that of gene
+    means. It is where a model has no state head.
+
     A cell's genes are ranked by falling score, so the true rank of a masked gene says much of its identity and value.
-    As in the paper, masked genes keep their ranks: the transformer sees them by its rotary positions, what follows from
-    the ranking alone is added to its logits (:func:`scdiva.diffusion.rank_log_prior`), and values are kept between
-    those that a rank allows. So these scores are of a task that no data set poses. With `use_places=False` nothing of
-    the true ranks is given: masked genes stand behind the visible ones, in no order, and the reconstructed cell is
-    ranked anew by its own values. Then a model with a query head (:class:`scdiva.nn.QueryHead`) predicts from what the
-    cell shows and from up to 256 other cells of `adata`, and the transformer is not run: without ranks its error in
-    masked values is larger than that of gene means.
+    In the paper masked genes keep their ranks, and with `use_ranks=True` so they do here: the transformer sees them by
+    its rotary positions, what follows from the ranking alone is added to its logits
+    (:func:`scdiva.diffusion.rank_log_prior`), and values are kept between those that a rank allows. Such scores are of
+    a task that no data set poses.
 
     Parameters
     ----------
@@ -79,13 +81,13 @@ def reconstruct(
         Share of each cell's genes that is masked, 0 to 1; drawn at random, at least one where above 0.
     n_steps
         Steps in which masked genes are revealed, the surest first. Each is the likeliest.
-    use_places
-        Whether masked genes keep their true ranks; without, all that is known of them is how many there are.
+    use_ranks
+        Whether masked genes keep their true ranks, as in the paper, and the transformer is run; without, all that is
+        known of them is how many there are.
     %(reading)s
     rng
         Seed, or a generator, of what is masked and drawn; None takes `scdiva.settings.seed`. A cell's result depends on
-        the seed and its row, not on the other cells, on threads or batches; with `use_places=False` and a query head
-        on the cells read beside it too.
+        the seed and its row, and of a model with a query head on the cells read beside it, not on threads or batches.
     device, precision
         As for :func:`embed`.
     key_added
@@ -103,7 +105,7 @@ def reconstruct(
     - `uns["scdiva"][key_added]`: the arguments, and `scores`, the means over cells of
       :func:`scdiva.metrics.reconstruction_scores`, where `masked_recall` is the share of masked genes found, beside
       `marginal_recall`, the same for the genes most frequent in these cells. Scores that compare rank by rank are NaN
-      with `use_places=False`, as ranks of the two cells then do not answer each other.
+      without `use_ranks`, as ranks of the two cells then do not answer each other.
 
     Of a cell longer than the model's `max_length` the first so many genes are taken. Only genes that `adata` measures
     are filled in.
@@ -138,11 +140,11 @@ def reconstruct(
 
     seed = seed_of(rng)
     loaded, source, parameters = open_for(model, adata, running, reading, empty="error")
-    if use_places and loaded.state_head is None:
-        raise ValueError("This model has no state head, so that ranks can't be used: pass use_places=False.")
+    if use_ranks and loaded.state_head is None:
+        raise ValueError("This model has no state head, so that ranks can't be used: leave out use_ranks=True.")
     measured = source.measured_tokens.astype(np.int64)
-    around = None if use_places else _around(loaded, source, measured, seed)
-    what = _filled_in(loaded, float(mask_ratio), n_steps, measured, seed, by_rank=use_places, around=around)
+    around = None if use_ranks else _around(loaded, source, measured, seed)
+    what = _filled_in(loaded, float(mask_ratio), n_steps, measured, seed, by_rank=use_ranks, around=around)
     running = running._replace(what=what, batch_size=1)
 
     cells: list[Any] = [None] * adata.n_obs
@@ -154,11 +156,11 @@ def reconstruct(
             true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))
             cells[rows[cell]] = (tokens[true], values[true], found)
     layers = _layers(cells, columns_of(source.tokens, source.scan.counts_per_gene), adata.shape, written)
-    scores = _scores(cells, source.n_tokens, by_rank=use_places)
+    scores = _scores(cells, source.n_tokens, by_rank=use_ranks)
     parameters |= {
         "mask_ratio": float(mask_ratio),
         "n_steps": int(n_steps),
-        "use_places": bool(use_places),
+        "use_ranks": bool(use_ranks),
         "seed": str(seed),
         "scores": scores,
     }
@@ -236,7 +238,7 @@ def _filled_in(
             context=None if context is None else type(context)(*(part.to(tokens.device) for part in context)),
             own=own,
             genes=genes,
-            stream=context is None,
+            stream=by_rank or model.state_head is None or model.config.anchor == "learned",
         )
         made_genes, filled = sample(
             denoiser,

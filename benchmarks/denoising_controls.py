@@ -76,7 +76,7 @@ def moved(masked: Tensor, cu_seqlens: Tensor, generator: torch.Generator, *, beh
 
 def control(arm: str, base: ScDiVa, seed: int) -> ScDiVa:
     """A model with the set encoder, gene table and state head of the base and a transformer drawn anew."""
-    config = replace(base.config, position="none" if arm == "none" else "rope")
+    config = replace(base.config, position="none" if arm == "none" else "rope", query_head=False)
     model = ScDiVa(config, generator=step_generator(seed, 0, "controls"))
     kept = {name: value for name, value in base.state_dict().items() if name.startswith(("anchor.", "state_head."))} | {
         "embedding.gene.weight": base.embedding.gene.weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _annotation_table import WORDS as ANNOTATION_WORDS
-from _denoising_table import WORDS as DENOISING_WORDS
+from _denoising_table import ABOUT as ABOUT_DENOISING
 from _face_table import WORDS as FACE_WORDS
 from _grn_table import WORDS as GRN_WORDS
 from _integration_table import WORDS as INTEGRATION_WORDS
@@ -79,12 +79,7 @@ ABOUT = {
     "perturbation_attempts": ("Attempts at combinations", ATTEMPT_WORDS),
     "grn": ("Gene networks", GRN_WORDS),
     "reconstruction": ("Reconstruction and generation", RECONSTRUCTION_WORDS),
-    "denoising": ("Denoising in studies not seen", DENOISING_WORDS),
-    "denoising_seen": (
-        "Denoising in the studies that were trained on",
-        "The same queries of studies that state head, query heads and transformer were trained on, of 250 cells and "
-        "more: where a lead were larger here, more studies would help.",
-    ),
+    **ABOUT_DENOISING,
     "thinning": (
         "Sequenced less deep",
         "Of every count c, Binomial(c, depth) are kept, in half of the labelled cells of a set. Cosine of their "

@@ -19,8 +19,8 @@ from _ablation_table import ablation
 from _about import ABOUT, CHOSEN, JUDGED
 from _annotation_table import annotation_tables, literature
 from _curves import adapting, added_by_training, attempts, learning_curve, learning_curve_mouse, sister_studies
-from _denoising_table import denoising
-from _denoising_table import summary as of_arms
+from _denoising_table import ABOUT as ABOUT_DENOISING
+from _denoising_table import WRITERS as DENOISING_WRITERS
 from _face_table import face as face_table
 from _few_genes_table import few_genes
 from _grn_table import grn_tables
@@ -49,7 +49,7 @@ TOPICS = {
     "annotation": ("Annotation", ("annotation",)),
     "perturbation": ("Perturbation", ("perturbation", "perturbation_attempts")),
     "networks": ("Gene networks", ("grn",)),
-    "generation": ("Reconstruction, imputation, generation", ("reconstruction", "denoising", "denoising_seen")),
+    "generation": ("Reconstruction, imputation, generation", ("reconstruction", *ABOUT_DENOISING)),
     "training": ("Training", ("ablation", "learning_curve", "learning_curve_mouse", "attempts")),
     "waiting": ("What a user waits for", ("face",)),
     "speed": (
@@ -325,8 +325,7 @@ NO_GPU = (
 
 
 WRITERS = {
-    "denoising": denoising,
-    "denoising_seen": of_arms,
+    **DENOISING_WRITERS,
     "few_genes": few_genes,
     "zero_shot": zero_shot,
     "integration": integration,

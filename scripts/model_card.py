@@ -18,7 +18,7 @@ from scdiva.models.hub import find_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import tables
-from _denoising_table import summary
+from _denoising_table import of_arms
 from _markdown import table
 
 
@@ -103,7 +103,7 @@ other cells of the user's. It was trained last, on the saved half-precision weig
 {part["seconds"] / 60:.0f} minutes: `{part["command"]}`. Its design was judged on studies held out with their publications, by
 a head, set encoder and state head that were trained without these (means over the studies; the benchmarks page explains arms):
 
-{summary(result)}
+{of_arms(result)}
 """  # noqa: E501
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import scdiva as sd
 from scdiva.data.cells import log_normalised
+from scdiva.data.genes import column_tokens
 
 KEY = "scdiva_reconstructed"
 DTYPES = {"": np.float32, "_rank": np.int32, "_true": np.float32, "_true_rank": np.int32, "_hidden": bool}
@@ -260,6 +261,17 @@ def test_ranks_need_a_state_head(few, one):
     with pytest.raises(ValueError, match=r"no state head.*leave out use_ranks=True"):
         sd.tl.reconstruct(few.copy(), one, use_ranks=True)
     assert KEY in reconstructed(few, one).layers
+
+
+def test_the_baseline_knows_the_other_cells_alone(few, headed, done):
+    token = column_tokens(few.var, headed.vocabulary)
+    by_token = np.argsort(token)[(token < 0).sum() :]  # of genes equally frequent the first is taken
+    found = {ending: layer[:, by_token] for ending, layer in layers(done).items()}
+    there, recall = found["_true_rank"] > 0, []
+    for i, hidden in enumerate(found["_hidden"]):
+        often = np.delete(there, i, axis=0).sum(axis=0)
+        recall.append(sd.metrics.marginal_recall(np.flatnonzero(hidden), np.flatnonzero(there[i] & ~hidden), often))
+    assert done.uns["scdiva"][KEY]["scores"]["marginal_recall"] == pytest.approx(np.mean(recall))
 
 
 def test_only_anndata_is_taken(headed):

@@ -104,8 +104,8 @@ def reconstruct(
       were masked.
     - `uns["scdiva"][key_added]`: the arguments, and `scores`, the means over cells of
       :func:`scdiva.metrics.reconstruction_scores`, where `masked_recall` is the share of masked genes found, beside
-      `marginal_recall`, the same for the genes most frequent in these cells. Scores that compare rank by rank are NaN
-      without `use_ranks`, as ranks of the two cells then do not answer each other.
+      `marginal_recall`, the same for the genes most frequent in the other cells. Scores that compare rank by rank are
+      NaN without `use_ranks`, as ranks of the two cells then do not answer each other.
 
     Of a cell longer than the model's `max_length` the first so many genes are taken. Only genes that `adata` measures
     are filled in.
@@ -182,8 +182,7 @@ def _around(
 
     if model.query_head is None or source.n_obs <= LEAST_CONTEXT:
         return None
-    drawn = np.random.default_rng(step_seed(seed, 0, "around")).permutation(source.n_obs)[:CONTEXT]
-    rows = np.sort(drawn).tolist()
+    rows = sorted(np.random.default_rng(step_seed(seed, 0, "around")).permutation(source.n_obs)[:CONTEXT].tolist())
     # cut off as the cells that are asked about
     ragged = take_cells(
         source.read_ranges([(row, row + 1) for row in rows]), np.arange(len(rows)), model.config.max_length
@@ -289,7 +288,7 @@ def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, floa
 
     from scdiva.metrics import marginal_recall, reconstruction_scores
 
-    frequency = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens) / len(cells)
+    often = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens)
     rows = []
     for tokens, values, found in cells:
         masked = found[:, 2] > 0
@@ -300,6 +299,7 @@ def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, floa
             row["visible_recall"] = float(np.isin(tokens[~masked], made).mean()) if not masked.all() else np.nan
             if masked.any():
                 row["masked_recall"] = float(np.isin(tokens[masked], made).mean())
-        row["marginal_recall"] = marginal_recall(tokens[masked], tokens[~masked], frequency) if masked.any() else np.nan
+        elsewhere = often - np.bincount(tokens, minlength=n_tokens)
+        row["marginal_recall"] = marginal_recall(tokens[masked], tokens[~masked], elsewhere) if masked.any() else np.nan
         rows.append(row)
     return dict(pd.DataFrame(rows, dtype=float).mean().to_dict())

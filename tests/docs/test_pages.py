@@ -34,7 +34,6 @@ QUICKER = {
     'device="cuda"': 'device="cpu"',
     '.device = "cuda"': '.device = "cpu"',
     '"donor")  #': '"donor", steps=5)  #',
-    "n_steps=8": "n_steps=1",
     'sd.models.push(model, "hf://lab/atlas", card="# Our atlas ...")': '"scdiva-mini"',
     'Client("tcp://scheduler:8786")': "Client(processes=False, n_workers=1, dashboard_address=None)",
     "sd.pl.grn(adata)": "sd.pl.grn(adata, n_edges=20)",

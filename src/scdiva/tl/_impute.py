@@ -59,8 +59,8 @@ def impute(
     :math:`p` and :math:`\mu` are predicted by the model's state head; where the model has a query head
     (:class:`scdiva.nn.QueryHead`), which reads what up to 256 other cells of `adata` show of the gene, it predicts
     :math:`p`, and :math:`\mu` is the mean of what the two predict. Both are then corrected by all cells
-    (:func:`scdiva.populations.corrections.fit_population`). The transformer is not run: where it is not given the ranks
-    of masked genes, its error in their values is larger than that of gene means.
+    (:func:`scdiva.populations.corrections.fit_population`). The transformer is not run: one that is trained for these
+    queries raised the rank correlation within genes by .007 and no other score, at seven times the seconds.
 
     An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
     `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped

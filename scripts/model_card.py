@@ -18,7 +18,8 @@ from scdiva.models.hub import find_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import tables
-from _denoising_table import of_arms
+from _denoising_table import curve as denoising_curve
+from _denoising_table import of_arms, of_tasks
 from _markdown import table
 
 
@@ -91,19 +92,36 @@ Transformer, at length (as the first run's, on {long["validation_cells"]} cells,
 
 
 def query_head(metadata: dict) -> str:
-    """What a query head does, and how such heads were judged; nothing for a model without one."""
-    result = tables.load("denoising")
-    if "query_head" not in metadata or result is None:
+    """What a query head does, how such heads were judged, and which lost; nothing for a model without one."""
+    result, tasks = tables.load("denoising"), tables.load("head_tasks")
+    if "query_head" not in metadata or result is None or tasks is None:
         return ""
     part = metadata["query_head"]
+    own = [
+        row
+        for row in result["rows"]
+        if "met" not in row or row["what"].startswith(("query head:", "query head, context:"))
+    ]
     return f"""## Query head
 
 `scdiva.tl.impute` and `scdiva.tl.reconstruct` ask the query head what a cell expresses, given up to {part["training"]["context_cells"]}
 other cells of the user's. It was trained last, on the saved half-precision weights of set encoder and state head, in
 {part["seconds"] / 60:.0f} minutes: `{part["command"]}`. Its design was judged on studies held out with their publications, by
-a head, set encoder and state head that were trained without these (means over the studies; the benchmarks page explains arms):
+a head, set encoder and state head that were trained without these. Means over the studies; `query head` is the design of this
+model, and the benchmarks page explains all arms and has their goals:
 
-{of_arms(result)}
+{of_arms({**result, "rows": own})}
+
+### Transformers that lost
+
+In that table, arms with a transformer read the visible genes of the cell for each query. Of these, `values by transformer` wins in
+values. Its budget, and its lead in Spearman over the head that it shares presence with:
+
+{denoising_curve(result)}
+
+What is left of that in calls is the rank correlation of imputed values within genes. So no call runs a transformer by default.
+
+{of_tasks(tasks).replace("###", "####")}
 """  # noqa: E501
 
 
@@ -125,8 +143,8 @@ training on your own data. The embedding is the state of a set encoder started f
 {anchor["training"]["steps"]:,} steps of training added nothing measurable over that linear start (the table below). No cell of the sets that it is
 scored on is in the corpus, but sister studies are: `kang_pbmc_stim_2000` is of the experiment of `kang_pbmc_12k` and
 `kang_ifnb`, and `mudan_pbmcA` and the sorted sets are sister data of `pbmc68k`. The transformer behind the set encoder was
-trained for masked genes and values, not for the embedding, and is not run by `tl.embed`. With its
-state head it fills in masked genes and values (`scdiva.tl.reconstruct`); the query head does so from other cells.
+trained for masked genes and values, not for the embedding, and no call runs it by default: `scdiva.tl.reconstruct(use_ranks=True)`
+predicts masked genes at their ranks with it. What a cell expresses is predicted by the state head, and from other cells by the query head.
 
 ## Training
 

@@ -50,7 +50,8 @@ ABOUT = {
         "What `tl.embed` would gain from reading 200 other cells of the study, nothing fitted, on labelled studies "
         "that model and query head were not trained on. `state`: `tl.embed`, alone and less the mean of the study. "
         "`predicted`: 50 principal components of what the heads expect of the 2,000 genes that most cells show, by "
-        "the state head, and in context by the query head; or 20 of them beside the state. PCA and `tl.adapt` "
+        "the state head, and in context by the query head; or 20 of them beside the state. `residual`: what a "
+        "transformer adds to the state, trained for two CPU hours as the set encoder was. PCA and `tl.adapt` "
         "(`adapted`, designed on these three studies) are fitted to all cells. Seeds draw the context.",
     ),
     "sister_studies": (

@@ -65,8 +65,8 @@ def test_each_option_adds_what_it_says():
     base = n_parameters(paper)
     assert base - n_parameters(replace(paper, tie_gene_head=True)) == 41_818 * 512
     encoder = (41_818 + N_SPECIAL) * 128 + 128 + (128 * 512 + 512) + (512 * 512 + 512) + (512 * 64 + 64)
-    assert n_parameters(replace(paper, anchor="encoder")) - base == encoder + 2 * 192 * 512
-    assert n_parameters(replace(paper, anchor="encoder", anchor_residual=False)) - base == encoder + 192 * 512
+    assert n_parameters(replace(paper, anchor="encoder")) - base == encoder + 192 * 512
+    assert n_parameters(replace(paper, anchor="encoder", anchor_residual=True)) - base == encoder + 2 * 192 * 512
     assert n_parameters(replace(paper, position="none")) == base
     width = 512 + 20
     head = (41_818 + N_SPECIAL) * 20 + (width * 256 + 256) + (256 * 256 + 256) + (256 * width + width)

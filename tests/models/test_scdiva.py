@@ -12,6 +12,7 @@ from scdiva._constants import LAT, MASK, N_SPECIAL, PAD
 from scdiva.models import ScDiVa, ScDiVaConfig
 
 SMALL = ScDiVaConfig(
+    anchor_residual=True,
     n_genes=40,
     dim=16,
     n_layers=2,

@@ -52,7 +52,8 @@ def build(vocabulary):
 
 @pytest.fixture(scope="session")
 def one(build):
-    return build(anchor="encoder")
+    """A model whose state needs its transformer, too."""
+    return build(anchor="encoder", anchor_residual=True)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from scdiva.tokenizer.vocabulary import load_vocabulary
 
 @pytest.fixture(scope="module", params=("learned", "encoder"))
 def model(request, build):
-    return build(anchor=request.param)
+    return build(anchor=request.param, anchor_residual=True)
 
 
 def embedded(adata, model, **options):

@@ -42,7 +42,9 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(tiny, config, batch):
 @pytest.mark.parametrize("anchor", ["learned", "encoder"])
 @pytest.mark.parametrize("objective", ["none", "genes"])
 def test_every_objective_reaches_every_weight(tiny, config, batch, anchor, objective):
-    module = PretrainingModule(tiny(anchor=anchor), config(anchor_objective=objective), n_studies=2)
+    module = PretrainingModule(
+        tiny(anchor=anchor, anchor_residual=True), config(anchor_objective=objective), n_studies=2
+    )
     if module.decoder is not None:  # it starts from zeros, which pass no gradient on
         torch.nn.init.normal_(module.decoder.linear.weight, generator=rng())
     if module.model.anchor_out is not None:

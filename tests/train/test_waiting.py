@@ -104,10 +104,10 @@ def test_a_step_waits_once(fields, settings, tiny, config, batch, device):
 @pytest.mark.parametrize(
     ("fields", "settings", "untrained"),
     [
-        ({}, {"anchor_objective": "none"}, "model.anchor_out"),
+        ({"anchor_residual": True}, {"anchor_objective": "none"}, "model.anchor_out"),
         ({"state_head": True, "query_head": True}, {"scored_genes": 3}, "model.query_head"),
         ({"integrated": True}, {}, "model.integration"),
-        ({"anchor_residual": False}, {"anchor_objective": "none"}, None),
+        ({}, {"anchor_objective": "none"}, None),
         ({"anchor": "learned"}, {"anchor_objective": "none"}, None),
     ],
 )

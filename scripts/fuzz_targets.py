@@ -32,7 +32,7 @@ from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 MOST_SECONDS, MOST_MIB, LONGEST_MESSAGE = 10.0, 256, 2000
 TINY = ScDiVaConfig(
     n_genes=12, dim=8, n_layers=1, n_heads=2, ffn_dim=8, max_length=8, anchor_linear_dim=2, anchor_learned_dim=2,
-    anchor_hidden=4, state_head=True, state_rank=2, tie_gene_head=True,
+    anchor_hidden=4, anchor_residual=True, state_head=True, state_rank=2, tie_gene_head=True,
 )  # fmt: skip
 """Every byte of a small file is reached sooner."""
 KINDS = (_folder.CONFIG, _folder.WEIGHTS, _folder.VOCABULARY, _folder.CHECKSUMS, _folder.CARD)

@@ -64,7 +64,7 @@ def cells(drawn):
 
 @pytest.fixture(scope="session")
 def model(drawn):
-    """A small model of random weights that knows 55 of the 60 genes."""
+    """A small model of random weights that knows 55 of the 60 genes, and whose state needs its transformer."""
     import torch
 
     from scdiva.models import ScDiVa, ScDiVaConfig
@@ -74,7 +74,7 @@ def model(drawn):
     vocabulary = human.subset(np.sort(human.match(list(drawn.var_names[:55])).tokens))
     config = ScDiVaConfig(
         n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=24, max_length=40, anchor="encoder",
-        anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, state_head=True, state_rank=6,
+        anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, anchor_residual=True, state_head=True, state_rank=6,
     )  # fmt: skip
     made = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():

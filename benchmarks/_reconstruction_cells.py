@@ -136,7 +136,7 @@ def at_one_step(work: Work, seed: int, use_ranks: bool = True) -> tuple[ad.AnnDa
 
 def cells_of(adata: ad.AnnData) -> list[Cell]:
     """Read the layers that `tl.reconstruct` wrote."""
-    true, place, hidden = (adata.layers[f"{C.RECONSTRUCTED}_{ending}"] for ending in (C.TRUE, C.TRUE_RANK, C.HIDDEN))
+    true, place, hidden = (adata.layers[f"{C.RECONSTRUCTED}_{ending}"] for ending in (C.TRUE, C.TRUE_RANK, C.MASKED))
     found = []
     for row in range(adata.n_obs):
         part = slice(*place.indptr[row : row + 2])

@@ -34,11 +34,11 @@ Some of our choices were made on these sets, which flatters us; the pages of all
 
 **In short.** Take PCA first: it costs seconds, and where your tissue is unlike blood and marrow it separates types
 better than the bundled model as it comes; `tl.adapt` closes that gap. Take scdiva where later cells have to land in
-the same space without refitting, where batches are to go and a map of new ones is to stay, or where a classifier
-should say what it does not know. Take Harmony where a corrected PCA of these cells is all you want: it is the
-fastest. Take scVI where you need its likelihood (its differential expression, its posterior of denoised counts); on
-a CPU it takes minutes. For perturbations believe no model before the additive one is beaten on perturbations that
-you held out.
+the same space without refitting, where the correction of batch effects must hold for later batches too, or where a
+classifier should reject types that its reference lacks. Take Harmony where a corrected PCA of these cells is all you
+want: it is the fastest. Take scVI where you need its likelihood (its differential expression, its posterior of
+denoised counts); on a CPU it takes minutes. For perturbations believe no model before the additive one is beaten on
+perturbations that you held out.
 """
 OTHERS = """## scGPT, Geneformer, scFoundation
 

@@ -239,7 +239,7 @@ def network():
 def reconstruct():
     """Write into toy cells, or those given, what `scdiva.tl.reconstruct` writes, made up cell by cell.
 
-    Genes stand by falling value. A hidden one comes back with `recall`, at another hidden place; in its stead comes a
+    Genes stand by falling value. A masked one comes back with `recall`, at another masked rank; in its stead comes a
     gene that the cell does not have. Values have an error, which falls with the number of steps.
     """
 
@@ -250,7 +250,7 @@ def reconstruct():
         adata = toy(40, 80) if adata is None else adata
         draw = np.random.default_rng(rng)
         values = log_normalised(adata)[0].toarray()
-        layers = {name: np.zeros(adata.shape, np.float32) for name in ("", "_rank", "_true", "_true_rank", "_hidden")}
+        layers = {name: np.zeros(adata.shape, np.float32) for name in ("", "_rank", "_true", "_true_rank", "_masked")}
         for i, row in enumerate(values):
             true = np.argsort(-row, kind="stable")[: (row > 0).sum()]
             absent = list(draw.permutation(np.flatnonzero(row == 0)))
@@ -262,13 +262,13 @@ def reconstruct():
             assert len(set(back)) == len(back)
             layers["_true"][i, true] = row[true]
             layers["_true_rank"][i, true] = np.arange(len(true)) + 1
-            layers["_hidden"][i, true[hidden]] = 1
+            layers["_masked"][i, true[hidden]] = 1
             layers["_rank"][i, back] = np.arange(len(true)) + 1
             error = draw.normal(scale=0.6 / np.sqrt(1 + np.log2(n_steps)), size=len(true))
             layers[""][i, back] = np.maximum(row[true] + error * np.isin(np.arange(len(true)), hidden), 0.01)
             swapped = np.isin(back, true)
             layers[""][i, back[swapped]] = np.maximum(row[back] + error, 0.01)[swapped]
-        types = {"": "f4", "_rank": "i4", "_true": "f4", "_true_rank": "i4", "_hidden": bool}
+        types = {"": "f4", "_rank": "i4", "_true": "f4", "_true_rank": "i4", "_masked": bool}
         for ending, dtype in types.items():
             adata.layers[key + ending] = sp.csr_matrix(layers[ending].astype(dtype))
         note = {"mask_ratio": mask_ratio, "n_steps": n_steps, "scores": {}}

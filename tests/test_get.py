@@ -253,7 +253,7 @@ def test_reconstructions_are_listed_rank_by_rank(tmp_path):
         "_true": np.array([[1.0, 2.0, 0], [0, 0, 3.0]], np.float32),
         "_rank": np.array([[0, 1, 2], [0, 0, 0]], np.int32),  # the gene predicted in "b" is no column
         "": np.array([[0, 2.5, 0.5], [0, 0, 0]], np.float32),
-        "_hidden": np.array([[True, False, False], [False, False, True]]),
+        "_masked": np.array([[True, False, False], [False, False, True]]),
     }.items():
         adata.layers["mine" + ending] = sp.csr_matrix(rows)
     adata.uns["scdiva"] = {"mine": {"mask_ratio": 0.5, "n_steps": 1}}
@@ -266,7 +266,7 @@ def test_reconstructions_are_listed_rank_by_rank(tmp_path):
             "reconstructed_gene": pd.Categorical(["Y", "Z", None], ["X", "Y", "Z"]),
             "value": np.array([2, 1, 3], np.float32),
             "reconstructed_value": np.array([2.5, 0.5, np.nan], np.float32),
-            "hidden": [False, True, True],
+            "masked": [False, True, True],
         }
     )
     pd.testing.assert_frame_equal(frame, expected)
@@ -282,7 +282,7 @@ def test_reconstructions_are_listed_rank_by_rank(tmp_path):
 @pytest.mark.parametrize(("min_cells", "min_recall"), [(1, 0.0), (5, 0.5), (8, 0.7), (3, 1.0)])
 def test_reconstructed_genes_come_back_in_enough_cells(reconstruct, min_cells, min_recall):
     adata = reconstruct()
-    hidden = adata.layers["scdiva_reconstructed_hidden"].toarray()
+    hidden = adata.layers["scdiva_reconstructed_masked"].toarray()
     back = adata.layers["scdiva_reconstructed_rank"].toarray() > 0
     expected = [
         name

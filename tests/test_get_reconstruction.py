@@ -21,13 +21,13 @@ def broken(adata: ad.AnnData, ending: str, change) -> ad.AnnData:
 
 def test_every_place_and_every_gene_is_read_as_a_loop_reads_it(reconstruct):
     adata = reconstruct()[[5, 2, 9]]
-    layer = {end: adata.layers[KEY + end].toarray() for end in ("", "_rank", "_true", "_true_rank", "_hidden")}
+    layer = {end: adata.layers[KEY + end].toarray() for end in ("", "_rank", "_true", "_true_rank", "_masked")}
     expected = []
     for i in range(3):
         for place in range(1, (layer["_true_rank"][i] > 0).sum() + 1):
             (gene,) = np.flatnonzero(layer["_true_rank"][i] == place)
             (other,) = np.flatnonzero(layer["_rank"][i] == place)
-            true, hidden = layer["_true"][i, gene], layer["_hidden"][i, gene]
+            true, hidden = layer["_true"][i, gene], layer["_masked"][i, gene]
             rank = layer["_rank"][i, gene]
             value = layer[""][i, gene] if rank else np.nan
             expected.append((i, gene, place, rank, true, value, hidden, other, layer[""][i, other]))
@@ -40,7 +40,7 @@ def test_every_place_and_every_gene_is_read_as_a_loop_reads_it(reconstruct):
 def test_what_no_column_holds_leaves_its_place_empty(reconstruct):
     adata = reconstruct()
     before = recovered_of(adata, KEY)
-    at = int(np.argmax(before.hidden))
+    at = int(np.argmax(before.masked))
     gene = before.gene_there[at]
     adata = broken(adata, "_rank", lambda dense: dense.__setitem__((before.cell[at], gene), 0))
     genes = recovered_of(adata, KEY)
@@ -58,7 +58,7 @@ def test_a_value_of_zero_and_an_empty_cell_are_no_holes(reconstruct):
     zeroed = broken(adata, "", lambda dense: dense.__setitem__((at.cell[0], at.gene_there[0]), 0))
     assert recovered_of(zeroed, KEY).value_there[0] == 0
     assert recovered_of(zeroed, KEY).gene_there[0] == at.gene_there[0]
-    for ending in ("", "_rank", "_true", "_true_rank", "_hidden"):
+    for ending in ("", "_rank", "_true", "_true_rank", "_masked"):
         adata = broken(adata, ending, lambda dense: dense.__setitem__(slice(0, 2), 0))
     assert set(recovered_of(adata, KEY).cell) == set(range(2, adata.n_obs))
     assert len(recovered_of(adata[:2], KEY).value) == 0
@@ -78,7 +78,7 @@ def test_what_is_missing_is_named(reconstruct):
     assert parameters_of(adata, KEY)["mask_ratio"] == 0.3
     with pytest.raises(KeyError, match=r"'mine': call scdiva.tl.reconstruct\(.*key_added='mine'\)"):
         recovered_of(adata, "mine")
-    for ending in ("", "_rank", "_true", "_true_rank", "_hidden"):
+    for ending in ("", "_rank", "_true", "_true_rank", "_masked"):
         part = adata.copy()
         del part.layers[KEY + ending]
         with pytest.raises(KeyError, match=rf"layers has no '{KEY}{ending}'"):
@@ -105,5 +105,5 @@ def test_layers_that_do_not_belong_together_are_refused(reconstruct):
     with pytest.raises(ValueError, match=r"_rank.* holds other genes or ranks"):
         recovered_of(broken(adata, "_rank", lambda dense: dense.__setitem__((3, other[0]), 2)), KEY)
     absent = np.flatnonzero(adata.layers[KEY + "_true_rank"].toarray()[3] == 0)[0]
-    with pytest.raises(ValueError, match=r"_hidden.* holds other genes or ranks"):
-        recovered_of(broken(adata, "_hidden", lambda dense: dense.__setitem__((3, absent), True)), KEY)
+    with pytest.raises(ValueError, match=r"_masked.* holds other genes or ranks"):
+        recovered_of(broken(adata, "_masked", lambda dense: dense.__setitem__((3, absent), True)), KEY)

@@ -265,7 +265,7 @@ def test_other_numbers_are_refused():
         ([], [1], [1, 1], "true holds no gene"),
         ([0, 0], [1], [1, 1], "genes of true occur"),
         ([0], [1, 1], [1, 1], "genes of shown occur"),
-        ([0, 1], [1], [1, 1], r"1 of 2 hidden .*shown .*gene 1\)"),
+        ([0, 1], [1], [1, 1], r"1 of 2 masked .*visible .*gene 1\)"),
         ([2, 0], [], [1, 1], "1 of 2 genes of true .*frequency .*2 of 2"),
         ([0], [5], [1, 1], "1 of 1 genes of shown .*frequency"),
         ([0], [], [[1, 1]], r"frequency has shape \(1, 2\)"),

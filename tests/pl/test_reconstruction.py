@@ -30,12 +30,12 @@ def points(ax) -> np.ndarray:
 
 def by_loop(adata, key=KEY) -> dict[str, list]:
     """Genes that a cell and its reconstruction share, cell by cell: rank, reconstructed rank, values, hidden."""
-    layer = {end: adata.layers[key + end].toarray() for end in ("", "_rank", "_true", "_true_rank", "_hidden")}
+    layer = {end: adata.layers[key + end].toarray() for end in ("", "_rank", "_true", "_true_rank", "_masked")}
     cells = []
     for i in range(adata.n_obs):
         both = (layer["_rank"][i] > 0) & (layer["_true_rank"][i] > 0)
-        cells.append([layer[end][i][both] for end in ("_true_rank", "_rank", "_true", "", "_hidden")])
-    return dict(zip(("rank", "back", "true", "value", "hidden"), zip(*cells, strict=True), strict=True))
+        cells.append([layer[end][i][both] for end in ("_true_rank", "_rank", "_true", "", "_masked")])
+    return dict(zip(("rank", "back", "true", "value", "masked"), zip(*cells, strict=True), strict=True))
 
 
 def test_looks_as_it_did(three, looks_as_it_did):
@@ -52,7 +52,7 @@ def test_every_gene_of_both_is_a_point_at_its_rank_and_value(reconstruct):
         found = points(ax)
         assert len(found) == len(expected)
         np.testing.assert_allclose(found[np.lexsort(found.T)], expected[np.lexsort(expected.T)])
-        assert len(ax.collections[1].get_offsets()) == np.concatenate(slow["hidden"]).sum()
+        assert len(ax.collections[1].get_offsets()) == np.concatenate(slow["masked"]).sum()
         assert ax.get_xlim() == ax.get_ylim()
     assert list(adata.layers) == list(before.layers)
     assert adata.uns.keys() == before.uns.keys()
@@ -62,13 +62,13 @@ def test_corners_hold_correlations_errors_and_how_many_come_back(reconstruct):
     adata = reconstruct()
     slow = by_loop(adata)
     axes = reconstruction(adata, return_fig=True).axes
-    hidden = slow["hidden"]
+    hidden = slow["masked"]
     for ax, x, y in ((axes[0], "rank", "back"), (axes[1], "true", "value")):
         every = np.mean([spearmanr(a, b)[0] for a, b in zip(slow[x], slow[y], strict=True)])
         some = np.mean([spearmanr(a[h], b[h])[0] for a, b, h in zip(slow[x], slow[y], hidden, strict=True)])
         assert ax.get_title().splitlines()[-1] == f"ρ {every:.2f} (all), {some:.2f} (masked)"
     error = np.concatenate([(b - a)[h] for a, b, h in zip(slow["true"], slow["value"], hidden, strict=True)])
-    recall = len(error) / adata.layers[KEY + "_hidden"].sum()
+    recall = len(error) / adata.layers[KEY + "_masked"].sum()
     assert axes[2].get_title() == (
         f"RMSE {np.sqrt((error**2).mean()):.2f}, {len(error):,} values\n{recall:.0%} of masked genes recovered"
     )
@@ -80,7 +80,7 @@ def test_corners_hold_correlations_errors_and_how_many_come_back(reconstruct):
     assert 0 < bars[-1].get_height() == pytest.approx(beyond)
 
 
-def test_where_nothing_was_hidden_the_errors_of_all_genes_are_grey(reconstruct):
+def test_where_nothing_was_masked_the_errors_of_all_genes_are_grey(reconstruct):
     adata = reconstruct(mask_ratio=0.0)
     axes = reconstruction(adata, return_fig=True).axes
     n = adata.layers[KEY + "_true_rank"].nnz

@@ -18,7 +18,7 @@ from scdiva.data.cells import log_normalised
 from scdiva.data.genes import column_tokens
 
 KEY = "scdiva_reconstructed"
-DTYPES = {"": np.float32, "_rank": np.int32, "_true": np.float32, "_true_rank": np.int32, "_hidden": bool}
+DTYPES = {"": np.float32, "_rank": np.int32, "_true": np.float32, "_true_rank": np.int32, "_masked": bool}
 
 
 def reconstructed(adata, model, **arguments):
@@ -80,14 +80,14 @@ def test_the_true_layers_are_the_cell_as_it_was(done, few, headed):
         for ending in ("_rank", "_true_rank"):
             ranks = found[ending][i]
             assert sorted(ranks[ranks > 0]) == list(range(1, true.sum() + 1))
-        assert not found["_hidden"][i][~true].any()
-        assert found["_hidden"][i].sum() == max(1, round(0.3 * true.sum()))
+        assert not found["_masked"][i][~true].any()
+        assert found["_masked"][i].sum() == max(1, round(0.3 * true.sum()))
 
 
 @pytest.mark.parametrize("use_ranks", [False, True])
 def test_visible_genes_never_change_and_only_measured_ones_appear(few, headed, use_ranks):
     found = layers(reconstructed(few, headed, use_ranks=use_ranks))
-    shown = (found["_true_rank"] > 0) & ~found["_hidden"]
+    shown = (found["_true_rank"] > 0) & ~found["_masked"]
     np.testing.assert_array_equal(found[""][shown], found["_true"][shown])
     if use_ranks:
         np.testing.assert_array_equal(found["_rank"][shown], found["_true_rank"][shown])
@@ -105,20 +105,20 @@ def test_the_transformer_is_run_for_ranks_alone(few, headed, done):
         reconstructed(few, broken, use_ranks=True)
 
 
-def test_with_nothing_hidden_cells_are_copied(few, headed):
+def test_with_nothing_masked_cells_are_copied(few, headed):
     data = reconstructed(few, headed, mask_ratio=0, n_steps=4)
     found = layers(data)
     np.testing.assert_array_equal(found[""], found["_true"])
     np.testing.assert_array_equal(found["_rank"], found["_true_rank"])
-    assert not found["_hidden"].any()
+    assert not found["_masked"].any()
     scores = data.uns["scdiva"][KEY]["scores"]
     assert (scores["l_dist"], scores["bleu"], scores["value_spearman"], scores["visible_recall"]) == (0, 1, 1, 1)
     assert np.isnan(scores["masked_recall"])
 
 
-def test_with_everything_hidden_cells_keep_their_length(few, headed):
+def test_with_everything_masked_cells_keep_their_length(few, headed):
     found = layers(reconstructed(few, headed, mask_ratio=1.0, n_steps=3))
-    np.testing.assert_array_equal(found["_hidden"], found["_true_rank"] > 0)
+    np.testing.assert_array_equal(found["_masked"], found["_true_rank"] > 0)
     np.testing.assert_array_equal((found["_rank"] > 0).sum(1), (found["_true_rank"] > 0).sum(1))
 
 
@@ -130,7 +130,7 @@ def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(few, headed)
     other = reconstructed(few, headed, rng=4, **how)
     for ending in DTYPES:
         assert (one.layers[KEY + ending] != again.layers[KEY + ending]).nnz == 0
-    assert (one.layers[KEY + "_hidden"] != other.layers[KEY + "_hidden"]).nnz > 0
+    assert (one.layers[KEY + "_masked"] != other.layers[KEY + "_masked"]).nnz > 0
 
 
 def test_a_cell_depends_neither_on_the_others_nor_on_the_order_of_genes(few, headed, done):
@@ -164,7 +164,7 @@ def test_no_sample_is_malformed(few, headed, **how):
 
 
 @pytest.mark.parametrize("n_steps", [1, 4])
-def test_without_ranks_nothing_depends_on_the_ranks_of_hidden_genes(headed, n_steps):
+def test_without_ranks_nothing_depends_on_the_ranks_of_masked_genes(headed, n_steps):
     """Two cells that show the same genes and hide others, as many, at other ranks, are reconstructed alike."""
     from scdiva.tl._reconstruct import _filled_in
 
@@ -192,13 +192,13 @@ def test_without_ranks_the_cell_is_ranked_by_its_own_values(few, headed):
     """Visible genes keep their values and their order; what compares rank by rank is not defined."""
     data = reconstructed(few, headed)
     found, scores = layers(data), data.uns["scdiva"][KEY]["scores"]
-    shown = (found["_true_rank"] > 0) & ~found["_hidden"]
+    shown = (found["_true_rank"] > 0) & ~found["_masked"]
     np.testing.assert_array_equal(found[""][shown], found["_true"][shown])
     recall = []
     for i in range(data.n_obs):
         genes = np.flatnonzero(shown[i])
         assert (np.argsort(found["_rank"][i, genes]) == np.argsort(found["_true_rank"][i, genes])).all()
-        recall.append((found["_rank"][i, found["_hidden"][i]] > 0).mean())
+        recall.append((found["_rank"][i, found["_masked"][i]] > 0).mean())
     assert scores["masked_recall"] == pytest.approx(np.mean(recall))
     assert scores["visible_recall"] == 1
     assert np.isnan([scores["masked_match"], scores["masked_value_spearman"], scores["visible_match"]]).all()
@@ -209,8 +209,8 @@ def test_tables_and_figures_take_what_is_written(few, headed):
     done = reconstructed(few, headed, use_ranks=True)
     frame = sd.get.reconstruction_df(done)
     assert len(frame) == done.layers[KEY + "_true"].nnz
-    assert frame["hidden"].sum() == done.layers[KEY + "_hidden"].nnz
-    shown = frame[~frame["hidden"]]
+    assert frame["masked"].sum() == done.layers[KEY + "_masked"].nnz
+    shown = frame[~frame["masked"]]
     assert (shown["gene"].astype(str) == shown["reconstructed_gene"].astype(str)).all()
     sd.tl.reconstruct(done, headed, mask_ratio=0, key_added="zero")
     fig = sd.pl.reconstruction(done, return_fig=True)
@@ -225,7 +225,7 @@ def test_a_file_holds_the_result(done, tmp_path):
         assert (read.layers[KEY + ending] != done.layers[KEY + ending]).nnz == 0
 
 
-def test_the_bundled_model_finds_more_hidden_genes_than_chance(blood):
+def test_the_bundled_model_finds_more_masked_genes_than_chance(blood):
     """Against the masked genes' share of those that are not visible, which is what drawing blindly would find."""
     data = reconstructed(blood[:12].copy(), "scdiva-mini")
     scores = data.uns["scdiva"][KEY]["scores"]
@@ -268,7 +268,7 @@ def test_the_baseline_knows_the_other_cells_alone(few, headed, done):
     by_token = np.argsort(token)[(token < 0).sum() :]  # of genes equally frequent the first is taken
     found = {ending: layer[:, by_token] for ending, layer in layers(done).items()}
     there, recall = found["_true_rank"] > 0, []
-    for i, hidden in enumerate(found["_hidden"]):
+    for i, hidden in enumerate(found["_masked"]):
         often = np.delete(there, i, axis=0).sum(axis=0)
         recall.append(sd.metrics.marginal_recall(np.flatnonzero(hidden), np.flatnonzero(there[i] & ~hidden), often))
     assert done.uns["scdiva"][KEY]["scores"]["marginal_recall"] == pytest.approx(np.mean(recall))
@@ -285,12 +285,12 @@ def test_without_ranks_a_query_head_reads_the_other_cells(adata, querying):
     values = before.layers[KEY]
     # a cell that is asked about is not among those that it is predicted from
     fewer = whole.copy()
-    hidden = before.layers[KEY + "_hidden"].toarray()[5]
+    hidden = before.layers[KEY + "_masked"].toarray()[5]
     changed = fewer.X.toarray()
     changed[6:] = changed[:-6]
     fewer.X = changed
     after = reconstructed(fewer, querying)
-    assert (after.layers[KEY + "_hidden"].toarray()[5] == hidden).all()
+    assert (after.layers[KEY + "_masked"].toarray()[5] == hidden).all()
     assert (values[5] != after.layers[KEY][5]).nnz
     # with ranks the transformer predicts from the cell alone
     for use_ranks, few in ((True, whole[:20].copy()), (False, whole[:12].copy())):

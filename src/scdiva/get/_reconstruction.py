@@ -12,7 +12,7 @@ from anndata import AnnData
 from numpy.typing import NDArray
 
 from scdiva._checks import check_least, no_entry, refuse_absent
-from scdiva._constants import HIDDEN, IMPUTED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
+from scdiva._constants import IMPUTED, MASKED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
 from scdiva.data.writing import check_anndata, our_uns
 
 
@@ -30,7 +30,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     -------
     `obs_name` (categorical), `rank` (int32, from 1), `gene` and `reconstructed_gene` (categorical, var
     names), which stand there in the cell as it was and in the reconstructed one; `value` and `reconstructed_value`
-    (float32), the log-normalised values of these two genes; and `hidden` (bool), whether the gene there was masked. By
+    (float32), the log-normalised values of these two genes; and `masked` (bool), whether the gene there was masked. By
     cell and rank. Where the reconstructed cell has no gene of adata, its name and value are missing.
 
     Raises
@@ -46,7 +46,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     >>> adata = sd.datasets.toy(12, 60)
     >>> sd.tl.reconstruct(adata)
     >>> sd.get.reconstruction_df(adata).columns.to_list()
-    ['obs_name', 'rank', 'gene', 'reconstructed_gene', 'value', 'reconstructed_value', 'hidden']
+    ['obs_name', 'rank', 'gene', 'reconstructed_gene', 'value', 'reconstructed_value', 'masked']
     """
     check_anndata(adata)
     for names, what in ((adata.obs_names, "obs_names"), (adata.var_names, "var_names")):
@@ -61,7 +61,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
             "reconstructed_gene": pd.Categorical.from_codes(found.gene_there, adata.var_names),
             "value": found.value,
             "reconstructed_value": found.value_there,
-            "hidden": found.hidden,
+            "masked": found.masked,
         }
     )
 
@@ -112,14 +112,14 @@ def reconstructed_genes(
     if not 0 <= min_recall <= 1:
         raise ValueError(f"min_recall must be between 0 and 1, got {min_recall}.")
     genes = recovered_of(adata, key)
-    n_hidden = np.bincount(genes.gene[genes.hidden], minlength=adata.n_vars)
-    if n_hidden.max(initial=0) < min_cells:
+    n_masked = np.bincount(genes.gene[genes.masked], minlength=adata.n_vars)
+    if n_masked.max(initial=0) < min_cells:
         raise ValueError(
-            f"no gene was masked in {min_cells} cells, the most in {n_hidden.max(initial=0)}: take a lower min_cells, "
+            f"no gene was masked in {min_cells} cells, the most in {n_masked.max(initial=0)}: take a lower min_cells, "
             "or reconstruct more cells with a higher mask_ratio."
         )
-    n_found = np.bincount(genes.gene[genes.hidden & (genes.reconstructed_rank > 0)], minlength=adata.n_vars)
-    kept = (n_hidden >= min_cells) & (n_found / np.maximum(n_hidden, 1) >= min_recall)
+    n_found = np.bincount(genes.gene[genes.masked & (genes.reconstructed_rank > 0)], minlength=adata.n_vars)
+    kept = (n_masked >= min_cells) & (n_found / np.maximum(n_masked, 1) >= min_recall)
     return list(adata.var_names[kept])
 
 
@@ -182,7 +182,7 @@ class Recovered(NamedTuple):
     value: NDArray[np.float32]
     reconstructed_value: NDArray[np.float32]
     """NaN where the reconstructed cell does not have the gene."""
-    hidden: NDArray[np.bool_]
+    masked: NDArray[np.bool_]
     gene_there: NDArray[np.intp]
     """Column of the gene that the reconstructed cell has at this rank; -1: none."""
     value_there: NDArray[np.float32]
@@ -204,7 +204,7 @@ def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     KeyError
         If a layer or the note is missing.
     """
-    wanted = [key, *(f"{key}_{ending}" for ending in (RANK, TRUE, TRUE_RANK, HIDDEN))]
+    wanted = [key, *(f"{key}_{ending}" for ending in (RANK, TRUE, TRUE_RANK, MASKED))]
     missing = [name for name in wanted if name not in adata.layers]
     ours = our_uns(adata)
     if missing or key not in ours:
@@ -248,12 +248,12 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
             f"cells (first: {adata.obs_names[cells[0]]!r}). Were genes dropped after scdiva.tl.reconstruct? Keep all "
             "columns, or reconstruct the cells anew."
         )
-    hidden = _values_at(adata, f"{key}_{HIDDEN}", cell, gene).astype(bool)
+    masked = _values_at(adata, f"{key}_{MASKED}", cell, gene).astype(bool)
     other = _entries(adata, f"{key}_{RANK}")
     at = starts[other.row] + other.data - 1
     ranked = (other.data >= 1) & (other.data <= n_genes[other.row])
     for ending, fits in (
-        (HIDDEN, _entries(adata, f"{key}_{HIDDEN}").nnz == hidden.sum()),
+        (MASKED, _entries(adata, f"{key}_{MASKED}").nnz == masked.sum()),
         (RANK, ranked.all() and len(np.unique(at)) == len(at)),
     ):
         if not fits:
@@ -270,7 +270,7 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
     value[reconstructed_rank == 0] = np.nan
     true_value = _values_at(adata, f"{key}_{TRUE}", cell, gene)
     return Recovered(
-        cell, gene, rank.astype(np.int32), reconstructed_rank, true_value, value, hidden, gene_there, value_there
+        cell, gene, rank.astype(np.int32), reconstructed_rank, true_value, value, masked, gene_there, value_there
     )
 
 

@@ -161,14 +161,14 @@ def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
 
 
 def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> float:
-    """Share of k hidden genes that are among the k most frequent ones not shown: what a model has to pass.
+    """Share of k masked genes that are among the k most frequent ones not visible: what a model has to pass.
 
     Parameters
     ----------
     true
-        The k hidden genes, as row numbers of `frequency`, each once, shape `(k,)`.
+        The k masked genes, as row numbers of `frequency`, each once, shape `(k,)`.
     shown
-        The genes of the cell that were shown, each once, shape `(n_shown,)`; may be empty.
+        The visible genes of the cell, each once, shape `(n_shown,)`; may be empty.
     frequency
         How often each gene is expressed, such as the share of training cells, shape `(n_genes,)`, 0 or above. Equal
         genes are taken in their order.
@@ -180,7 +180,7 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
     Raises
     ------
     ValueError
-        If there are no hidden genes; a gene occurs twice, is both hidden and shown, is negative or is no row of
+        If there are no masked genes; a gene occurs twice, is both masked and visible, is negative or is no row of
         `frequency`; or if a frequency is negative or not finite.
     TypeError
         If genes are no integers.
@@ -199,7 +199,7 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
             )
     both = np.intersect1d(genes, seen)
     if len(both):
-        raise ValueError(f"{len(both)} of {len(genes)} hidden genes were shown (such as gene {both[0]}).")
+        raise ValueError(f"{len(both)} of {len(genes)} masked genes are visible too (such as gene {both[0]}).")
     order = np.argsort(-often, kind="stable")
     return _found(genes, order[~np.isin(order, seen)][: len(genes)])
 
@@ -207,7 +207,7 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
 def reconstruction_scores(
     true: ArrayLike, predicted: ArrayLike, true_values: ArrayLike, predicted_values: ArrayLike, masked: ArrayLike
 ) -> ReconstructionScores:
-    """Score the reconstruction of one cell; what was hidden apart from what was shown.
+    """Score the reconstruction of one cell; masked positions apart from visible ones.
 
     The sequences are aligned: position j of the prediction answers position j of the cell. Means over cells are the
     caller's: leave out NaN, as `numpy.nanmean` does.
@@ -244,28 +244,28 @@ def reconstruction_scores(
     Examples
     --------
     >>> import scdiva as sd
-    >>> true, found, hidden = [5, 3, 9, 7], [5, 9, 3, 7], [False, True, True, False]
+    >>> true, found, masked = [5, 3, 9, 7], [5, 9, 3, 7], [False, True, True, False]
     >>> sd.metrics.bleu(true, true), sd.metrics.l_dist(true, found).l_dist
     (1.0, 0.5)
     >>> sd.metrics.marginal_recall([2, 3], [0], [0.9, 0.8, 0.7, 0.1])
     0.5
     >>> round(sd.metrics.value_spearman([1.0, 2.0, 3.0, 4.0], [1.1, 1.9, 4.0, 3.0]), 2)
     0.8
-    >>> sd.metrics.reconstruction_scores(true, found, [3.0, 2.0, 1.0, 0.5], [3.0, 1.8, 1.1, 0.5], hidden).masked_recall
+    >>> sd.metrics.reconstruction_scores(true, found, [3.0, 2.0, 1.0, 0.5], [3.0, 1.8, 1.1, 0.5], masked).masked_recall
     1.0
     """
     genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
     given = {"true_values": true_values, "predicted_values": predicted_values}
     values, predicted_values = finite_arrays("(n,)", given, empty=True).values()
-    hidden = np.asarray(masked)
-    shapes = {"true": genes.shape, "predicted": guessed.shape, "values": values.shape, "masked": hidden.shape}
+    at = np.asarray(masked)
+    shapes = {"true": genes.shape, "predicted": guessed.shape, "values": values.shape, "masked": at.shape}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"all must be of the same positions, shape (L,), got {shapes}.")
-    hidden = truth_values(hidden, "masked")
+    at = truth_values(at, "masked")
     whole = l_dist(genes, guessed)
     _, place, predicted_place = np.intersect1d(genes, guessed, return_indices=True)
     at_masked, at_visible = (
-        _at(genes[part], guessed[part], values[part], predicted_values[part]) for part in (hidden, ~hidden)
+        _at(genes[part], guessed[part], values[part], predicted_values[part]) for part in (at, ~at)
     )
     return ReconstructionScores(
         *at_masked,

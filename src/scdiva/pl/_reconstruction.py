@@ -127,8 +127,8 @@ def _in_both(adata: AnnData, key: str) -> tuple[Recovered, float]:
     there = genes.reconstructed_rank > 0
     if not there.any():
         raise ValueError(f"no gene of any cell is recovered in the reconstruction {key!r}: there is nothing to draw.")
-    hidden = there[genes.hidden]
-    return Recovered._make(part[there] for part in genes), float(hidden.mean()) if len(hidden) else np.nan
+    masked = there[genes.masked]
+    return Recovered._make(part[there] for part in genes), float(masked.mean()) if len(masked) else np.nan
 
 
 def spearman_within(x: NDArray[np.generic], y: NDArray[np.generic], cell: NDArray[np.intp]) -> float:
@@ -146,14 +146,14 @@ def _scatter(
     """Draw points, masked genes on top, and write the correlations above."""
     shown = np.random.default_rng(0).permutation(len(x))[:_MOST_POINTS]
     texts = [f"ρ {spearman_within(x, y, both.cell):.2f} (all)"]
-    for name, these, colour in (("visible", ~both.hidden, _VISIBLE), ("masked", both.hidden, _MASKED)):
+    for name, these, colour in (("visible", ~both.masked, _VISIBLE), ("masked", both.masked, _MASKED)):
         at = shown[these[shown]]
         if len(at):
             ink = float(np.clip(1_500 / len(at), 0.12, 0.8))  # many points are faint, so that their density shows
             size = float(np.clip(20_000 / len(shown), 2, 9))
             ax.scatter(x[at], y[at], s=size, color=colour, alpha=ink, linewidths=0, rasterized=True, label=name)
-    if both.hidden.any():
-        texts.append(f"{spearman_within(x[both.hidden], y[both.hidden], both.cell[both.hidden]):.2f} (masked)")
+    if both.masked.any():
+        texts.append(f"{spearman_within(x[both.masked], y[both.masked], both.cell[both.masked]):.2f} (masked)")
     ax.axline((0, 0), slope=1, color="0.3", linewidth=0.8, linestyle="--", zorder=4)
     ax.set(xlabel=f"true {what}", ylabel=f"reconstructed {what}")
     ax.set_title(title + ", ".join(texts), fontsize=9)
@@ -162,7 +162,7 @@ def _scatter(
 def _errors(both: Recovered) -> NDArray[np.float64]:
     """Give the errors of the values of masked genes, or of all where none was masked."""
     error = both.reconstructed_value.astype(np.float64) - both.value
-    return error[both.hidden] if both.hidden.any() else error
+    return error[both.masked] if both.masked.any() else error
 
 
 def _histogram(ax: Axes, error: NDArray[np.float64], reach: float, recall: float) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scdiva.models import ScDiVa
     from scdiva.nn.queries import Context
 
-_ENDINGS = ("", *(f"_{name}" for name in (C.RANK, C.TRUE, C.TRUE_RANK, C.HIDDEN)))
+_ENDINGS = ("", *(f"_{name}" for name in (C.RANK, C.TRUE, C.TRUE_RANK, C.MASKED)))
 """Of the layers that are written."""
 _HELD_TOKENS = 65_536
 """Genes of the cells whose results wait to be taken."""
@@ -100,7 +100,7 @@ def reconstruct(
     None, or the copy. Written are, with the columns of `adata` and float32 or int32 CSR:
 
     - `layers[key_added]`: log-normalised value of each gene of the reconstructed cell; `..._rank`, its rank, from 1.
-    - `layers[key_added + "_true"]`, `..._true_rank`: the same of the cell as it was; `..._hidden`, bool: its genes that
+    - `layers[key_added + "_true"]`, `..._true_rank`: the same of the cell as it was; `..._masked`, bool: its genes that
       were masked.
     - `uns["scdiva"][key_added]`: the arguments, and `scores`, the means over cells of
       :func:`scdiva.metrics.reconstruction_scores`, where `masked_recall` is the share of masked genes found, beside

@@ -42,6 +42,8 @@ class Study(NamedTuple):
         Tokens, counts and boundaries of the other cells that an arm in context may read: 200 at most.
     others
         The same of all cells that are not asked about, for nearest neighbours.
+    whole
+        The same of the cells that are asked about, which no arm reads.
     offsets
         Queries of the cells around, drawn in the same way: what offsets are fitted to.
     """
@@ -50,6 +52,7 @@ class Study(NamedTuple):
     asked: Asked
     around: tuple[Tensor, Counts, Tensor]
     others: tuple[Tensor, Counts, Tensor]
+    whole: tuple[Tensor, Counts, Tensor]
     offsets: Asked
 
 

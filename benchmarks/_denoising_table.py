@@ -52,6 +52,14 @@ ABOUT = {
         "separated well. Doublets: two cells of different clusters summed, thinned to half; AUROC of what may mark "
         "them. Goals: bootstrap over studies.",
     ),
+    "value_limits": (
+        "How much of values can be known",
+        "The same values of masked genes in the same studies. `one count`: the smallest value that the cell shows, "
+        "which follows from its depth; `the other half`: counts of the gene in the half of the counts that no arm "
+        "sees, an independent measurement. Where one or both are given, a value less one count is predicted by "
+        "gradient boosting that rises with the prediction less one count, and with these counts; fitted to the other "
+        "eleven studies. Spearman over cells within genes. Goals: bootstrap over studies.",
+    ),
     "denoiser_speed": (
         "How fast transformers are trained",
         "Cells a CPU second of one thread, whole steps with AdamW, in turn. Masked diffusion: 16 cells of up to 512 "
@@ -147,6 +155,11 @@ def of_arms(result: dict, scores: dict[str, tuple[str, int]] = SCORES) -> str:
     return "\n".join(parts)
 
 
+def of_values(result: dict) -> str:
+    """Of values alone, the mean of each arm over the studies, and goals."""
+    return of_arms(result, {key: SCORES[key] for key in ("spearman", "rmse")})
+
+
 def of_tasks(result: dict) -> str:
     """Of each task the mean of each arm over the studies, and goals."""
     parts = []
@@ -165,4 +178,4 @@ def _interval(row: dict) -> str:
     return f"{low:.4f} to {high:.4f}"
 
 
-WRITERS = {"denoising": denoising, "denoising_seen": of_arms, "head_tasks": of_tasks}
+WRITERS = {"denoising": denoising, "denoising_seen": of_arms, "head_tasks": of_tasks, "value_limits": of_values}

@@ -124,7 +124,8 @@ def study_of(cells: PackedCells, number: int, n_cells: int, seed: int) -> Study:
         return draw_queries(*part(cells, which), measured, generator, thinned=True, most=MOST)
 
     others = np.setdiff1d(rows, asked)
-    return Study(name, drawn(asked, "asked"), part(cells, around), part(cells, others), drawn(around, "offsets"))
+    parts = (part(cells, which) for which in (around, others, asked))
+    return Study(name, drawn(asked, "asked"), *parts, drawn(around, "offsets"))
 
 
 def corpus_of(cells: PackedCells, n_genes: int) -> Corpus:

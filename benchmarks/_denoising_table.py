@@ -15,23 +15,24 @@ WORDS = (
     "Spearman over cells within genes, mean over genes asked of in twelve cells or more, and RMSE. No arm knows a "
     "rank. Every arm's log-odds are shifted in each cell so that its queries balance. `means`: gene means of 200 "
     "other cells of the study; `neighbors`: the 30 nearest of all other cells, with ten cells of their mean; "
-    "`population`: the model's own state head, corrected gene by gene on all other cells, as in `tl.impute`; "
-    "`head_linear`, `head_mlp`: from the cell state to genes, trained on the same queries of the training studies; "
-    "`head_offsets`: the latter, with an offset for each gene fitted to the queries of the 200 other cells; query "
-    "heads alone, and with the 200 other cells as their context, nothing fitted; `with transformer`: a transformer "
-    "without positions over the first 256 visible genes of the cell, which each query attends to; `errors of random "
-    "size`: where there is no context, the errors that training adds to the state head are of one random size a batch, "
-    "and 30% of the batches have none, not 20%; `set encoder's rows`: trained likewise, with two blocks in place of "
-    "four, gates a third as wide, and genes known by their rows in the set encoder, for 6,000 steps and for 12,000, as "
-    "many as the head without transformer. The model without these studies was made anew before these last arms, with "
-    "the arms from `neighbors` to `head_offsets`: over all studies these differ from before by 0.001 nats and 0.005 in "
-    "Spearman at most. `query head, errors of random size`: the head without transformer, trained anew with these "
-    "errors. `values by transformer`: presence of that head, values of the transformer with the set encoder's rows, "
-    "trained for both until step 28,000 and then for values alone; `values added by transformer`: a transformer that "
-    "adds to the values of that head as it is, and also reads what the head knows of visible genes. `studies split`: "
-    "the head with errors of random size, trained on 47 contexts, the 21 studies split by batch, donor and technology "
-    "where a part has 32 cells. `scvi`: its defaults, fitted to what these cells show and all other cells. Goals: "
-    "bootstrap over studies."
+    "`population`: the model's own state head, corrected gene by gene on all other cells, as in `tl.impute` but for "
+    "its slopes in depth; `head_linear`, `head_mlp`: from the cell state to genes, trained on the same queries of the "
+    "training studies; `head_offsets`: the latter, with an offset for each gene fitted to the queries of the 200 "
+    "other cells; query heads alone, and with the 200 other cells as their context, nothing fitted; `with "
+    "transformer`: a transformer without positions over the first 256 visible genes of the cell, which each query "
+    "attends to; `errors of random size`: where there is no context, the errors that training adds to the state head "
+    "are of one random size a batch, and 30% of the batches have none, not 20%; `set encoder's rows`: trained "
+    "likewise, with two blocks in place of four, gates a third as wide, and genes known by their rows in the set "
+    "encoder, for 6,000 steps and for 12,000, as many as the head without transformer. The model without these "
+    "studies was made anew before these last arms, with the arms from `neighbors` to `head_offsets`: over all studies "
+    "these differ from before by 0.001 nats and 0.005 in Spearman at most. `query head, errors of random size`: the "
+    "head without transformer, trained anew with these errors. `values by transformer`: presence of that head, values "
+    "of the transformer with the set encoder's rows, trained for both until step 28,000 and then for values alone; "
+    "`values added by transformer`: a transformer that adds to the values of that head as it is, and also reads what "
+    "the head knows of visible genes. `studies split`: the head with errors of random size, trained on 47 contexts, "
+    "the 21 studies split by batch, donor and technology where a part has 32 cells. `scvi`: its defaults, fitted to "
+    "what these cells show and all other cells. Goals, by a bootstrap over studies, and scores of each study stand "
+    "here for the heads without transformer and for the longest run; the file of results has those of all arms."
 )
 ABOUT = {
     "denoising": ("Denoising in studies not seen", WORDS),
@@ -68,8 +69,10 @@ ABOUT = {
         "over those that it holds; cells are packed, so these are not computed.",
     ),
 }
-PRESENCE = "query head, errors of random size"
-"""The head that a transformer's values are added to."""
+HEAD, PRESENCE, SPLIT = "query head", "query head, errors of random size", "query head, studies split"
+"""The bundled model's design, the head that a transformer's values are added to, and the same of studies split."""
+SIMPLE = ("unigram", "means", "neighbors", "population", "head_linear", "head_mlp", "head_offsets", "scvi")
+"""Arms that no query head has part in."""
 SCORES = {
     "log_loss": ("log-loss", 4),
     "average_precision": ("average precision", 3),
@@ -90,17 +93,29 @@ TASK_SCORES = {
 
 
 def denoising(result: dict) -> str:
-    """Mean of each arm over the studies, goals, and the log-loss of each study."""
+    """Mean of each arm over the studies; goals, and the scores of each study, of the arms that matter."""
     arms, sets, at = _by_arm(result)
-    parts = [of_arms(result), curve(result)]
-    for start in range(0, len(arms), 6):  # side by side they would run off the page
-        some = arms[start : start + 6]
-        each = [
-            [f"{name} ({at[arms[0], name]['n_cells']})", *(_of(at.get((arm, name)), "log_loss") for arm in some)]
-            for name in sets
-        ]
-        parts.append(table(["log-loss; study (cells)", *(f"`{arm}`" for arm in some)], each))
+    longest = max(result["heads"], key=lambda name: result["heads"][name].get("steps_in_all", 0), default="")
+    heads = [name for name in (HEAD, PRESENCE, SPLIT, longest) if name in arms]
+    first = [arm for arm in SIMPLE if arm in arms] + [name + about for name in heads for about in ("", ", context")]
+    ordered = [*first, *(arm for arm in arms if arm not in first)]
+    rows = [row for arm in ordered for row in result["rows"] if row.get("arm") == arm]
+    rows += [row for row in result["rows"] if "met" in row and _subject(row["what"]) in heads]
+    parts = [of_arms({**result, "rows": rows}), curve(result)]
+    for key in ("log_loss", "spearman"):
+        for start in range(0, len(first), 8):  # side by side they would run off the page
+            some = first[start : start + 8]
+            each = [
+                [f"{name} ({at[arms[0], name]['n_cells']})", *(_of(at.get((arm, name)), key) for arm in some)]
+                for name in sets
+            ]
+            parts.append(table([f"{SCORES[key][0]}; study (cells)", *(f"`{arm}`" for arm in some)], each))
     return "\n".join(parts)
+
+
+def _subject(what: str) -> str:
+    """The head that a goal is about."""
+    return what.partition(":")[0].removesuffix(", context")
 
 
 def curve(result: dict) -> str:
@@ -170,7 +185,7 @@ def of_tasks(result: dict) -> str:
 
 
 def _of(row: dict | None, key: str) -> str:
-    return "" if row is None else f"{row[key]:.3f}"
+    return "" if row is None or key not in row else f"{row[key]:.3f}"
 
 
 def _interval(row: dict) -> str:

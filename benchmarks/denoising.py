@@ -10,13 +10,13 @@ the other half: as many genes that are as measured genes that neither half shows
 log-normalised value of the genes that were taken away, known to be expressed. No arm knows a rank.
 
 Arms: `unigram`, how often the corpus expresses a gene; `means`, gene means of 200 other cells of the study;
-`neighbors`, the 30 nearest of all other cells; `population`, the model's own state head, corrected gene by gene on all
-other cells, as `tl.impute` does; `head_linear` and `head_mlp`, from the cell state to genes, trained on
-the same queries of the training studies; `head_offsets`, the latter with an offset for each gene fitted to the queries
-of the 200 other cells; a query head `NAME`, alone and, nothing fitted, with the 200 other cells as its context (`NAME,
-context`), of two files the first for presence and the second for values; a transformer of masked diffusion, at masked
-positions; `scvi`, its defaults, fitted to the study. The log-odds of every arm are shifted in each cell so that its
-queries balance, as by design they do; nothing else is fitted to them.
+`neighbors`, the 30 nearest of all other cells; `population`, the model's own state head, corrected gene by gene on
+all other cells, as `tl.impute` does but for its slopes in depth; `head_linear` and `head_mlp`, from the cell state to
+genes, trained on the same queries of the training studies; `head_offsets`, the latter with an offset for each gene
+fitted to the queries of the 200 other cells; a query head `NAME`, alone and, nothing fitted, with the 200 other cells
+as its context (`NAME, context`), of two files the first for presence and the second for values; a transformer of
+masked diffusion, at masked positions; `scvi`, its defaults, fitted to the study. The log-odds of every arm are
+shifted in each cell so that its queries balance, as by design they do; nothing else is fitted to them.
 
 With `--seen` heads are asked the same of studies that they were trained on, of 250 cells and more: what they know there
 and in no other study does not carry over.
@@ -86,6 +86,8 @@ HEAD = "query head"
 """Name of the head that others, whose names begin with it, are held against."""
 PRESENCE, VALUES = "query head, errors of random size", "query head, values by transformer"
 """Names of the head that says presence where values are another's, and of such pairs."""
+SPLIT = "query head, studies split"
+"""Name of a head that is trained as the former, on parts of studies."""
 CONTEXT = 200
 MOST = 1024
 LEAST_CELLS = 12
@@ -224,8 +226,9 @@ def goals(rows: list[dict], heads: Iterable[str], studies: Sequence[str] = HELD_
         ]
         for about in ("", ", context") if name.startswith(f"{HEAD} ") else ():  # what was added to it
             pairs += [(name + about, HEAD + about, key, sign, 0.0) for key, sign in (("log_loss", -1), ("spearman", 1))]
-        if name.startswith(VALUES):
-            pairs += [(name + about, PRESENCE + about, "spearman", 1, 0.0) for about in ("", ", context")]
+        keys = (("spearman", 1),) if name.startswith(VALUES) else (("log_loss", -1), ("spearman", 1)) * (name == SPLIT)
+        for about in ("", ", context"):
+            pairs += [(name + about, PRESENCE + about, key, sign, 0.0) for key, sign in keys]
         for ours, theirs, key, sign, least in pairs:
             sets = [one for one in studies if key in at.get((ours, one), {}) and key in at.get((theirs, one), {})]
             if len(sets) < 2:

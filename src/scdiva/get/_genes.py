@@ -60,7 +60,7 @@ def grn_df(
     targets: Sequence[str] | None = None,
     top: int | None = None,
 ) -> pd.DataFrame:
-    """List the edges of a network of genes, one row each.
+    """List the edges of a gene network, one row each.
 
     Parameters
     ----------

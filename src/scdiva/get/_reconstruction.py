@@ -69,7 +69,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
 def reconstructed_genes(
     adata: AnnData, *, key: str = RECONSTRUCTED, min_cells: int = 10, min_recall: float = 0.5
 ) -> list[str]:
-    """List the genes that are found again where they were masked.
+    """List the genes that are often recovered where they were masked.
 
     Of the cells in which a gene was masked, its recall is the share whose reconstruction has it, at whatever rank. It
     says nothing of the gene's value. A gene that most cells express is easily found, so compare only lists made with
@@ -124,7 +124,7 @@ def reconstructed_genes(
 
 
 def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key: str = IMPUTED) -> pd.DataFrame:
-    """Give the values that were expected of genes, one row per cell and one column per gene.
+    """List imputed values, one row per cell and one column per gene.
 
     Parameters
     ----------

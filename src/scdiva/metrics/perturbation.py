@@ -157,7 +157,7 @@ def hit_rate(predicted_delta: ArrayLike, observed_score: ArrayLike, k: ArrayLike
 
 
 def discrimination(predicted: ArrayLike, observed: ArrayLike, *, metric: Distance = "l1") -> NDArray[np.float64]:
-    """Tell how well each prediction points out its own condition among all observed ones.
+    """Score how well each prediction identifies its own condition among all observed ones.
 
     Parameters
     ----------

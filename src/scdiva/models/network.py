@@ -40,7 +40,7 @@ CARD_VALUE = 300
 
 
 class ScDiVaOutput(NamedTuple):
-    """What one pass gives.
+    """Output of one forward pass.
 
     Attributes
     ----------

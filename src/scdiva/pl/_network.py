@@ -50,7 +50,7 @@ def grn(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw the strongest edges of a network of genes, its modules apart.
+    """Draw the strongest edges of a gene network, its modules apart.
 
     Lines are edges, the wider and darker the stronger; where weights have a sign, red ones are positive and blue ones
     negative. Dots are genes with an edge, their area grows with the sum of their drawn weights, their colour

@@ -494,7 +494,7 @@ def discrimination(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw how like each predicted condition is to each observed one.
+    """Draw the similarity of each predicted condition to each observed one.
 
     Rows are predictions, columns observations, both with similar observed ones beside each other (average linkage of
     the observed means). The colour is the share of the other observed conditions that are farther from the prediction,

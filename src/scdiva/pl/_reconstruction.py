@@ -184,7 +184,7 @@ def gene_overlap(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw how many genes sets of genes share, such as those well reconstructed in each of several data sets.
+    """Draw how many genes several gene sets share, such as those well reconstructed in each of several data sets.
 
     A column (UpSet [1]_) is an overlap: the genes that are in the sets with a dark dot and in no other, so that every
     gene is counted once. The largest come first, at most 40 of them.

@@ -54,7 +54,7 @@ def annotate(
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> Annotator:
-    r"""Annotate cells from a labelled reference, with calibrated confidence, and say which look like none of its types.
+    r"""Annotate cells from a labelled reference, with calibrated confidence, and reject types that it lacks.
 
     Reference and cells are read as if they had no genes but those that both have. The labelled cells may also stand in
     `adata` itself, beside those to be annotated.

@@ -38,7 +38,7 @@ def embed(
     key_added: str | None = None,
     copy: bool = False,
 ) -> AnnData | None:
-    """Embed cells zero-shot: what a trained model makes of each, the state of its latent anchor.
+    """Embed cells zero-shot, by the cell state of a trained model, its latent anchor.
 
     Genes are matched to the model's vocabulary by name, cells are serialised with the entropies of the model's own
     corpus (paper, section 3.2) and read by row blocks, so backed, zarr and dask data are never loaded whole. Nothing

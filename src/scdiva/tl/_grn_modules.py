@@ -34,7 +34,7 @@ def grn_modules(
     key_added: str = C.VAR_MODULE,
     copy: bool = False,
 ) -> AnnData | None:
-    """Find modules in a network of genes by the Leiden algorithm, and score its hubs.
+    """Find modules of a gene network by the Leiden algorithm, and score its hubs.
 
     Of each gene the strongest positive edges are kept, in whatever direction; where both directions have a weight the
     larger one counts. The communities of that graph by modularity (Traag et al. 2019) are the modules.

@@ -45,7 +45,7 @@ def impute(
     key_added: str = C.IMPUTED,
     copy: bool = False,
 ) -> AnnData | None:
-    r"""Expect the values of genes in each cell, given the cell: those that dropped out, and those observed.
+    r"""Impute genes: predict the expected expression of each cell, of genes that dropped out and of those observed.
 
     Genes are masked a tenth at a time, and each is predicted from the others: its state is read from
     them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of

@@ -51,7 +51,7 @@ def log_likelihood(
     key_added: str = C.OBS_LIKELIHOOD,
     copy: bool = False,
 ) -> AnnData | None:
-    r"""Bound from below how likely each cell is under a model: that it expresses these genes and no others.
+    r"""Estimate a lower bound on each cell's log-likelihood: that it expresses these genes and no others.
 
     Monte-Carlo estimate of the any-order bound (:func:`scdiva.diffusion.log_likelihood`; paper, appendix "ELBO
     Derivation"): a share of a cell's genes is masked, and how surely the model names them is scored, over all shares.

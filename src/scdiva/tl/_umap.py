@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @with_shared_docs
 def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None) -> None:
-    """Lay cells out by the UMAP of an embedding, as `scdiva.pl.umap` does where there is no map yet.
+    """Compute the UMAP of an embedding, as `scdiva.pl.umap` does where there is none yet.
 
     15 neighbours, least distance 0.5 [1]_. Nothing is computed where the map fits embedding and seed already, where
     `basis` is a map itself, or where a map of that name did not come from here.

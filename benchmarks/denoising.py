@@ -209,6 +209,14 @@ def bootstrap(leads: Iterable[float], n: int = 4000) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def lead(what: str, leads: Sequence[float], least: float = 0.0, **details: object) -> dict:
+    """Make a row of the mean lead over the studies, and of how many of them lead by more than is asked for."""
+    return goal(
+        what, round(float(np.mean(leads)), 4), least, interval=bootstrap(leads), over=f"{len(leads)} studies",
+        n_ahead=int((np.array(leads) > least).sum()), **details,
+    )  # fmt: skip
+
+
 def goals(rows: list[dict], heads: Iterable[str], studies: Sequence[str] = HELD_OUT) -> list[dict]:
     """By how much each query head is ahead of what it is to beat."""
     at = {(row["arm"], row["set"]): row for row in rows}
@@ -234,10 +242,7 @@ def goals(rows: list[dict], heads: Iterable[str], studies: Sequence[str] = HELD_
             if len(sets) < 2:
                 continue
             leads = [sign * (at[ours, one][key] - at[theirs, one][key]) for one in sets]
-            found.append(goal(
-                f"{ours}: {key} ahead of {theirs}", round(float(np.mean(leads)), 4), least,
-                interval=bootstrap(leads), over=f"{len(sets)} studies", n_ahead=int((np.array(leads) > least).sum()),
-            ))  # fmt: skip
+            found.append(lead(f"{ours}: {key} ahead of {theirs}", leads, least))
     return found
 
 

@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from _population_metrics import discriminator_auroc
 from _record import record
 from _scripts import QueryModule, TrainedContext, draw_queries, load_head, with_head
-from _timing import goal, report
-from denoising import HELD_OUT, MOST, balanced, bootstrap, spearman_within
+from _timing import report
+from denoising import HELD_OUT, MOST, balanced, lead, spearman_within
 from sklearn.cluster import KMeans
 from sklearn.metrics import roc_auc_score
 
@@ -234,10 +234,7 @@ def goals(rows: list[dict]) -> list[dict]:
             leads = [sign * (ours[key] - theirs[key]) for ours, theirs in both if key in ours]
             if len(leads) < 2:
                 continue
-            found.append(goal(
-                f"{one}: {key} ahead of {other}", round(float(np.mean(leads)), 4), 0.0, interval=bootstrap(leads),
-                over=f"{len(leads)} studies", n_ahead=int((np.array(leads) > 0).sum()), section=task,
-            ))  # fmt: skip
+            found.append(lead(f"{one}: {key} ahead of {other}", leads, section=task))
     return found
 
 

@@ -24,8 +24,8 @@ import torch
 from _denoising_arms import Study, queries
 from _record import record
 from _scripts import load_head
-from _timing import goal, report
-from denoising import HELD_OUT, bootstrap, held_out_cells, spearman_within, study_of
+from _timing import report
+from denoising import HELD_OUT, held_out_cells, lead, spearman_within, study_of
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from scdiva.models import load_model
@@ -75,10 +75,7 @@ def goals(rows: list[dict]) -> list[dict]:
     for one, theirs in pairs:
         for key, sign in (("spearman", 1), ("rmse", -1)):
             leads = [sign * (at[one, name][key] - at[theirs, name][key]) for name in sets]
-            found.append(goal(
-                f"{one}: {key} ahead of {theirs}", round(float(np.mean(leads)), 4), 0.0, interval=bootstrap(leads),
-                over=f"{len(leads)} studies", n_ahead=int((np.array(leads) > 0).sum()),
-            ))  # fmt: skip
+            found.append(lead(f"{one}: {key} ahead of {theirs}", leads))
     return found
 
 

@@ -50,7 +50,7 @@ def grn(
     key_added: str = C.VARP_GRN,
     copy: bool = False,
 ) -> AnnData | None:
-    r"""Infer a gene network from the model's gene embeddings, from these cells, or from both.
+    r"""Infer a gene network from what the model has learned, from these cells, or from both.
 
     All methods find genes that go together, none which one causes the other; that a transcription factor is the
     source is what `sources="tf"` adds. What each recovers of known regulation stands in the docs' benchmarks.

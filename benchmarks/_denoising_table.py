@@ -80,7 +80,7 @@ SCORES = {
     "rmse": ("RMSE of values", 3),
 }
 CPU_SECONDS = 0.38
-"""Of a step, as the process was counted over 15,850 of them, beside another on the same core."""
+"""Of a step of runs that did not count them, from 15,850 steps beside another process on the same core."""
 TASK_SCORES = {
     "imputation": {
         "spearman_gene": ("Spearman within genes", 3),
@@ -127,7 +127,8 @@ def curve(result: dict) -> str:
         if "steps_in_all" not in note or f"{name}: spearman ahead of {PRESENCE}" not in lead:  # a head alone
             continue
         steps = note["steps_in_all"]
-        row = [f"{steps * note['batch_size']:,}", f"{steps * CPU_SECONDS / 3600:.1f}"]
+        seconds = note.get("cpu_seconds_in_all", steps * CPU_SECONDS)
+        row = [f"{steps * note['batch_size']:,}", f"{seconds / 3600:.1f}"]
         for about in ("", ", context"):
             row.append(f"{mean(at[name + about, one]['spearman'] for one in sets):.3f}")
             ahead = lead[f"{name}{about}: spearman ahead of {PRESENCE}{about}"]

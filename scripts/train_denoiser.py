@@ -22,10 +22,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from pytorch_lightning.callbacks import Callback
 from query_training import QueryConfig, QueryModule, StudyDataModule
 from train_mini import BUNDLED, trained_seconds
 
@@ -33,6 +35,19 @@ from scdiva._rng import step_generator
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model, save_model
 from scdiva.train import fit
+
+
+class CpuTime(Callback):
+    """CPU seconds of a run over all of its starts, kept in its checkpoints."""
+
+    def __init__(self) -> None:
+        self.before, self.begun = 0.0, time.process_time()
+
+    def state_dict(self) -> dict[str, float]:
+        return {"seconds": self.before + time.process_time() - self.begun}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self.before = state_dict["seconds"]
 
 
 def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> QueryModule:
@@ -43,7 +58,9 @@ def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> Que
 
 
 def export(module: QueryModule, file: Path, trained_for: dict[str, int]) -> None:
-    """Write what was trained, in half precision, with its configuration, and steps and seconds since random weights."""
+    """Write what was trained, in half precision, with its configuration, and steps and CPU seconds since random
+    weights.
+    """
     trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
     weights = {name: value.half() for name, value in module.state_dict().items() if name in trained}
     torch.save({"config": module.config.to_dict(), "trained": trained_for, "weights": weights}, file)
@@ -124,22 +141,24 @@ def main() -> None:
     if arguments.export:
         saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
         module.load_state_dict(saved["state_dict"], strict=False)
-        steps = saved["global_step"]
+        steps, seconds = saved["global_step"], saved["callbacks"][CpuTime.__name__]["seconds"]
     else:
         data = StudyDataModule(
             file, vocabulary=model.vocabulary, batch_size=config.batch_size, context_cells=config.context_cells,
             seed=config.seed,
         )  # fmt: skip
+        spent = CpuTime()
         trainer = fit(
             module,
             data,
             out_dir=arguments.out,
             accelerator=arguments.accelerator,
             resume_from=arguments.out if arguments.resume and checkpoint.exists() else None,
+            callbacks=[spent],
             progress=arguments.progress,
         )
-        steps = trainer.global_step
-    trained_for = {"steps": steps, "seconds": trained_seconds(arguments.out)}
+        steps, seconds = trainer.global_step, spent.state_dict()["seconds"]
+    trained_for = {"steps": steps, "cpu_seconds": round(seconds)}
     export(module, arguments.out / "head.pt", {key: value + before.get(key, 0) for key, value in trained_for.items()})
     if arguments.reader_genes:
         return

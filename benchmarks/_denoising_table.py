@@ -41,6 +41,16 @@ ABOUT = {
         "The same queries of studies that state head, query heads and transformer were trained on, of 250 cells and "
         "more: where a lead were larger here, more studies would help.",
     ),
+    "denoising_controls": (
+        "Denoising: what ranks of masked genes do to a transformer",
+        "The same queries of the same studies, and a model without these studies made anew. Three transformers of "
+        "masked diffusion of the bundled size, trained from random weights on its frozen set encoder and state head "
+        "for two CPU hours each (`denoising_controls.py`): `true ranks`, masked genes keep their rank and a prior "
+        "states what that says, as the bundled one was trained; `no ranks`, no positions; `masked genes last`, "
+        "masked genes stand behind the visible ones in random order. Presence: mean probability of the gene at "
+        "masked positions, spread evenly among the visible genes or behind them; values: where the state head's "
+        "value would rank the gene.",
+    ),
     "head_tasks": (
         "What tasks gain from the heads",
         "The twelve studies that nothing here was trained on, at most 200 cells of each and the genes that ten cells "
@@ -194,4 +204,10 @@ def _interval(row: dict) -> str:
     return f"{low:.4f} to {high:.4f}"
 
 
-WRITERS = {"denoising": denoising, "denoising_seen": of_arms, "head_tasks": of_tasks, "value_limits": of_values}
+WRITERS = {
+    "denoising": denoising,
+    "denoising_seen": of_arms,
+    "denoising_controls": of_arms,
+    "head_tasks": of_tasks,
+    "value_limits": of_values,
+}

@@ -14,8 +14,8 @@ Arms: `unigram`, how often the corpus expresses a gene; `means`, gene means of 2
 all other cells, as `tl.impute` does but for its slopes in depth; `head_linear` and `head_mlp`, from the cell state to
 genes, trained on the same queries of the training studies; `head_offsets`, the latter with an offset for each gene
 fitted to the queries of the 200 other cells; a query head `NAME`, alone and, nothing fitted, with the 200 other cells
-as its context (`NAME, context`), of two files the first for presence and the second for values; a transformer of
-masked diffusion, at masked positions; `scvi`, its defaults, fitted to the study. The log-odds of every arm are
+as its context (`NAME, context`), of two files the first for presence and the second for values; transformers of
+`denoising_controls.py`, at masked positions; `scvi`, its defaults, fitted to the study. The log-odds of every arm are
 shifted in each cell so that its queries balance, as by design they do; nothing else is fitted to them.
 
 With `--seen` heads are asked the same of studies that they were trained on, of 250 cells and more: what they know there
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -88,6 +89,13 @@ PRESENCE, VALUES = "query head, errors of random size", "query head, values by t
 """Names of the head that says presence where values are another's, and of such pairs."""
 SPLIT = "query head, studies split"
 """Name of a head that is trained as the former, on parts of studies."""
+CONTROLS = {
+    "true": "masked diffusion, true ranks",
+    "none": "masked diffusion, no ranks",
+    "behind": "masked diffusion, masked genes last",
+    "random": "masked diffusion, random ranks",
+}
+"""Names of the arms of denoising_controls.py."""
 CONTEXT = 200
 MOST = 1024
 LEAST_CELLS = 12
@@ -218,32 +226,39 @@ def lead(what: str, leads: Sequence[float], least: float = 0.0, **details: objec
 
 
 def goals(rows: list[dict], heads: Iterable[str], studies: Sequence[str] = HELD_OUT) -> list[dict]:
-    """By how much each query head is ahead of what it is to beat."""
+    """By how much each query head and each control is ahead of what it is to beat."""
     at = {(row["arm"], row["set"]): row for row in rows}
+    pairs = [pair for name in heads for pair in pairs_of(name)]
+    for ours, theirs in itertools.product(CONTROLS.values(), ("head_mlp", CONTROLS["true"])):
+        pairs += [(ours, theirs, key, sign, 0.0) for key, sign in (("log_loss", -1), ("spearman", 1)) if ours != theirs]
     found = []
-    for name in heads:
-        pairs = [
-            (name, "head_mlp", "log_loss", -1, 0.01),
-            (name, "head_mlp", "spearman", 1, 0.01),
-            (f"{name}, context", "head_offsets", "log_loss", -1, 0.01),
-            (f"{name}, context", "neighbors", "log_loss", -1, 0.0),
-            (f"{name}, context", "scvi", "log_loss", -1, 0.0),
-            (f"{name}, context", "scvi", "spearman", 1, 0.0),
-            (f"{name}, context", "population", "log_loss", -1, 0.0),
-            (f"{name}, context", "population", "spearman", 1, 0.0),
-        ]
-        for about in ("", ", context") if name.startswith(f"{HEAD} ") else ():  # what was added to it
-            pairs += [(name + about, HEAD + about, key, sign, 0.0) for key, sign in (("log_loss", -1), ("spearman", 1))]
-        keys = (("spearman", 1),) if name.startswith(VALUES) else (("log_loss", -1), ("spearman", 1)) * (name == SPLIT)
-        for about in ("", ", context"):
-            pairs += [(name + about, PRESENCE + about, key, sign, 0.0) for key, sign in keys]
-        for ours, theirs, key, sign, least in pairs:
-            sets = [one for one in studies if key in at.get((ours, one), {}) and key in at.get((theirs, one), {})]
-            if len(sets) < 2:
-                continue
-            leads = [sign * (at[ours, one][key] - at[theirs, one][key]) for one in sets]
-            found.append(lead(f"{ours}: {key} ahead of {theirs}", leads, least))
+    for ours, theirs, key, sign, least in pairs:
+        sets = [one for one in studies if key in at.get((ours, one), {}) and key in at.get((theirs, one), {})]
+        if len(sets) < 2:
+            continue
+        leads = [sign * (at[ours, one][key] - at[theirs, one][key]) for one in sets]
+        found.append(lead(f"{ours}: {key} ahead of {theirs}", leads, least))
     return found
+
+
+def pairs_of(name: str) -> list[tuple[str, str, str, int, float]]:
+    """What a query head is held against: the two arms, the score, its sign, and the lead that is asked for."""
+    pairs = [
+        (name, "head_mlp", "log_loss", -1, 0.01),
+        (name, "head_mlp", "spearman", 1, 0.01),
+        (f"{name}, context", "head_offsets", "log_loss", -1, 0.01),
+        (f"{name}, context", "neighbors", "log_loss", -1, 0.0),
+        (f"{name}, context", "scvi", "log_loss", -1, 0.0),
+        (f"{name}, context", "scvi", "spearman", 1, 0.0),
+        (f"{name}, context", "population", "log_loss", -1, 0.0),
+        (f"{name}, context", "population", "spearman", 1, 0.0),
+    ]
+    for about in ("", ", context") if name.startswith(f"{HEAD} ") else ():  # what was added to it
+        pairs += [(name + about, HEAD + about, key, sign, 0.0) for key, sign in (("log_loss", -1), ("spearman", 1))]
+    keys = (("spearman", 1),) if name.startswith(VALUES) else (("log_loss", -1), ("spearman", 1)) * (name == SPLIT)
+    for about in ("", ", context"):
+        pairs += [(name + about, PRESENCE + about, key, sign, 0.0) for key, sign in keys]
+    return pairs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -251,12 +266,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--base", type=Path, required=True, help="folder of train_mini.py without these studies")
     parser.add_argument("--heads", nargs="*", default=[], metavar="NAME=FILE[+FILE]")
-    parser.add_argument("--transformers", nargs="*", default=[], metavar="NAME=FOLDER", help="of denoising_controls.py")
+    parser.add_argument("--transformers", nargs="*", default=[], metavar="FOLDER", help="of denoising_controls.py")
     parser.add_argument("--arms", nargs="*", help="of the others; default all that are at hand")
     parser.add_argument("--studies", nargs="+", default=list(HELD_OUT))
     parser.add_argument("--seen", action="store_true", help="ask the studies that heads were trained on")
     parser.add_argument("--cells", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--result", help="file of results; default denoising, with --seen denoising_seen")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     model = load_model(arguments.base / "model")
@@ -281,7 +297,7 @@ def main(argv: list[str] | None = None) -> int:
     if importlib.util.find_spec("scvi"):
         arms["scvi"] = scvi(arguments.seed)
     arms = {name: answer for name, answer in arms.items() if name in wanted}
-    result = "denoising_seen" if arguments.seen else "denoising"
+    result = arguments.result or ("denoising_seen" if arguments.seen else "denoising")
     file = RESULTS / f"{result}.json"
     notes = json.loads(file.read_text())["heads"] if file.exists() else {}  # of heads that were scored earlier too
     for entry in arguments.heads:
@@ -291,11 +307,11 @@ def main(argv: list[str] | None = None) -> int:
         notes[name] = {**modules[-1].config.to_dict(), **{f"{key}_in_all": value for key, value in spent.items()}}
         arms |= {f"{name}{', context' * around}": queries(modules, context=around) for around in (False, True)}
 
-    for entry in arguments.transformers:
-        name, _, folder = entry.partition("=")
+    for folder in arguments.transformers:
         one = load_model(folder)
-        notes[name] = json.loads((Path(folder) / "config.json").read_text())["metadata"]
-        arms[name] = transformer(one, model.vocabulary, behind=notes[name]["control"] == "behind")
+        control = one.metadata["control"]
+        notes[CONTROLS[control]] = one.metadata
+        arms[CONTROLS[control]] = transformer(one, model.vocabulary, behind=control == "behind")
 
     cells, studies, rows = trained, arguments.studies, rows_so_far(result)
     if arguments.seen:

@@ -203,7 +203,7 @@ def test_likeliest_genes_against_all_assignments(share):
     logits = torch.randn(sum(lengths), n_genes, generator=rng(3)) * 2
     logits[0, 2] = logits[5, 1] = -torch.inf
     cells = torch.repeat_interleave(torch.tensor([0, 3, 4]), torch.tensor(lengths))
-    rows, genes = likeliest_genes(logits, cells, share)
+    rows, genes = likeliest_genes(logits, cells, share, torch.arange(len(cells)))
     assert rows.tolist() == sorted(rows.tolist())
     start = 0
     for length in lengths:
@@ -225,7 +225,7 @@ def test_likeliest_genes_against_all_assignments(share):
 def test_likeliest_genes_finds_more_than_place_by_place():
     """One gene is best at both places: taken by the first, the second would be left with a gene hardly ever there."""
     logits = torch.tensor([[0.50, 0.45, 0.05], [0.60, 0.01, 0.39]]).log()
-    rows, genes = likeliest_genes(logits, torch.zeros(2, dtype=torch.int64), 1.0)
+    rows, genes = likeliest_genes(logits, torch.zeros(2, dtype=torch.int64), 1.0, torch.arange(2))
     assert (rows.tolist(), genes.tolist()) == ([0, 1], [1, 0])
 
 
@@ -234,7 +234,29 @@ def test_likeliest_genes_needs_a_gene_for_each_row(n_genes):
     logits = torch.full((3, n_genes), -torch.inf)
     logits[:, :2] = 0.0
     with pytest.raises(ValueError, match="no gene left"):
-        likeliest_genes(logits, torch.zeros(3, dtype=torch.int64), 1.0)
+        likeliest_genes(logits, torch.zeros(3, dtype=torch.int64), 1.0, torch.arange(3))
+
+
+@pytest.mark.parametrize("remasking", ["low_confidence", "random"])
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_one_row_of_logits_for_a_cell_is_as_good_as_one_for_each_of_its_genes(remasking, n_steps):
+    tokens, values, cu = partly_masked()
+    table, of_genes = (torch.randn(4, N_GENES, generator=rng(number)) for number in (21, 22))
+    cells = torch.repeat_interleave(torch.arange(4), cu.diff())
+
+    def made(*, by_cell):
+        def denoiser(tokens, values, cu_seqlens, value_mask):
+            return table if by_cell else table[cells[tokens == MASK]], torch.zeros(len(tokens)), of_genes
+
+        denominator = torch.ones(N_GENES + N_SPECIAL)
+        return sample(
+            denoiser, tokens, values, cu, n_steps=n_steps, remasking=remasking, score_denominator=denominator,
+            by_cell=by_cell, generator=rng(2),
+        )  # fmt: skip
+
+    one, each = made(by_cell=True), made(by_cell=False)
+    assert torch.equal(one.tokens, each.tokens)
+    assert torch.equal(one.values, each.values)
 
 
 # --- values that depend on the gene -----------------------------------------------------------------------------------

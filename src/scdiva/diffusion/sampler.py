@@ -54,7 +54,7 @@ def checked_logits(logits: Tensor, n_masked: int) -> Tensor:
 
 
 def available_logits(
-    logits: Tensor, tokens: Tensor, cells: Tensor, n_cells: int, allowed: Tensor | None, of_rows: Tensor | None = None
+    logits: Tensor, tokens: Tensor, cells: Tensor, n_cells: int, allowed: Tensor | None, of_rows: Tensor
 ) -> Tensor:
     """Gene logits of masked positions, -inf for genes that the cell shows already.
 
@@ -71,7 +71,7 @@ def available_logits(
     allowed
         bool `(n_genes,)`, or None for all genes.
     of_rows
-        int64 `(N,)`, cell of each row; None: there is one row per `MASK` in `tokens`.
+        int64 `(N,)`, cell of each row.
 
     Returns
     -------
@@ -83,7 +83,6 @@ def available_logits(
         If the denoiser returned the wrong number of rows, NaN or +inf.
     """
     shown = tokens != MASK
-    of_rows = cells[~shown] if of_rows is None else of_rows
     logits = checked_logits(logits, len(of_rows))
     taken = torch.zeros(n_cells, logits.shape[1], dtype=torch.bool, device=logits.device)
     taken[cells[shown], tokens[shown] - N_SPECIAL] = True
@@ -162,7 +161,7 @@ def assign_genes(logits: Tensor, cells: Tensor, priority: Tensor, generator: tor
     return chosen
 
 
-def likeliest_genes(logits: Tensor, cells: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def likeliest_genes(logits: Tensor, cells: Tensor, share: float, row: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the genes that are surest to be masked in each cell, and assign them to positions.
 
     The number of masked genes found is, in expectation, the sum over the chosen ones of their probabilities at all
@@ -173,15 +172,17 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float) -> tuple[Tensor
     Parameters
     ----------
     logits
-        Shape `(N, n_genes)`; -inf for genes that may not be chosen.
+        Shape `(R, n_genes)`; -inf for genes that may not be chosen.
     cells
-        int64 `(N,)`: which cell a row belongs to; rows of a cell stand together.
+        int64 `(N,)`: which cell a position belongs to; those of a cell stand together.
     share
-        Share of each cell's rows that gets a gene.
+        Share of each cell's positions that gets a gene.
+    row
+        int64 `(N,)`: the row of logits of each position, its own or one for all of its cell.
 
     Returns
     -------
-    Rows `(n,)`, ascending, and their genes `(n,)`, both int64.
+    Positions `(n,)`, ascending, and their genes `(n,)`, both int64.
 
     Raises
     ------
@@ -194,29 +195,17 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float) -> tuple[Tensor
     for of_cell in cells.unique_consecutive():
         own = (cells == of_cell).nonzero().squeeze(1)
         number = round(len(own) * share)
-        p = torch.softmax(logits[own].float(), dim=1)
+        p = torch.softmax(logits[row[own].unique_consecutive()].float(), dim=1)
         total, best = p.sum(dim=0).topk(min(number, p.shape[1]))
         if number > len(best) or not bool((total > 0).all()):
             raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
-        gain = p[:, best].clamp_min(torch.finfo(p.dtype).tiny).log()
-        at, which = linear_sum_assignment(gain.cpu().numpy(), maximize=True)
-        rows.append(own[torch.from_numpy(at).to(own.device)])
-        genes.append(best[torch.from_numpy(which).to(best.device)])
+        at = which = torch.arange(number)  # of positions that are alike each may get any
+        if len(p) > 1:
+            gain = p[:, best].clamp_min(torch.finfo(p.dtype).tiny).log()
+            at, which = map(torch.from_numpy, linear_sum_assignment(gain.cpu().numpy(), maximize=True))
+        rows.append(own[at.to(own.device)])
+        genes.append(best[which.to(best.device)])
     return torch.cat(rows), torch.cat(genes)
-
-
-def _revealed(
-    logits: Tensor, cells: Tensor, share: float, remasking: Remasking, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Rows to reveal in a step, int64 `(n,)` ascending, and their genes `(n,)`; see :func:`sample`."""
-    if remasking == "low_confidence":
-        return likeliest_genes(logits, cells, share)
-    draws = torch.rand(logits.shape[0], generator=generator, device=generator.device, dtype=torch.float64)
-    # each masked token on its own with the posterior probability; the second use of the same draw as an order is
-    # harmless, because among the revealed it is still uniform
-    priority = draws.to(logits.device)
-    rows = (priority < share).nonzero().squeeze(1)
-    return rows, assign_genes(logits[rows], cells[rows], priority[rows], generator)
 
 
 def _order_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
@@ -239,6 +228,7 @@ def sample(
     allowed: Tensor | None = None,
     draw_values: DrawValues | None = None,
     score_denominator: Tensor | None = None,
+    by_cell: bool = False,
     generator: torch.Generator,
 ) -> Sampled:
     """Fill every masked position of a packed batch.
@@ -256,10 +246,10 @@ def sample(
     ----------
     denoiser
         Called as `denoiser(tokens, values, cu_seqlens, value_mask)`, at most `n_steps` times. Returns logits, one row
-        for each `MASK` token in their order and one column for each gene (token minus `N_SPECIAL`), one predicted
-        value for each of the `T` positions, and, where the value depends on the gene that is chosen, `(B, n_genes)`:
-        what is added to it at a `MASK`, by cell and gene. The logits are the largest thing held in memory, so pass
-        as many cells at a time as they allow.
+        for each `MASK` token in their order (with `by_cell` for each cell) and one column for each gene (token minus
+        `N_SPECIAL`), one predicted value for each of the `T` positions, and, where the value depends on the gene that
+        is chosen, `(B, n_genes)`: what is added to it at a `MASK`, by cell and gene. The logits are the largest thing
+        held in memory, so pass as many cells at a time as they allow.
     tokens, values, cu_seqlens
         Packed batch, `MASK` where a gene is asked for. Not changed.
     n_steps
@@ -274,6 +264,8 @@ def sample(
     score_denominator
         float32 `(n_tokens,)`; if given, each cell is re-sorted by `value / denominator`, ties by token, as the
         serialiser would have it. None leaves every gene at its position.
+    by_cell
+        As in :func:`log_likelihood`: all masked genes of a cell are predicted alike, by one row of logits.
     generator
         Source of all draws.
 
@@ -319,10 +311,21 @@ def sample(
             )
         predicted = predicted.to(values.dtype)
         where = masked.nonzero().squeeze(1)
-        logits = available_logits(logits, tokens, cells, n_cells, allowed)
+        own = cells[where]
+        row = own if by_cell else torch.arange(len(own), device=own.device)
+        of_rows = torch.arange(n_cells, device=own.device) if by_cell else own
+        logits = available_logits(logits, tokens, cells, n_cells, allowed, of_rows)
         share = (k / n_steps - (k - 1) / n_steps) / (k / n_steps)
-        rows, genes = _revealed(logits, cells[where], share, remasking, generator)
-        at, own = where[rows], cells[where[rows]]
+        if remasking == "low_confidence":
+            rows, genes = likeliest_genes(logits, own, share, row)
+        else:
+            # each masked token on its own with the posterior probability; the second use of the same draw as an order
+            # is harmless, because among the revealed it is still uniform
+            draws = torch.rand(len(own), generator=generator, device=generator.device, dtype=torch.float64)
+            priority = draws.to(logits.device)
+            rows = (priority < share).nonzero().squeeze(1)
+            genes = assign_genes(logits[row[rows]], own[rows], priority[rows], generator)
+        at, own = where[rows], own[rows]
         expected = predicted[at] + (of_genes[0][own, genes].to(values.dtype) if of_genes else 0.0)
         expected = expected.clamp_min(0)
         tokens[at] = genes + N_SPECIAL

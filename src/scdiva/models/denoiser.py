@@ -23,7 +23,6 @@ def denoiser_of(
     own: Tensor | None = None,
     genes: Tensor | None = None,
     stream: bool = True,
-    by_cell: bool = False,
 ) -> Denoiser:
     """Make a denoiser of a model, for :func:`scdiva.diffusion.sample` and :func:`scdiva.diffusion.log_likelihood`.
 
@@ -47,9 +46,8 @@ def denoiser_of(
         numbers of their genes among these, counted from `N_SPECIAL`, and nothing is computed of others. None: all.
     stream
         Whether the transformer is run. Without it (and with a state head) the cell state alone speaks: orders of
-        magnitude faster, and blind to how genes go together beyond it.
-    by_cell
-        Whether logits have one row for each cell, without `stream` the same for all of its masked genes.
+        magnitude faster, and blind to how genes go together beyond it. All masked genes of a cell are then predicted
+        alike, unless by rank, and logits have one row for each cell (`by_cell`).
 
     Returns
     -------
@@ -100,7 +98,7 @@ def denoiser_of(
         if denominator is not None:
             known = visible if given is None else given & visible
             ranked = Ranked(tokens, values, cu_seqlens, known, denominator)
-        rows = cu_seqlens[:-1].long() if by_cell else masked
+        rows = masked if stream or denominator is not None else cu_seqlens[:-1].long()
         logits = model.logits(out, rows, genes=drawn, expected=expected, ranked=ranked)
         if expected is None:
             return logits, model.values(out, tokens)

@@ -223,6 +223,7 @@ def _sampled(
             remasking="random",
             allowed=allowed,
             draw_values=drawn,
+            by_cell=True,
             generator=step_generator(seed, cell, "generate"),
         )
         new = made.tokens[len(shown) :] - N_SPECIAL

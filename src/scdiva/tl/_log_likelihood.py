@@ -156,7 +156,7 @@ def _scored_by(genes: Tensor, n_samples: int, stream: bool, seed: int) -> Callab
     def score(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
         most = network.config.max_length
         found = bound_of(
-            denoiser_of(network, genes=genes, stream=stream, by_cell=not stream),
+            denoiser_of(network, genes=genes, stream=stream),
             torch.searchsorted(genes.to(tokens.device), tokens[:most]) + C.N_SPECIAL,
             values[:most],
             cu_seqlens.clamp_max(most),

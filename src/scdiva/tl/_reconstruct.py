@@ -223,13 +223,13 @@ def _filled_in(
         panel = genes.to(tokens.device)
         generator = step_generator(seed, int(row), "reconstruct")
         number = min(len(tokens), max(1, round(mask_ratio * len(tokens)))) if mask_ratio else 0
-        masked = torch.zeros(len(tokens), dtype=torch.bool)
-        masked[torch.randperm(len(tokens), generator=generator)[:number]] = True
-        masked = masked.to(tokens.device)
+        drawn = torch.randperm(len(tokens), generator=generator)[:number]
+        masked = torch.isin(torch.arange(len(tokens)), drawn).to(tokens.device)
         # Without ranks, masked genes stand behind the visible ones: as all are [MASK], in no order.
-        masked_last = masked if by_rank else masked.sort(stable=True)[0]
         order = torch.arange(len(tokens), device=tokens.device) if by_rank else masked.int().argsort(stable=True)
+        masked_last = masked[order]
         own = None if context is None else torch.tensor([among.get(int(row), -1)], device=tokens.device)
+        stream = by_rank or model.state_head is None or model.config.anchor == "learned"
         denoiser = denoiser_of(
             network,
             denominator=denominator if by_rank else None,
@@ -237,7 +237,7 @@ def _filled_in(
             context=None if context is None else type(context)(*(part.to(tokens.device) for part in context)),
             own=own,
             genes=genes,
-            stream=by_rank or model.state_head is None or model.config.anchor == "learned",
+            stream=stream,
         )
         made_genes, filled = sample(
             denoiser,
@@ -246,6 +246,7 @@ def _filled_in(
             bounds,
             n_steps=n_steps,
             score_denominator=None if by_rank else F.pad(denominator[genes], (N_SPECIAL, 0)),
+            by_cell=not stream,
             generator=generator,
         )
         made_tokens = panel[made_genes - N_SPECIAL]
@@ -272,13 +273,8 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], names:
 
     masked = matrix(found[:, 2] > 0, true)
     masked.eliminate_zeros()
-    laid = (
-        matrix(found[:, 1].astype(np.float32), made),
-        matrix(rank, made),
-        matrix(values.astype(np.float32), true),
-        matrix(rank, true),
-        masked,
-    )
+    predicted, observed = matrix(found[:, 1].astype(np.float32), made), matrix(values.astype(np.float32), true)
+    laid = (predicted, matrix(rank, made), observed, matrix(rank, true), masked)
     return dict(zip(names, laid, strict=True))
 
 

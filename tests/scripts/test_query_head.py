@@ -4,6 +4,7 @@ import pytest
 import torch
 from query_head import Context, SingleQueries
 
+from scdiva.nn import queries
 from scdiva.nn.queries import HEADS
 
 B, M, N, GENES, STATE, READ = 3, 5, 11, 7, 6, 4
@@ -89,7 +90,9 @@ def test_a_table_has_the_answers_to_single_queries(head, asked, context):
     own, gene = torch.tensor([1, -1, 4]), torch.arange(GENES)
     cells = {name: asked[name] for name in ("state", "read", "n_genes")}
     for of_context in (context, context._replace(values=torch.zeros_like(context.values))):
-        found = head.table(**cells, gene=gene, log_odds=log_odds, values=values, context=of_context, own=own)
+        state, n_genes, _, shown, mean = of_context
+        around = queries.Context(state, n_genes, shown, (shown > 0).double(), mean)
+        found = head.table(**cells, gene=gene, log_odds=log_odds, values=values, context=around, own=own)
         cell, column = torch.arange(B).repeat_interleave(GENES), gene.repeat(B)
         single = head(
             **cells, cell=cell, gene=column, column=column, log_odds=log_odds.flatten(), values=values.flatten(),

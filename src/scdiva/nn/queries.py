@@ -33,6 +33,8 @@ class Context(NamedTuple):
         `(M,)`, genes that each shows.
     values
         `(M, n)`, log-normalised expression of the n genes that are asked about.
+    expressed
+        `(M, n)`, of the same type: 1 where that is above zero, else 0.
     log_odds
         `(n,)`, mean over the cells of the state head's log-odds.
     """
@@ -40,6 +42,7 @@ class Context(NamedTuple):
     state: Tensor
     n_genes: Tensor
     values: Tensor
+    expressed: Tensor
     log_odds: Tensor
 
 
@@ -131,8 +134,7 @@ class QueryHead(nn.Module):
         `(B, n)` log-odds that each gene is expressed, and its log-normalised value if it is.
         """
         weights = self.weigh(state, context, own)
-        shown = (context.values > 0).to(weights.dtype)
-        there, total = weights @ shown, weights @ context.values  # (B, H, n)
+        there, total = weights @ context.expressed, weights @ context.values  # (B, H, n)
         n = (1 / weights.square().sum(dim=2))[:, :, None]
         few = F.softplus(self.prior)
         p, base = log_odds.sigmoid()[:, None], values[:, None]

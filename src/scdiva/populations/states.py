@@ -113,7 +113,7 @@ def context_of(model: ScDiVa, cells: AdaptationCells, states: States, genes: NDA
     with torch.inference_mode():
         mean = head(state, n_genes).mean(dim=0, keepdim=True)
         log_odds = head.log_odds(mean, torch.from_numpy(genes - N_SPECIAL))[0]
-    return Context(state, n_genes, values, log_odds)
+    return Context(state, n_genes, values, (values > 0).to(values.dtype), log_odds)
 
 
 @torch.inference_mode()

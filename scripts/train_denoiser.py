@@ -58,9 +58,7 @@ def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> Que
 
 
 def export(module: QueryModule, file: Path, trained_for: dict[str, int]) -> None:
-    """Write what was trained, in half precision, with its configuration, and steps and CPU seconds since random
-    weights.
-    """
+    """Write what was trained, in half precision, with its configuration, and all of its steps and CPU seconds."""
     trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
     weights = {name: value.half() for name, value in module.state_dict().items() if name in trained}
     torch.save({"config": module.config.to_dict(), "trained": trained_for, "weights": weights}, file)
@@ -133,7 +131,7 @@ def main() -> None:
     file = arguments.prepared / "train.h5"
     cells = PackedCells(file, model.vocabulary)
     module = module_of(model, config, torch.from_numpy(cells.measured))
-    before: dict[str, int] = {}
+    before = {"steps": 0, "cpu_seconds": 0}
     if arguments.start:
         load_weights(module, arguments.start)
         before = torch.load(arguments.start, weights_only=True)["trained"]
@@ -159,7 +157,7 @@ def main() -> None:
         )
         steps, seconds = trainer.global_step, spent.state_dict()["seconds"]
     trained_for = {"steps": steps, "cpu_seconds": round(seconds)}
-    export(module, arguments.out / "head.pt", {key: value + before.get(key, 0) for key, value in trained_for.items()})
+    export(module, arguments.out / "head.pt", {key: value + before[key] for key, value in trained_for.items()})
     if arguments.reader_genes:
         return
     training = {

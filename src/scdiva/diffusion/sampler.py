@@ -199,7 +199,7 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float, row: Tensor) ->
         total, best = p.sum(dim=0).topk(min(number, p.shape[1]))
         if number > len(best) or not bool((total > 0).all()):
             raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
-        at = which = torch.arange(number)  # of positions that are alike each may get any
+        at = which = torch.arange(number)  # of positions that share a row each may get any
         if len(p) > 1:
             gain = p[:, best].clamp_min(torch.finfo(p.dtype).tiny).log()
             at, which = map(torch.from_numpy, linear_sum_assignment(gain.cpu().numpy(), maximize=True))
@@ -265,7 +265,7 @@ def sample(
         float32 `(n_tokens,)`; if given, each cell is re-sorted by `value / denominator`, ties by token, as the
         serialiser would have it. None leaves every gene at its position.
     by_cell
-        As in :func:`log_likelihood`: all masked genes of a cell are predicted alike, by one row of logits.
+        As in :func:`log_likelihood`: one row of logits holds for all masked genes of a cell.
     generator
         Source of all draws.
 

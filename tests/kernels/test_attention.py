@@ -156,6 +156,17 @@ def test_bfloat16_on_a_cpu_takes_a_path_of_its_own_without_gradients(head_dim, r
         assert not _sdpa._by_head(q.float(), k.float(), v.float())
 
 
+def test_gradients_in_bfloat16_on_a_cpu_follow_the_reference():
+    lengths = [514, 60, 514, 521, 60, 60]  # one cell a product, three, and one for the fused kernel
+    qkv = [x.bfloat16().requires_grad_() for x in random_qkv(sum(lengths), 3, 16)]
+    exact = [x.detach().double().requires_grad_() for x in qkv]
+    for inputs, backend in ((qkv, "sdpa"), (exact, "reference")):
+        (rope_attention(*inputs, cu_seqlens=bounds(lengths), backend=backend).double() ** 2).sum().backward()
+    for x, expected in zip(qkv, exact, strict=True):
+        for got, true in zip(x.grad.split(lengths), expected.grad.split(lengths), strict=True):
+            assert float((got.double() - true).norm() / true.norm()) < 2e-2
+
+
 def test_weights_rebuild_the_output():
     lengths = [4, 0, 7]
     q, k, v = random_qkv(sum(lengths), 3, 6)

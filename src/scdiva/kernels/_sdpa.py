@@ -15,9 +15,12 @@ from torch import Tensor
 
 from scdiva.kernels._reference import apply_rope, positions
 
-SHORT = 512
-"""Tokens of a cell up to which plain products of bfloat16 are faster on a CPU than the fused kernel, backward pass
-included: 0.7 and 2.1 ms for 257 tokens of 4 heads; longer ones no longer stay in cache."""
+SHORT, IN_CACHE = 520, 2**20
+"""Tokens of a cell up to which plain products of bfloat16 are taken on a CPU, and weights of a product.
+
+The fused kernel takes longer, backward pass included: 77 ms, not 31, for 16 cells of 257 tokens and 4 heads, and
+114 ms, not 65, for 12 of 513. Weights of all of these in one product don't stay in cache (113 ms). Plain products keep
+weights for the backward pass: those of longer cells would fill the memory, so these go through the fused kernel."""
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor) -> Tensor:
@@ -70,7 +73,9 @@ def _one_length(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend within cells `(B, H, L, D)`."""
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= SHORT:
-        return (q * q.shape[3] ** -0.5 @ k.transpose(2, 3)).softmax(dim=3) @ v
+        n_cells = max(1, IN_CACHE // (q.shape[1] * q.shape[2] ** 2))
+        parts = zip(*(x.split(n_cells) for x in (q * q.shape[3] ** -0.5, k, v)), strict=True)
+        return torch.cat([(q @ k.transpose(2, 3)).softmax(dim=3) @ v for q, k, v in parts])
     return F.scaled_dot_product_attention(q, k, v)
 
 

@@ -46,8 +46,8 @@ def denoiser_of(
         numbers of their genes among these, counted from `N_SPECIAL`, and nothing is computed of others. None: all.
     stream
         Whether the transformer is run. Without it (and with a state head) the cell state alone speaks: orders of
-        magnitude faster, and blind to how genes go together beyond it. Unless ranks are
-        read, one prediction then holds for all masked genes of a cell, and logits have a row for each cell (`by_cell`).
+        magnitude faster, and blind to how genes go together beyond it. Unless ranks are read, one prediction then holds
+        for all masked genes of a cell, and logits have a row for each cell (`by_cell`).
 
     Returns
     -------

@@ -215,6 +215,24 @@ def at_depth(log_odds: Tensor, n_genes: Tensor) -> Tensor:
     return torch.expm1(mean * low.exp()).clamp(1e-9, 1e9).log().float()
 
 
+def own_state_head(model: ScDiVa) -> Answer:
+    """The model's own state head as it is, which a transformer of masked diffusion adds to."""
+
+    def answer(study: Study) -> Answers:
+        asked = study.asked
+        with torch.inference_mode():
+            state = model.encode_anchor(*asked.seen)
+        assert state is not None
+        used = torch.unique(torch.cat([asked.token, asked.value_token]))
+        lengths = asked.seen[2].diff().numpy().astype(np.int64)
+        found = predicted(model, used.numpy(), States(state.numpy(), lengths))
+        tables = torch.zeros(2, len(state), model.config.n_genes)
+        tables[:, :, used - N_SPECIAL] = torch.from_numpy(np.stack(found))
+        return taken(tables[0], asked), taken(tables[1], asked, values=True)
+
+    return answer
+
+
 def population(model: ScDiVa) -> Answer:
     """The model's own state head, corrected gene by gene along 20 directions of the states of all other cells.
 

@@ -10,13 +10,14 @@ the other half: as many genes that are as measured genes that neither half shows
 log-normalised value of the genes that were taken away, known to be expressed. No arm knows a rank.
 
 Arms: `unigram`, how often the corpus expresses a gene; `means`, gene means of 200 other cells of the study;
-`neighbors`, the 30 nearest of all other cells; `population`, the model's own state head, corrected gene by gene on
-all other cells, as `tl.impute` does but for its slopes in depth; `head_linear` and `head_mlp`, from the cell state to
-genes, trained on the same queries of the training studies; `head_offsets`, the latter with an offset for each gene
-fitted to the queries of the 200 other cells; a query head `NAME`, alone and, nothing fitted, with the 200 other cells
-as its context (`NAME, context`), of two files the first for presence and the second for values; transformers of
-`denoising_controls.py`, at masked positions; `scvi`, its defaults, fitted to the study. The log-odds of every arm are
-shifted in each cell so that its queries balance, as by design they do; nothing else is fitted to them.
+`neighbors`, the 30 nearest of all other cells; `state_head`, the model's own, to which a transformer of masked
+diffusion adds; `population`, the same, corrected gene by gene on all other cells, as `tl.impute` does but for its
+slopes in depth; `head_linear` and `head_mlp`, from the cell state to genes, trained on the same queries of the training
+studies; `head_offsets`, the latter with an offset for each gene fitted to the queries of the 200 other cells; a query
+head `NAME`, alone and, nothing fitted, with the 200 other cells as its context (`NAME, context`), of two files the
+first for presence and the second for values; transformers of `denoising_controls.py`, at masked positions; `scvi`, its
+defaults, fitted to the study. The log-odds of every arm are shifted in each cell so that its queries balance, as by
+design they do; nothing else is fitted to them.
 
 With `--seen` heads are asked the same of studies that they were trained on, of 250 cells and more: what they know there
 and in no other study does not carry over.
@@ -44,6 +45,7 @@ from _denoising_arms import (
     Head,
     Study,
     neighbors,
+    own_state_head,
     population,
     queries,
     scvi,
@@ -229,7 +231,7 @@ def goals(rows: list[dict], heads: Iterable[str], studies: Sequence[str] = HELD_
     """By how much each query head and each control is ahead of what it is to beat."""
     at = {(row["arm"], row["set"]): row for row in rows}
     pairs = [pair for name in heads for pair in pairs_of(name)]
-    for ours, theirs in itertools.product(CONTROLS.values(), ("head_mlp", CONTROLS["true"])):
+    for ours, theirs in itertools.product(CONTROLS.values(), ("state_head", "head_mlp", CONTROLS["true"])):
         pairs += [(ours, theirs, key, sign, 0.0) for key, sign in (("log_loss", -1), ("spearman", 1)) if ours != theirs]
     found = []
     for ours, theirs, key, sign, least in pairs:
@@ -284,6 +286,7 @@ def main(argv: list[str] | None = None) -> int:
         "unigram": unigram(corpus),
         "means": study_means(corpus),
         "neighbors": neighbors(corpus, model),
+        "state_head": own_state_head(model),
         "population": population(model),
     }
     wanted = set(

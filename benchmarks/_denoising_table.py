@@ -45,11 +45,12 @@ ABOUT = {
         "Denoising: what ranks of masked genes do to a transformer",
         "The same queries of the same studies, and a model without these studies made anew. Three transformers of "
         "masked diffusion of the bundled size, trained from random weights on its frozen set encoder and state head "
-        "for two CPU hours each (`denoising_controls.py`): `true ranks`, masked genes keep their rank and a prior "
-        "states what that says, as the bundled one was trained; `no ranks`, no positions; `masked genes last`, "
-        "masked genes stand behind the visible ones in random order. Presence: mean probability of the gene at "
-        "masked positions, spread evenly among the visible genes or behind them; values: where the state head's "
-        "value would rank the gene.",
+        "(`denoising_controls.py`): `true ranks`, masked genes keep their rank and a prior states what that says, as "
+        "the bundled one was trained; `no ranks`, no positions; `masked genes last`, masked genes stand behind the "
+        "visible ones in random order. Steps of each are as many as two CPU hours were to hold, by a trial before it; "
+        "beside other processes they took longer. Presence: mean probability of the gene at masked positions, spread "
+        "evenly among the visible genes or behind them; values: where the state head's value would rank the gene. "
+        "`state_head`: the model's own, to which they add, as it is.",
     ),
     "head_tasks": (
         "What tasks gain from the heads",
@@ -81,7 +82,9 @@ ABOUT = {
 }
 HEAD, PRESENCE, SPLIT = "query head", "query head, errors of random size", "query head, studies split"
 """The bundled model's design, the head that a transformer's values are added to, and the same of studies split."""
-SIMPLE = ("unigram", "means", "neighbors", "population", "head_linear", "head_mlp", "head_offsets", "scvi")
+SIMPLE = (
+    "unigram", "means", "neighbors", "state_head", "population", "head_linear", "head_mlp", "head_offsets", "scvi",
+)  # fmt: skip
 """Arms that no query head has part in."""
 SCORES = {
     "log_loss": ("log-loss", 4),
@@ -181,6 +184,20 @@ def of_arms(result: dict, scores: dict[str, tuple[str, int]] = SCORES) -> str:
     return "\n".join(parts)
 
 
+def of_controls(result: dict) -> str:
+    """What each transformer was trained for; mean of each arm over the studies, the transformers last, and goals."""
+    arms, _, _ = _by_arm(result)
+    ordered = [arm for arm in SIMPLE if arm in arms] + [arm for arm in arms if arm not in SIMPLE]
+    rows = [row for arm in ordered for row in result["rows"] if row.get("arm") == arm]
+    rows += [row for row in result["rows"] if "met" in row]
+    trained = [
+        [f"`{name}`", f"{note['steps']:,}", f"{note['cells_seen']:,}", f"{note['cpu_seconds'] / 3600:.1f}"]
+        for name, note in result["heads"].items()
+    ]
+    parts = table(["trained", "steps", "cells seen", "CPU hours"], trained), of_arms({**result, "rows": rows})
+    return "\n".join(parts)
+
+
 def of_values(result: dict) -> str:
     """Of values alone, the mean of each arm over the studies, and goals."""
     return of_arms(result, {key: SCORES[key] for key in ("spearman", "rmse")})
@@ -207,7 +224,7 @@ def _interval(row: dict) -> str:
 WRITERS = {
     "denoising": denoising,
     "denoising_seen": of_arms,
-    "denoising_controls": of_arms,
+    "denoising_controls": of_controls,
     "head_tasks": of_tasks,
     "value_limits": of_values,
 }

@@ -248,6 +248,8 @@ def pairs_of(name: str) -> list[tuple[str, str, str, int, float]]:
     pairs = [
         (name, "head_mlp", "log_loss", -1, 0.01),
         (name, "head_mlp", "spearman", 1, 0.01),
+        (name, "state_head", "log_loss", -1, 0.0),
+        (name, "state_head", "spearman", 1, 0.0),
         (f"{name}, context", "head_offsets", "log_loss", -1, 0.01),
         (f"{name}, context", "neighbors", "log_loss", -1, 0.0),
         (f"{name}, context", "scvi", "log_loss", -1, 0.0),

@@ -50,7 +50,8 @@ ABOUT = {
         "visible ones in random order. Steps of each are as many as two CPU hours were to hold, by a trial before it; "
         "beside other processes they took longer. Presence: mean probability of the gene at masked positions, spread "
         "evenly among the visible genes or behind them; values: where the state head's value would rank the gene. "
-        "`state_head`: the model's own, to which they add, as it is.",
+        "`state_head`: the model's own, to which they add, as it is. `query head, errors of random size`: trained anew "
+        "on this model, 12,000 steps.",
     ),
     "head_tasks": (
         "What tasks gain from the heads",
@@ -193,6 +194,7 @@ def of_controls(result: dict) -> str:
     trained = [
         [f"`{name}`", f"{note['steps']:,}", f"{note['cells_seen']:,}", f"{note['cpu_seconds'] / 3600:.1f}"]
         for name, note in result["heads"].items()
+        if "control" in note
     ]
     parts = table(["trained", "steps", "cells seen", "CPU hours"], trained), of_arms({**result, "rows": rows})
     return "\n".join(parts)

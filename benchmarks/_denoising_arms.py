@@ -225,12 +225,17 @@ def own_state_head(model: ScDiVa) -> Answer:
         assert state is not None
         used = torch.unique(torch.cat([asked.token, asked.value_token]))
         lengths = asked.seen[2].diff().numpy().astype(np.int64)
-        found = predicted(model, used.numpy(), States(state.numpy(), lengths))
-        tables = torch.zeros(2, len(state), model.config.n_genes)
-        tables[:, :, used - N_SPECIAL] = torch.from_numpy(np.stack(found))
-        return taken(tables[0], asked), taken(tables[1], asked, values=True)
+        odds, expected = predicted(model, used.numpy(), States(state.numpy(), lengths))
+        return _asked_of(torch.from_numpy(odds), torch.from_numpy(expected), used, asked, model.config.n_genes)
 
     return answer
+
+
+def _asked_of(odds: Tensor, values: Tensor, genes: Tensor, asked: Asked, n_genes: int) -> Answers:
+    """Answer queries from tables `(n_cells, len(genes))` of these genes."""
+    tables = torch.zeros(2, len(odds), n_genes)
+    tables[:, :, genes - N_SPECIAL] = torch.stack([odds, values])
+    return taken(tables[0], asked), taken(tables[1], asked, values=True)
 
 
 def population(model: ScDiVa) -> Answer:
@@ -259,11 +264,9 @@ def population(model: ScDiVa) -> Answer:
                 others.state, *predicted(model, genes, others), shown, np.random.default_rng(0), RIDGE_IMPUTED
             ),
         )
-        tables = torch.zeros(2, len(ours), model.config.n_genes)
         odds, expected = (torch.from_numpy(table) for table in fitted.expected(asked))
         odds = at_depth(odds, torch.from_numpy(asked.n_genes))
-        tables[:, :, used - N_SPECIAL] = torch.stack([odds, expected])
-        return taken(tables[0], study.asked), taken(tables[1], study.asked, values=True)
+        return _asked_of(odds, expected, used, study.asked, model.config.n_genes)
 
     return answer
 

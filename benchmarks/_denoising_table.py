@@ -51,7 +51,7 @@ ABOUT = {
         "beside other processes they took longer. Presence: mean probability of the gene at masked positions, spread "
         "evenly among the visible genes or behind them; values: where the state head's value would rank the gene. "
         "`state_head`: the model's own, to which they add, as it is. `query head, errors of random size`: trained anew "
-        "on this model, 12,000 steps.",
+        "on this model, 12,000 steps. Arms were scored in several calls, on the same queries; the command is the last.",
     ),
     "head_tasks": (
         "What tasks gain from the heads",

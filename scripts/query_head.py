@@ -14,7 +14,7 @@ from scdiva.models import ScDiVaConfig
 from scdiva.nn.layers import INIT_STD, Block, Blocks, RMSNorm, linear
 from scdiva.nn.queries import FEW, HEADS, LEAST, QueryHead
 
-READER_LAYERS, READER_HEADS = 2, 4
+READER_HEADS = 4
 
 
 class Context(NamedTuple):
@@ -157,7 +157,7 @@ def gene_codes(table: Tensor) -> Tensor:
 
     A gene's row there, all scaled by one number; random numbers, always the same, for genes that have none.
     """
-    codes = torch.from_numpy(np.random.RandomState(0).standard_normal(table.shape)).to(table.dtype)
+    codes = torch.from_numpy(np.random.RandomState(0).standard_normal(table.shape)).to(table)
     known = table.detach().any(dim=1)
     codes[known] = table.detach()[known] / table.detach()[known].square().mean().sqrt()
     return INIT_STD * codes
@@ -173,22 +173,25 @@ class CellReader(nn.Module):
     Parameters
     ----------
     config
-        Of the model: the width of its set encoder's table is the reader's.
+        Of the model.
     table
         `(n_tokens, anchor_linear_dim)`, of the set encoder.
+    dim, layers
+        Width and number of its blocks. Where the width is not the table's, codes enter by a linear map.
     """
 
-    def __init__(self, config: ScDiVaConfig, table: Tensor) -> None:
+    def __init__(self, config: ScDiVaConfig, table: Tensor, dim: int, layers: int) -> None:
         super().__init__()
         self.codes = nn.Buffer(gene_codes(table), persistent=False)
-        dim, eps = config.anchor_linear_dim, config.norm_eps
+        eps = config.norm_eps
+        self.code_in = nn.Identity() if dim == table.shape[1] else nn.Linear(table.shape[1], dim, bias=False)
         self.value_in = nn.Sequential(
             linear(1, dim, bias=True, std=1.0), nn.SiLU(), linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)
         )
         nn.init.normal_(self.value_in[0].bias)
         self.state_in = linear(config.state_dim, dim, bias=True)
-        out_std = INIT_STD / (2 * READER_LAYERS) ** 0.5
-        self.blocks = Blocks(Block(dim, READER_HEADS, dim, eps=eps, out_std=out_std) for _ in range(READER_LAYERS))
+        out_std = INIT_STD / (2 * layers) ** 0.5
+        self.blocks = Blocks(Block(dim, READER_HEADS, dim, eps=eps, out_std=out_std) for _ in range(layers))
         self.norm = RMSNorm(dim, eps)
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.gate = nn.Linear(dim, dim)
@@ -207,23 +210,35 @@ class CellReader(nn.Module):
         asked, cell
             int64 `(N,)`: tokens of the genes asked about, and the cell of each query, ascending.
         """
-        ask = self.codes[asked]
-        rows = torch.cat([self.state_in(state), self.codes[tokens] + self.value_in(values[:, None])])
-        of = torch.cat([torch.arange(len(state), device=cell.device), cell_of_token(cu_seqlens, len(values))])
+        ask = self.code_in(self.codes[asked])
+        rows = torch.cat([self.state_in(state), self.code_in(self.codes[tokens]) + self.value_in(values[:, None])])
+        genes_of = cell_of_token(cu_seqlens, len(values))
+        of = torch.cat([torch.arange(len(state), device=cell.device), genes_of])
         bounds = cu_seqlens + torch.arange(len(cu_seqlens), dtype=cu_seqlens.dtype, device=cell.device)
-        lengths = cu_seqlens.diff().tolist()
+        longest = int(cu_seqlens.diff().max())
         order = of.argsort(stable=True)  # the state of each cell before its genes
-        hidden = self.norm(self.blocks(rows[order], bounds, max(lengths) + 1))[order >= len(state)]
-        number = torch.bincount(cell, minlength=len(state)).tolist()
-        q, k, v = (
-            self.query(ask).split(number),
-            self.key(hidden).split(lengths),
-            self.value(hidden).split(lengths),
+        hidden = self.norm(self.blocks(rows[order], bounds, longest + 1))[order >= len(state)]
+        n = len(state)
+        queries = _padded(self.query(ask), cell, n)
+        keys, found = (_padded(part(hidden), genes_of, n) for part in (self.key, self.value))
+        # a cell that shows no gene reads zeros
+        visible = torch.arange(keys.shape[1], device=cell.device) < cu_seqlens.diff().clamp_min(1)[:, None]
+        read = F.scaled_dot_product_attention(
+            *(x.unflatten(2, (READER_HEADS, -1)).transpose(1, 2) for x in (queries, keys, found)),
+            attn_mask=visible[:, None, None],
         )
-        read = []
-        for of_cell in zip(q, k, v, strict=True):
-            q_, k_, v_ = (x.unflatten(1, (READER_HEADS, -1)).transpose(0, 1) for x in of_cell)
-            # plain products: on a CPU those of bfloat16 are twice as fast as the fused kernel's
-            weights = (q_ @ k_.transpose(1, 2) / q_.shape[2] ** 0.5).softmax(dim=2)
-            read.append((weights @ v_).transpose(0, 1).flatten(1))
-        return torch.cat(read) * (1 + self.gate(ask))
+        return read.transpose(1, 2).flatten(2)[cell, _ranks(cell, n)] * (1 + self.gate(ask))
+
+
+def _ranks(of: Tensor, n: int) -> Tensor:
+    """Number rows within their cell; `of`, the cell of each, ascends."""
+    number = torch.bincount(of, minlength=n)
+    return torch.arange(len(of), device=of.device) - (number.cumsum(0) - number)[of]
+
+
+def _padded(rows: Tensor, of: Tensor, n: int) -> Tensor:
+    """Lay rows of n cells out as `(n, most of a cell, dim)`, zeros behind."""
+    at = _ranks(of, n)
+    out = rows.new_zeros(n, int(at.max()) + 1 if len(at) else 1, rows.shape[1])
+    out[of, at] = rows
+    return out

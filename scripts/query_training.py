@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from query_head import CellReader, Context, SingleQueries
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from scdiva._constants import N_SPECIAL
-from scdiva._rng import step_seed
+from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.corpus import take_cells
 from scdiva.data.packed import PackedCells
@@ -27,7 +28,7 @@ from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
 from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary
-from scdiva.train.base import TaskModule
+from scdiva.train.base import STREAM, TaskModule
 from scdiva.train.config import OptimiserConfig
 
 Packed = tuple[Tensor, Tensor, Tensor]
@@ -62,6 +63,8 @@ class QueryConfig(OptimiserConfig):
     reader_genes
         Genes of a cell, the first by rank, that a transformer reads for its queries, which are of values alone then;
         None: none does.
+    reader_dim, reader_layers
+        Width and blocks of that transformer; by default the width of the set encoder's table.
     """
 
     batch_size: int = 24
@@ -75,6 +78,8 @@ class QueryConfig(OptimiserConfig):
     alone_rate: float = 0.3
     captured_rate: float = 0.5
     reader_genes: int | None = None
+    reader_dim: int | None = None
+    reader_layers: int = 2
 
 
 class Asked(NamedTuple):
@@ -102,6 +107,52 @@ class Asked(NamedTuple):
     thinned: bool
 
 
+class Drawn(NamedTuple):
+    """What a batch asks, and of what cells around: tokens, counts and boundaries; None: of none."""
+
+    asked: Asked
+    around: tuple[Tensor, Counts, Tensor] | None
+    n_cells: int
+
+
+def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator) -> Drawn:
+    """Draw what is asked of cells of one study, the first of the batch, given the others.
+
+    Parameters
+    ----------
+    batch
+        On the CPU.
+    measured
+        bool `(n_studies, n_tokens)`, genes that each study has a column for.
+    config
+        Of the training.
+    generator
+        Source of every draw.
+    """
+    assert batch.study is not None
+    tokens, bounds = batch.tokens, batch.cu_seqlens
+    counts = counts_of(batch.values, bounds)
+    if float(torch.rand((), generator=generator)) < config.captured_rate:
+        efficiency = torch.randn(measured.shape[1], generator=generator).clamp_max(0).exp()
+        counts = keep_counts(counts, bounds, efficiency[tokens], generator)
+        kept = counts.of_token > 0
+        tokens, shorter = chosen(tokens, bounds, kept)
+        counts, bounds = Counts(counts.of_token[kept], counts.of_cell), shorter
+    n = n_query_cells(batch.n_cells, config.batch_size)
+    cut = int(bounds[n])
+    asked = draw_queries(
+        tokens[:cut], Counts(counts.of_token[:cut], counts.of_cell[:n]), bounds[: n + 1],
+        measured[batch.study[0]].nonzero().squeeze(1), generator,
+        thinned=bool(torch.rand((), generator=generator) < 0.5), most=config.queries,
+        # presence that a reader learns does not carry over to new studies; values do
+        presence=config.reader_genes is None,
+    )  # fmt: skip
+    around = None
+    if float(torch.rand((), generator=generator)) >= config.alone_rate:
+        around = tokens[cut:], Counts(counts.of_token[cut:], counts.of_cell[n:]), bounds[n:] - cut
+    return Drawn(asked, around, batch.n_cells)
+
+
 def draw_queries(
     tokens: Tensor,
     counts: Counts,
@@ -112,6 +163,7 @@ def draw_queries(
     thinned: bool,
     most: int,
     held_out: float = 0.15,
+    presence: bool = True,
 ) -> Asked:
     """Mask part of cells, and query as many genes that are expressed as measured genes that are not.
 
@@ -131,6 +183,8 @@ def draw_queries(
         Queries of presence of a cell, and values of a cell, at most.
     held_out
         With `thinned`, share of the visible genes that is masked, to ask for their values.
+    presence
+        Whether presence is queried.
 
     Returns
     -------
@@ -147,15 +201,18 @@ def draw_queries(
         held = draw < torch.rand(n_cells, generator=generator)[cells]
         asked, shown = held, ~held
     values = log_normalised(counts, cu_seqlens)
-    there = _some(asked, cells, n_cells, most // 2, generator)
-    n_there = torch.bincount(cells[there], minlength=n_cells)
-    known = torch.zeros(n_cells, int(measured.max()) + 1, dtype=torch.bool)
-    known[cells[inside := tokens <= measured.max()], tokens[inside]] = True
-    keys = torch.rand(n_cells, len(measured), generator=generator).masked_fill(known[:, measured], 2.0)
-    order = keys.topk(min(int(n_there.max()), len(measured)), dim=1, largest=False)
-    taken = (torch.arange(order.indices.shape[1]) < n_there[:, None]) & (order.values < 2)
-    absent_cell, at = taken.nonzero().unbind(1)
-    absent = measured[order.indices[absent_cell, at]]
+    there = absent = tokens[:0]
+    absent_cell = cells[:0]
+    if presence:
+        there = _some(asked, cells, n_cells, most // 2, generator)
+        n_there = torch.bincount(cells[there], minlength=n_cells)
+        known = torch.zeros(n_cells, int(measured.max()) + 1, dtype=torch.bool)
+        known[cells[inside := tokens <= measured.max()], tokens[inside]] = True
+        keys = torch.rand(n_cells, len(measured), generator=generator).masked_fill(known[:, measured], 2.0)
+        order = keys.topk(min(int(n_there.max()), len(measured)), dim=1, largest=False)
+        taken = (torch.arange(order.indices.shape[1]) < n_there[:, None]) & (order.values < 2)
+        absent_cell, at = taken.nonzero().unbind(1)
+        absent = measured[order.indices[absent_cell, at]]
     cell = torch.cat([cells[there], absent_cell])
     by_cell = cell.argsort(stable=True)
     present = torch.cat([torch.ones(len(there)), torch.zeros(len(absent))])
@@ -214,51 +271,42 @@ class QueryModule(TaskModule):
                 'state_head=True and anchor="encoder".'
             )
         c = model.config
-        width = c.anchor_linear_dim if config.reader_genes else 0
+        width = (config.reader_dim or c.anchor_linear_dim) if config.reader_genes else 0
         self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes, width)
         self.reader = None
         if config.reader_genes:
             assert model.anchor is not None
-            self.reader = CellReader(c, model.anchor.table.weight)
+            self.reader = CellReader(c, model.anchor.table.weight, width, config.reader_layers)
         self.measured: Tensor
         self.register_buffer("measured", torch.as_tensor(measured), persistent=False)
         model.requires_grad_(False)
 
-    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute_loss(self, batch: CellBatch | Drawn, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of cells of one study, the first of them asked about; its parts are `presence` (nats) and `value`."""
         c, device = self.config, self.device
-        assert batch.study is not None
-        measured = self.measured[batch.study[0]].cpu().nonzero().squeeze(1)
-        tokens, bounds = batch.tokens.cpu(), batch.cu_seqlens.cpu()
-        counts = counts_of(batch.values.cpu(), bounds)
-        if float(torch.rand((), generator=generator)) < c.captured_rate:
-            efficiency = torch.randn(self.measured.shape[1], generator=generator).clamp_max(0).exp()
-            counts = keep_counts(counts, bounds, efficiency[tokens], generator)
-            kept = counts.of_token > 0
-            tokens, shorter = chosen(tokens, bounds, kept)
-            counts, bounds = Counts(counts.of_token[kept], counts.of_cell), shorter
-        n = n_query_cells(batch.n_cells, c.batch_size)
-        cut = int(bounds[n])
-        thinned = bool(torch.rand((), generator=generator) < 0.5)
-        asked = draw_queries(
-            tokens[:cut], Counts(counts.of_token[:cut], counts.of_cell[:n]), bounds[: n + 1], measured, generator,
-            thinned=thinned, most=c.queries,
-        )  # fmt: skip
-        around = None
-        if float(torch.rand((), generator=generator)) >= c.alone_rate:
-            around = tokens[cut:], Counts(counts.of_token[cut:], counts.of_cell[n:]), bounds[n:] - cut
-        if self.reader is not None:  # presence that it learns does not carry over to new studies; values do
-            asked = asked._replace(cell=asked.cell[:0], token=asked.token[:0], present=asked.present[:0])
-            _, values = self.answer(asked, around)
-            value = F.mse_loss(values, asked.value.to(device)) if len(values) else values.sum()
-            return value, {"value": value.detach()}
+        if isinstance(batch, CellBatch):
+            batch = draw(batch.on_host(), self.measured.cpu(), c, generator)
+        asked, around = batch.asked, batch.around
         odds, values = self.answer(asked, around)
+        value = F.mse_loss(values, asked.value.to(device)) if len(values) else values.sum()
+        if self.reader is not None:
+            return value, {"value": value.detach()}
         presence = F.binary_cross_entropy_with_logits(odds, asked.present.to(device))
-        value = F.mse_loss(values, asked.value.to(device)) if len(values) else odds.new_zeros(())
         return presence + c.value_weight * value, {"presence": presence.detach(), "value": value.detach()}
 
     def answer(self, asked: Asked, around: tuple[Tensor, Counts, Tensor] | None) -> tuple[Tensor, Tensor]:
         """Answer queries, of presence and of values, given other cells of the study: tokens, counts and boundaries."""
+        device = self.device
+        mixed = torch.is_autocast_enabled(device.type)
+        with torch.autocast(device.type, enabled=False):  # of all but the reader: it is little work
+            return self._answered(asked, around, lambda: torch.autocast(device.type, torch.bfloat16, enabled=mixed))
+
+    def _answered(
+        self,
+        asked: Asked,
+        around: tuple[Tensor, Counts, Tensor] | None,
+        precision: Callable[[], AbstractContextManager],
+    ) -> tuple[Tensor, Tensor]:
         model, head, device = self.model, self.model.state_head, self.device
         assert head is not None
         seen = [part.to(device) for part in asked.seen]
@@ -282,9 +330,11 @@ class QueryModule(TaskModule):
             log_odds, values = log_odds + ODDS_ERROR * error[0][column], values + VALUE_ERROR * error[1][column]
             if context is not None:
                 context = context._replace(log_odds=context.log_odds + ODDS_ERROR * error[0])
+        with precision():
+            reading = self._read(seen, state, gene, cell)
         odds, found = self.head(
             state, read, seen[2].diff(), cell, gene, column, log_odds, values,
-            thinned=asked.thinned, context=context, reading=self._read(seen, state, gene, cell),
+            thinned=asked.thinned, context=context, reading=reading,
         )  # fmt: skip
         n = len(asked.cell)
         return odds[:n], found[n:]
@@ -332,7 +382,7 @@ def n_query_cells(n_cells: int, batch_size: int) -> int:
     return min(batch_size, n_cells - LEAST_CONTEXT)
 
 
-class StudyBatches(IterableDataset[CellBatch]):
+class StudyBatches(IterableDataset[CellBatch | Drawn]):
     """Endless batches of one study each, the first cells asked about, the others their context.
 
     Batch s is a function of (cells, sizes, seed, s) and of nothing else. Of the context there are as many cells as are
@@ -348,6 +398,8 @@ class StudyBatches(IterableDataset[CellBatch]):
         Of the draws.
     start_step, max_steps
         First batch, and the batch to end before, counted over all processes.
+    drawn
+        With it, what is asked of a batch is drawn here, as training would, for a loader of several processes.
     """
 
     def __init__(
@@ -358,16 +410,18 @@ class StudyBatches(IterableDataset[CellBatch]):
         seed: int,
         start_step: int = 0,
         max_steps: int | None = None,
+        drawn: QueryConfig | None = None,
     ) -> None:
         self.ragged, self.study = cells.read(0, cells.n_obs), cells.study
+        self.drawn, self.measured = drawn, torch.from_numpy(cells.measured)
         cells.close()
         self.batch_size, self.context_cells, self.seed = batch_size, context_cells, seed
         self.start_step, self.max_steps = start_step, max_steps
         self.sizes = np.bincount(self.study, minlength=len(cells.study_names))
-        drawn = np.where(self.sizes >= 2 * LEAST_CONTEXT, self.sizes, 0) ** STUDY_POWER
-        if not drawn.any():
+        weight = np.where(self.sizes >= 2 * LEAST_CONTEXT, self.sizes, 0) ** STUDY_POWER
+        if not weight.any():
             raise ValueError(f"no study has {2 * LEAST_CONTEXT} cells: a batch is of one study, with others around.")
-        self.drawn = drawn / drawn.sum()
+        self.share = weight / weight.sum()
         self.rank, self.world_size = 0, 1
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -375,7 +429,7 @@ class StudyBatches(IterableDataset[CellBatch]):
     def batch(self, number: int) -> CellBatch:
         """Make one batch; :func:`n_query_cells` says how many of its cells are asked about."""
         rng = np.random.default_rng(step_seed(self.seed, number, "study"))
-        study = rng.choice(len(self.drawn), p=self.drawn)
+        study = rng.choice(len(self.share), p=self.share)
         rows = rng.permutation(np.flatnonzero(self.study == study))
         asked = n_query_cells(len(rows), self.batch_size)
         most = min(self.context_cells, len(rows) - asked)
@@ -383,11 +437,17 @@ class StudyBatches(IterableDataset[CellBatch]):
         rows = rows[: asked + min(n_around, most)]
         return from_ragged(*take_cells(self.ragged, rows), self.study[rows], copy=False)
 
-    def __iter__(self) -> Iterator[CellBatch]:
-        number = self.start_step + self.rank
+    def __iter__(self) -> Iterator[CellBatch | Drawn]:
+        worker = get_worker_info()
+        workers, first = (worker.num_workers, worker.id) if worker else (1, 0)
+        number = self.start_step + self.rank + first * self.world_size
         while self.max_steps is None or number < self.max_steps:
-            yield self.batch(number)
-            number += self.world_size
+            batch = self.batch(number)
+            if self.drawn is None:
+                yield batch
+            else:
+                yield draw(batch, self.measured, self.drawn, step_generator(self.drawn.seed, number, STREAM))
+            number += workers * self.world_size
 
 
 class StudyDataModule(pl.LightningDataModule):
@@ -399,28 +459,26 @@ class StudyDataModule(pl.LightningDataModule):
         A file that :func:`scdiva.data.pack_files` wrote.
     vocabulary
         Its genes.
-    batch_size, context_cells, seed
-        As for :class:`StudyBatches`.
+    config
+        Of the training; sizes and seed are as for :class:`StudyBatches`.
+    workers
+        Processes that draw batches ahead; 0: the one that trains does.
     """
 
     def __init__(
-        self,
-        train: str | Path,
-        *,
-        vocabulary: Vocabulary,
-        batch_size: int = 24,
-        context_cells: int = 256,
-        seed: int = 0,
+        self, train: str | Path, *, vocabulary: Vocabulary, config: QueryConfig | None = None, workers: int = 0
     ) -> None:
         super().__init__()
         self.file, self.vocabulary, self.start_step = Path(train), vocabulary, 0
-        self.batch_size, self.context_cells, self.seed = batch_size, context_cells, seed
+        self.config, self.workers = config or QueryConfig(), workers
 
-    def train_dataloader(self) -> DataLoader[CellBatch]:
+    def train_dataloader(self) -> DataLoader[CellBatch | Drawn]:
         """Load the stream of batches, from `start_step` on."""
-        cells = PackedCells(self.file, self.vocabulary)
-        stream = StudyBatches(cells, self.batch_size, self.context_cells, self.seed, self.start_step)
-        return DataLoader(stream, batch_size=None)
+        c, cells = self.config, PackedCells(self.file, self.vocabulary)
+        stream = StudyBatches(
+            cells, c.batch_size, c.context_cells, c.seed, self.start_step, drawn=c if self.workers else None
+        )
+        return DataLoader(stream, batch_size=None, num_workers=self.workers)
 
     def val_dataloader(self) -> list[DataLoader[CellBatch]]:
         """There is none: benchmarks/denoising.py asks studies that are held out."""

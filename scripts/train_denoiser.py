@@ -20,6 +20,7 @@ For held-out studies, as benchmarks/denoising.py wants them:
 from __future__ import annotations
 
 import argparse
+import copy
 import shutil
 import sys
 import time
@@ -29,7 +30,7 @@ from pathlib import Path
 import torch
 from pytorch_lightning.callbacks import Callback
 from query_training import QueryConfig, QueryModule, StudyDataModule
-from train_mini import BUNDLED, trained_seconds
+from train_mini import BUNDLED, TRIAL_STEPS, Watch, steps_that_fit, trained_seconds
 
 from scdiva._rng import step_generator
 from scdiva.data.packed import PackedCells
@@ -102,7 +103,14 @@ def main() -> None:
     parser.add_argument("--context-cells", type=int, default=256)
     parser.add_argument("--captured-rate", type=float, default=0.5)
     parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--batch-size", type=int, default=24, help="cells of a batch that are queried, at most")
+    parser.add_argument("--warmup-steps", type=int, default=50)
     parser.add_argument("--reader-genes", type=int)
+    parser.add_argument("--reader-dim", type=int)
+    parser.add_argument("--reader-layers", type=int, default=2)
+    parser.add_argument("--queries", type=int, default=320, help="of a cell, at most")
+    parser.add_argument("--time-limit", type=float, help="seconds to train for, with a trial that finds the steps")
+    parser.add_argument("--workers", type=int, default=0, help="processes that draw batches ahead of a GPU")
     parser.add_argument("--start", type=Path, help="head.pt of another run, whose weights this one begins with")
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--accelerator", default="auto")
@@ -112,6 +120,8 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="copy the model with its head into the package")
     parser.add_argument("--progress", action="store_true")
     arguments = parser.parse_args()
+    if arguments.time_limit and arguments.resume:
+        parser.error("a run with --time-limit can't be resumed: its steps differ")
     if arguments.reader_genes and arguments.install:
         parser.error("a model holds the head alone, and no transformer that reads for it")
     model = load_model(arguments.model)
@@ -122,7 +132,12 @@ def main() -> None:
         context_cells=arguments.context_cells,
         captured_rate=arguments.captured_rate,
         weight_decay=arguments.weight_decay,
+        batch_size=arguments.batch_size,
+        warmup_steps=arguments.warmup_steps,
+        queries=arguments.queries,
         reader_genes=arguments.reader_genes,
+        reader_dim=arguments.reader_dim,
+        reader_layers=arguments.reader_layers,
         precision=arguments.precision,
         seed=arguments.seed,
         log_every=50,
@@ -141,20 +156,24 @@ def main() -> None:
         module.load_state_dict(saved["state_dict"], strict=False)
         steps, seconds = saved["global_step"], saved["callbacks"][CpuTime.__name__]["seconds"]
     else:
-        data = StudyDataModule(
-            file, vocabulary=model.vocabulary, batch_size=config.batch_size, context_cells=config.context_cells,
-            seed=config.seed,
-        )  # fmt: skip
-        spent = CpuTime()
-        trainer = fit(
-            module,
-            data,
-            out_dir=arguments.out,
-            accelerator=arguments.accelerator,
-            resume_from=arguments.out if arguments.resume and checkpoint.exists() else None,
-            callbacks=[spent],
-            progress=arguments.progress,
-        )
+        options = {"accelerator": arguments.accelerator, "progress": arguments.progress}
+
+        def data() -> StudyDataModule:
+            return StudyDataModule(file, vocabulary=model.vocabulary, config=config, workers=arguments.workers)
+
+        def trial(watch: Watch) -> None:
+            copied = copy.deepcopy(module)
+            fit(copied, data(), out_dir=arguments.out / "trial", max_steps=TRIAL_STEPS, callbacks=[watch], **options)
+            shutil.rmtree(arguments.out / "trial")
+
+        watches: list[Callback] = [spent := CpuTime()]
+        if arguments.time_limit:
+            end = time.monotonic() + arguments.time_limit
+            steps = steps_that_fit(arguments.time_limit, arguments.steps, trial)
+            module.config = config = replace(config, steps=steps)
+            watches.append(Watch(end - time.monotonic()))
+        resumed = arguments.out if arguments.resume and checkpoint.exists() else None
+        trainer = fit(module, data(), out_dir=arguments.out, resume_from=resumed, callbacks=watches, **options)
         steps, seconds = trainer.global_step, spent.state_dict()["seconds"]
     trained_for = {"steps": steps, "cpu_seconds": round(seconds)}
     export(module, arguments.out / "head.pt", {key: value + before[key] for key, value in trained_for.items()})

@@ -283,10 +283,20 @@ class TaskModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW with linear warm-up and cosine, stepped once per optimiser step. Called by Lightning."""
         c = self.config
-        groups, fused = decay_groups(self, c.weight_decay), self.device.type == "cuda" or None
-        optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=BETAS, fused=fused)
+        groups = decay_groups(self, c.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=BETAS, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, c))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the norm of the gradient, called by Lightning.
+
+        Its own refuses a fused optimiser in mixed precision, as that might scale gradients: in bfloat16 none does.
+        """
+        if gradient_clip_val:
+            self.trainer.precision_plugin.clip_grad_by_norm(optimizer, gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run must know. Called by Lightning."""

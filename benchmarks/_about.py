@@ -258,6 +258,16 @@ ABOUT = {
         "by the clock, from ranked cells to states and from a packed corpus to weights. Where a goal was missed, the "
         "kernels that took the time stand beside it.",
     ),
+    "gpu_fit": (
+        "GPU, training through `fit`",
+        "Above, `fit` failed: Lightning refuses to clip for a fused optimiser in mixed precision. Repaired here. "
+        "Of its waits, 376 are of the checkpoint at its end, which the benchmark no longer counts.",
+    ),
+    "gpu_partial": (
+        "GPU, attention again",
+        "What ran untuned in the call above had eight warps; tuned it took half of the time. These figures are of the "
+        "launch that is taken by default since then, of four warps.",
+    ),
 }
 """Title and what to know, by result; a result that is not named here gets its own name and no words."""
 

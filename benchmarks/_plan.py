@@ -31,13 +31,22 @@ def row_of(results: dict[str, dict], name: str, start: str) -> dict | None:
     return next((row for row in rows if str(row.get("what", "")).startswith(start)), None)
 
 
+def rate_on_gpu(results: dict[str, dict], what: str) -> Figure | None:
+    """Cells/s of a row of a call of `gpu.py`, and the GPU; the newest that has it."""
+    for name in ("gpu_partial", "gpu_fit", "gpu"):
+        for row in results.get(name, {}).get("rows", []):
+            if row.get("what") == what and "cells_per_s" in row:
+                return row["cells_per_s"], results[name]["machine"]["gpu"]
+    return None
+
+
 def training_rate(results: dict[str, dict]) -> tuple[Figure, float]:
     """Cells/s that one GPU trains on, typical ones, and on what it rests; mean genes of a cell."""
-    fit = row_of(results, "gpu", "fit, packed cells")
+    fit = rate_on_gpu(results, "fit, packed cells")
     typical = row_of(results, "training", "training, share of matmul rate, bf16, typical cells")
     assert typical is not None
     if fit is not None:
-        return (fit["cells_per_s"], f"`fit` on one {results['gpu']['machine']['gpu']}"), typical["genes_per_cell"]
+        return (fit[0], f"`fit` on one {fit[1]}"), typical["genes_per_cell"]
     rate = typical["value"] * MATMUL / (typical["gflop_per_cell"] * 1e9)
     rests = f"{typical['value']:.0%} of 790 TFLOP/s, the share that a CPU core keeps"
     return (rate, rests), typical["genes_per_cell"]
@@ -45,9 +54,9 @@ def training_rate(results: dict[str, dict]) -> tuple[Figure, float]:
 
 def embedding_rate(results: dict[str, dict]) -> Figure:
     """Cells/s of 1,200 genes that one GPU embeds with the paper's network."""
-    row = row_of(results, "gpu", "tl.embed, full cells")
-    if row is not None:
-        return row["cells_per_s"], f"`tl.embed` on one {results['gpu']['machine']['gpu']}"
+    found = rate_on_gpu(results, "tl.embed, full cells")
+    if found is not None:
+        return found[0], f"`tl.embed` on one {found[1]}"
     return float(GOAL), "the goal for 1,200 genes"
 
 
@@ -101,7 +110,7 @@ def plan(results: dict[str, dict]) -> str:
     """The table, and where its figures were measured."""
     header = ["what", "rests on", *(f"{n / 1e6:,.1f} M cells".replace(".0", "") for n in SIZES)]
     rows = [[what, rests, *(format(x, shape) for x in figures)] for what, rests, figures, shape in lines(results)]
-    used = [name for name in ("packing", "loading", "training", "scaling", "gpu") if name in results]
+    used = [name for name in ("packing", "loading", "training", "scaling", "gpu", "gpu_fit") if name in results]
     places = [
         f"`{name}.json` ({results[name]['machine'].get('gpu', results[name]['machine']['processor'])}, "
         f"{results[name]['date']})"

@@ -68,14 +68,14 @@ SECTIONS: dict[str, tuple[Section, float]] = {
     "ceilings": (ceilings, 15),
     "sdpa": (against_sdpa, 50),
     "embed": (embedding, 115),
-    "tuning": (tuning, 75),
+    "tuning": (tuning, 65),
     "train": (training, 60),
-    "fit": (fitting, 65),
+    "fit": (fitting, 55),
     "flex": (against_flex, 50),
     "head": (gene_head, 15),
     "encoder": (padded_encoder, 15),
 }
-"""Name, function that yields its rows, and the most seconds it may take: 540 in all."""
+"""Name, function that yields its rows, and the most seconds it may take: 520 in all."""
 LIMIT = 540
 """Most seconds of the whole call."""
 NO_DEVICE = 2

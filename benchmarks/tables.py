@@ -56,7 +56,7 @@ TOPICS = {
         "Speed and memory",
         (
             *("scaling", "embedding", "training", "billion", "serialisation", "loss"),
-            *("packing", "loading", "sources", "activations", "gpu", "aot"),
+            *("packing", "loading", "sources", "activations", "gpu", "gpu_fit", "gpu_partial", "aot"),
         ),
     ),
     "reliability": ("Faults and fuzzing", ("faults", "faults_long", "fuzz")),

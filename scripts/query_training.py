@@ -201,8 +201,7 @@ def draw_queries(
         held = draw < torch.rand(n_cells, generator=generator)[cells]
         asked, shown = held, ~held
     values = log_normalised(counts, cu_seqlens)
-    there = absent = tokens[:0]
-    absent_cell = cells[:0]
+    there, absent_cell, absent = tokens[:0], cells[:0], tokens[:0]
     if presence:
         there = _some(asked, cells, n_cells, most // 2, generator)
         n_there = torch.bincount(cells[there], minlength=n_cells)
@@ -439,8 +438,8 @@ class StudyBatches(IterableDataset[CellBatch | Drawn]):
 
     def __iter__(self) -> Iterator[CellBatch | Drawn]:
         worker = get_worker_info()
-        workers, first = (worker.num_workers, worker.id) if worker else (1, 0)
-        number = self.start_step + self.rank + first * self.world_size
+        workers, at = (worker.num_workers, worker.id) if worker else (1, 0)
+        number = self.start_step + self.rank + at * self.world_size
         while self.max_steps is None or number < self.max_steps:
             batch = self.batch(number)
             if self.drawn is None:

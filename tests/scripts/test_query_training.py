@@ -7,7 +7,16 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from query_training import LEAST_CONTEXT, QueryConfig, QueryModule, StudyBatches, draw_queries, n_query_cells
+from query_head import CellReader
+from query_training import (
+    LEAST_CONTEXT,
+    QueryConfig,
+    QueryModule,
+    StudyBatches,
+    StudyDataModule,
+    draw_queries,
+    n_query_cells,
+)
 
 import scdiva as sd
 from scdiva._rng import step_generator
@@ -17,6 +26,7 @@ from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import counts_of, log_normalised
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import load_vocabulary
+from scdiva.train import fit
 
 SMALL = {
     "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 60, "anchor_linear_dim": 8,
@@ -108,3 +118,32 @@ def test_training_lowers_the_loss_and_leaves_state_and_head(packed, reader_genes
         losses.append(float(loss.detach()))
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
+def test_batches_may_be_drawn_by_other_processes(packed, tmp_path):
+    weights = []
+    for workers in (0, 2):
+        model = ScDiVa(ScDiVaConfig(n_genes=packed[1].n_genes, **SMALL), generator=torch.Generator().manual_seed(0))
+        torch.manual_seed(0)
+        config = QueryConfig(steps=5, batch_size=16, context_cells=48, reader_genes=20, reader_dim=16, reader_layers=1)
+        module = QueryModule(model, config, torch.from_numpy(PackedCells(packed[0]).measured))
+        data = StudyDataModule(packed[0], vocabulary=packed[1], config=config, workers=workers)
+        fit(module, data, out_dir=tmp_path / str(workers), accelerator="cpu", progress=False)
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad]))
+    assert weights[0].equal(weights[1])
+
+
+def test_queries_read_the_genes_of_their_cell_alone():
+    config = ScDiVaConfig(n_genes=12, **SMALL)
+    torch.manual_seed(0)
+    reader = CellReader(config, torch.randn(config.n_tokens, 8), 16, 1)
+    bounds, state = torch.tensor([0, 4, 4, 9], dtype=torch.int32), torch.randn(3, config.state_dim)
+    tokens, values = torch.randint(3, 15, (9,)), torch.rand(9)
+    asked, cell = torch.randint(3, 15, (6,)), torch.tensor([0, 0, 1, 2, 2, 2])
+    together = reader(tokens, values, bounds, state, asked, cell)
+    for one in range(3):
+        own, of = slice(int(bounds[one]), int(bounds[one + 1])), cell == one
+        n = torch.tensor([0, own.stop - own.start], dtype=torch.int32)
+        alone = reader(tokens[own], values[own], n, state[one : one + 1], asked[of], torch.zeros_like(cell[of]))
+        torch.testing.assert_close(together[of], alone)
+    assert not together[cell == 1].any(), "there is nothing to read in a cell that shows no gene"

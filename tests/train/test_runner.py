@@ -5,6 +5,7 @@ import csv
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
 
 from scdiva.models import ScDiVa
 from scdiva.train import PretrainingModule, fit
@@ -72,14 +73,27 @@ def test_training_learns_and_leaves_a_plain_checkpoint(run, tmp_path):
     assert trainer.callback_metrics["val/identity"] < 3.4  # below log(30), all genes alike
 
 
-def test_clipping_and_accumulation_reach_the_trainer(run, tmp_path):
-    _, trainer = run(tmp_path, settings={"clip": 0.3, "accumulate": 3, "steps": 2})
-    assert trainer.gradient_clip_val == 0.3
+class Norms(Callback):
+    """Norms of the gradient that the optimiser saw."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, module, *_):
+        self.seen.append(float(torch.nn.utils.get_total_norm([p.grad for p in module.parameters()])))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_clipping_and_accumulation(run, tmp_path, precision):
+    norms, free = Norms(), Norms()
+    settings = {"steps": 1, "precision": precision}
+    _, trainer = run(tmp_path / "a", settings={**settings, "clip": 0.01}, callbacks=[norms])
+    assert norms.seen[-1] == pytest.approx(0.01, rel=1e-3)
+    assert trainer.precision == {"fp32": "32-true", "bf16": "bf16-mixed"}[precision]
+    run(tmp_path / "b", settings={**settings, "clip": 0}, callbacks=[free])
+    assert free.seen[-1] > 0.02
+    _, trainer = run(tmp_path / "c", settings={**settings, "accumulate": 3})
     assert trainer.accumulate_grad_batches == 3
-    assert trainer.precision == "32-true"
-    _, trainer = run(tmp_path / "b", settings={"clip": 0, "precision": "bf16", "steps": 1})
-    assert trainer.gradient_clip_val is None
-    assert trainer.precision == "bf16-mixed"
 
 
 def test_global_random_state_is_left(run, tmp_path):

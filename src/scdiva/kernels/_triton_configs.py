@@ -86,8 +86,7 @@ _CANDIDATES_32 = Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)
 # smaller tiles in the backward pass, most of all before Hopper, where the products' operands live in registers.
 # On Hopper four warps take half the time of eight (benchmarks/gpu.py, on an H100).
 _HOPPER = Plan(Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3))
-_HOPPER_WIDE = Plan(Tiles(128, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2))
-_AMPERE = _HOPPER_WIDE
+_AMPERE = _HOPPER_WIDE = Plan(Tiles(128, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2))
 _AMPERE_WIDE = _AMPERE._replace(dkdv=Tiles(32, 32, 8, 2), dq=Tiles(64, 32, 8, 2))
 _FULL = Plan(Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
 _FULL_WIDE = _FULL._replace(dkdv=Tiles(16, 32, 8, 1), dq=Tiles(16, 32, 8, 1))

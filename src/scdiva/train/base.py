@@ -237,10 +237,12 @@ class TaskModule(pl.LightningModule):
         del self._window[:-1]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stop before a loss or gradient that is not finite enters the weights. Called by Lightning.
+        """Stop before a loss or gradient that is not finite enters the weights, and clip. Called by Lightning.
 
         It is the one place in which a step waits for its device. What processes have to know of each other (whether a
         loss is not finite, or one of them is to stop) goes around beforehand, as one small sum.
+
+        Lightning's own clipping refuses fused optimisers in mixed precision, and takes the norm once more.
 
         Raises
         ------
@@ -264,6 +266,8 @@ class TaskModule(pl.LightningModule):
         if wild:
             batches = ", ".join(str(number) for _, number, _ in self._window)
             raise FloatingPointError(f"The gradient is not finite at batch {batches}, {at}, though each loss is.")
+        if self.config.clip:
+            nn.utils.clip_grads_with_norm_(self.parameters(), self.config.clip, norm)
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the fixed validation set; it is corrupted in the same way each time. Called by Lightning."""
@@ -287,16 +291,6 @@ class TaskModule(pl.LightningModule):
         optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=BETAS, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, c))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
-    ) -> None:
-        """Clip the norm of the gradient, called by Lightning.
-
-        Its own refuses a fused optimiser in mixed precision, as that might scale gradients: in bfloat16 none does.
-        """
-        if gradient_clip_val:
-            self.trainer.precision_plugin.clip_grad_by_norm(optimizer, gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run must know. Called by Lightning."""

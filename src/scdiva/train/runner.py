@@ -249,7 +249,6 @@ def fit(
             "max_epochs": -1,
             "precision": resolve_precision(c.precision, accelerator),
             "accumulate_grad_batches": c.accumulate,
-            "gradient_clip_val": c.clip or None,
             "logger": CSVLogger(out, name="log", flush_logs_every_n_steps=max(c.log_every, 100)),
             # a checkpoint comes last: it holds what the others did in its step
             "callbacks": [Watch(c.log_every, progress=progress), *callbacks, keeper],

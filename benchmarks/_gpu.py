@@ -18,6 +18,7 @@ import torch._dynamo
 from _judge import judge_times
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.autograd import DeviceType
 
 Arm = Callable[[], object]
 Times = dict[str, list[float] | str]
@@ -156,23 +157,35 @@ def ratio(setting: Setting, what: str, times: Times, above: str, below: str, arm
     return with_profile(setting, judge_times(what, one, other, **bound), arm)  # type: ignore[arg-type]
 
 
-def with_profile(setting: Setting, row: dict, arm: Arm, top: int = 10) -> dict:
-    """The row; where its goal was missed, with the kernels that take longest in one call."""
+@contextmanager
+def profiled(setting: Setting, on_host: bool = False, top: int = 10) -> Iterator[list[str]]:
+    """Where the time goes inside the block, filled in at its end: kernels of the device, or what the host does."""
     from torch.profiler import ProfilerActivity
 
-    if row.get("met") is not False:
-        return row
+    found: list[str] = []
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.cuda else [])]
     synchronize(setting)
+    begun = time.perf_counter()
+    with torch.profiler.profile(activities=kinds) as watched:
+        yield found
+        synchronize(setting)
+    seconds, events = time.perf_counter() - begun, watched.key_averages()
+    unit = "self_device_time_total" if setting.cuda and not on_host else "self_cpu_time_total"
+    busy = sum(event.self_device_time_total for event in events if event.device_type != DeviceType.CPU)
+    found += [f"device busy {busy / seconds / 1e6:.3g} of the time"] * on_host
+    spent = sorted(events, key=lambda event: -getattr(event, unit))[:top]
+    found += [f"{getattr(e, unit) / 1e3:.3g} ms in {e.count} of {e.key[:80]}" for e in spent]
+
+
+def with_profile(setting: Setting, row: dict, arm: Arm) -> dict:
+    """The row; where its goal was missed, with the kernels that take longest in one call."""
+    if row.get("met") is not False:
+        return row
     try:
-        with torch.profiler.profile(activities=kinds) as watched:
+        with profiled(setting) as kernels:
             arm()
-            synchronize(setting)
     except Exception as error:  # noqa: BLE001 a figure is not lost because its profile is
         return {**row, "profile": f"{type(error).__name__}: {str(error)[:300]}"}
-    unit = "self_device_time_total" if setting.cuda else "self_cpu_time_total"
-    spent = sorted(watched.key_averages(), key=lambda event: -getattr(event, unit))[:top]
-    kernels = [f"{getattr(e, unit) / 1e3:.3g} ms in {e.count} of {e.key[:80]}" for e in spent]
     return {**row, "profile": "; ".join(kernels)}
 
 

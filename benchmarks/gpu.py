@@ -56,7 +56,8 @@ from pathlib import Path
 import torch
 from _gpu import Setting, ceilings, dry_setting, embed_flops, spread_lengths, train_flops
 from _gpu_attention import against_flex, against_sdpa, parity, tuning
-from _gpu_model import embedding, fitting, gene_head, padded_encoder, training
+from _gpu_fit import fitting
+from _gpu_model import embedding, gene_head, padded_encoder, training
 from _record import RESULTS, commit, machine, record
 from _timing import report
 

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -298,13 +297,10 @@ class QueryModule(TaskModule):
         device = self.device
         mixed = torch.is_autocast_enabled(device.type)
         with torch.autocast(device.type, enabled=False):  # of all but the reader: it is little work
-            return self._answered(asked, around, lambda: torch.autocast(device.type, torch.bfloat16, enabled=mixed))
+            return self._answered(asked, around, mixed)
 
     def _answered(
-        self,
-        asked: Asked,
-        around: tuple[Tensor, Counts, Tensor] | None,
-        precision: Callable[[], AbstractContextManager],
+        self, asked: Asked, around: tuple[Tensor, Counts, Tensor] | None, mixed: bool
     ) -> tuple[Tensor, Tensor]:
         model, head, device = self.model, self.model.state_head, self.device
         assert head is not None
@@ -329,7 +325,7 @@ class QueryModule(TaskModule):
             log_odds, values = log_odds + ODDS_ERROR * error[0][column], values + VALUE_ERROR * error[1][column]
             if context is not None:
                 context = context._replace(log_odds=context.log_odds + ODDS_ERROR * error[0])
-        with precision():
+        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             reading = self._read(seen, state, gene, cell)
         odds, found = self.head(
             state, read, seen[2].diff(), cell, gene, column, log_odds, values,

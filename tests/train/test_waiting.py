@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning.plugins.precision import Precision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -82,7 +83,7 @@ def test_waits_are_seen():
 def test_a_step_waits_once(fields, settings, tiny, config, batch, device):
     model = tiny(dim=64, attention_backend="triton", **fields)
     module = PretrainingModule(model, config(**settings), n_studies=2, denominator=np.ones(33)).to(device)
-    module._trainer = SimpleNamespace(world_size=1, global_step=0)
+    module._trainer = SimpleNamespace(world_size=1, global_step=0, precision_plugin=Precision())
     module.on_fit_start()
     generator = torch.Generator().manual_seed(0)
     on_device = batch.to(device)
@@ -93,7 +94,7 @@ def test_a_step_waits_once(fields, settings, tiny, config, batch, device):
             module._window.append((on_device, number, loss.detach()))
             loss.backward()
         assert waits.counted == []
-        module.on_before_optimizer_step(None)
+        module.on_before_optimizer_step(torch.optim.SGD(module.parameters(), lr=0.1))
     assert waits.counted == ["to cpu"]
     assert module.last_loss == 0.0
     untrained = [name for name, weight in module.named_parameters() if weight.grad is None]

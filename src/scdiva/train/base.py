@@ -242,7 +242,7 @@ class TaskModule(pl.LightningModule):
         It is the one place in which a step waits for its device. What processes have to know of each other (whether a
         loss is not finite, or one of them is to stop) goes around beforehand, as one small sum.
 
-        Lightning's own clipping refuses fused optimisers in mixed precision, and takes the norm once more.
+        Clipped here, since Lightning refuses fused optimisers in mixed precision; of shards (FSDP) it refuses here too.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class TaskModule(pl.LightningModule):
             batches = ", ".join(str(number) for _, number, _ in self._window)
             raise FloatingPointError(f"The gradient is not finite at batch {batches}, {at}, though each loss is.")
         if self.config.clip:
-            nn.utils.clip_grads_with_norm_(self.parameters(), self.config.clip, norm)
+            self.trainer.precision_plugin.clip_grad_by_norm(optimizer, self.config.clip)
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the fixed validation set; it is corrupted in the same way each time. Called by Lightning."""

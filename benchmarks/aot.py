@@ -56,14 +56,15 @@ def compiled(arch: int, folder: Path) -> Iterator[dict]:
 
 
 def judged(arch: int, rows: list[dict]) -> Iterator[dict]:
-    """The goals of an architecture: no launch spills, and each multiplies on its matrix units."""
+    """The goals of an architecture: what is not timed first does not spill, and each multiplies on its matrix units."""
     for by in ("default", "rotated in the loop", "tuning"):
         some = [row for row in rows if row["what"].startswith(f"sm_{arch}, {by}")]
         if not some:
             continue
-        spilling = sum(row["stack_bytes"] > 0 for row in some)
         name = {"section": f"sm_{arch}", "of": len(some)}
-        yield goal(f"sm_{arch}, {by}: launches that spill", spilling, at_most=0, counted=True, **name)
+        if by != "tuning":  # which chooses by time: a launch that spills can be the fastest
+            spilling = sum(row["stack_bytes"] > 0 for row in some)
+            yield goal(f"sm_{arch}, {by}: launches that spill", spilling, at_most=0, counted=True, **name)
         slow = sum(row["matrix_instructions"] == 0 for row in some)
         what = f"sm_{arch}, {by}: launches without {MATRIX_PRODUCT[arch]}"
         yield goal(what, slow, at_most=0, counted=True, **name)

@@ -250,7 +250,7 @@ ABOUT = {
         "Kernels compiled for GPUs that are not here",
         "The attention kernels in bfloat16 by Triton's compiler for A100 (sm_80), H100 and H200 (sm_90) and B200 "
         "(sm_100): every launch by default, and every launch that tuning may take for heads of 64, by time, also one "
-        "that spills. Spilled registers lie on the thread's stack. Matrix instructions are counted in the machine code.",
+        "that spills. Spilled registers lie on the thread's stack. Matrix instructions are those of the machine code.",
     ),
     "gpu": (
         "GPU",

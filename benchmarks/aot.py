@@ -56,7 +56,7 @@ def compiled(arch: int, folder: Path) -> Iterator[dict]:
 
 
 def judged(arch: int, rows: list[dict]) -> Iterator[dict]:
-    """The goals of an architecture: what is not timed first does not spill, and each multiplies on its matrix units."""
+    """The goals of an architecture: untimed launches do not spill, and all multiply on its matrix units."""
     for by in ("default", "rotated in the loop", "tuning"):
         some = [row for row in rows if row["what"].startswith(f"sm_{arch}, {by}")]
         if not some:

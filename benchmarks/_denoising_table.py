@@ -150,7 +150,8 @@ def curve(result: dict) -> str:
             continue
         steps = note["steps_in_all"]
         seconds = note.get("cpu_seconds_in_all", steps * CPU_SECONDS)
-        row = [f"{steps * note['batch_size']:,}", f"{seconds / 3600:.1f}"]
+        cells = note.get("cells_in_all", steps * note["batch_size"])
+        row = [f"{cells:,}", f"{seconds / 3600:.1f}"]
         for about in ("", ", context"):
             row.append(f"{mean(at[name + about, one]['spearman'] for one in sets):.3f}")
             ahead = lead[f"{name}{about}: spearman ahead of {PRESENCE}{about}"]

@@ -59,7 +59,7 @@ def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> Que
 
 
 def export(module: QueryModule, file: Path, trained_for: dict[str, int]) -> None:
-    """Write what was trained, in half precision, with its configuration, and all of its steps and CPU seconds."""
+    """Write what was trained, in half precision, with its configuration, and the steps, cells and CPU seconds of it."""
     trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
     weights = {name: value.half() for name, value in module.state_dict().items() if name in trained}
     torch.save({"config": module.config.to_dict(), "trained": trained_for, "weights": weights}, file)
@@ -146,10 +146,11 @@ def main() -> None:
     file = arguments.prepared / "train.h5"
     cells = PackedCells(file, model.vocabulary)
     module = module_of(model, config, torch.from_numpy(cells.measured))
-    before = {"steps": 0, "cpu_seconds": 0}
+    before = {"steps": 0, "cells": 0, "cpu_seconds": 0}
     if arguments.start:
         load_weights(module, arguments.start)
-        before = torch.load(arguments.start, weights_only=True)["trained"]
+        saved = torch.load(arguments.start, weights_only=True)
+        before = {"cells": saved["trained"]["steps"] * saved["config"]["batch_size"], **saved["trained"]}
     checkpoint = arguments.out / "last.ckpt"
     if arguments.export:
         saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
@@ -175,7 +176,7 @@ def main() -> None:
         resumed = arguments.out if arguments.resume and checkpoint.exists() else None
         trainer = fit(module, data(), out_dir=arguments.out, resume_from=resumed, callbacks=watches, **options)
         steps, seconds = trainer.global_step, spent.state_dict()["seconds"]
-    trained_for = {"steps": steps, "cpu_seconds": round(seconds)}
+    trained_for = {"steps": steps, "cells": steps * config.batch_size, "cpu_seconds": round(seconds)}
     export(module, arguments.out / "head.pt", {key: value + before[key] for key, value in trained_for.items()})
     if arguments.reader_genes:
         return

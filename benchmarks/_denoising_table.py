@@ -151,13 +151,14 @@ def curve(result: dict) -> str:
         steps = note["steps_in_all"]
         seconds = note.get("cpu_seconds_in_all", steps * CPU_SECONDS)
         cells = note.get("cells_in_all", steps * note["batch_size"])
-        row = [f"{cells:,}", f"{seconds / 3600:.1f}"]
+        row = [f"{steps:,}", f"{cells:,}", f"{seconds / 3600:.1f}"]
         for about in ("", ", context"):
             row.append(f"{mean(at[name + about, one]['spearman'] for one in sets):.3f}")
             ahead = lead[f"{name}{about}: spearman ahead of {PRESENCE}{about}"]
             row.append(f"{ahead['value']:.4f}, {_interval(ahead)}")
         rows.append(row)
-    header = ["cells seen", "CPU hours", "Spearman alone", "ahead of the head", "in context", "ahead of the head"]
+    ahead_of = "ahead of the head"
+    header = ["steps", "cells seen", "CPU hours", "Spearman alone", ahead_of, "in context", ahead_of]
     return table(header, rows) if rows else ""
 
 

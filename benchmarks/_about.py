@@ -249,7 +249,7 @@ ABOUT = {
     "aot": (
         "Kernels compiled for GPUs that are not here",
         "The attention kernels in bfloat16 by Triton's compiler for A100 (sm_80), H100 and H200 (sm_90) and B200 "
-        "(sm_100): each default launch, and for heads of 64 each that tuning may choose; it chooses by time: these may "
+        "(sm_100): each default launch, and each that tuning may choose for heads of 64, by time, so that some may "
         "spill. Spilled registers lie on the thread's stack. Matrix instructions are those of the machine code.",
     ),
     "gpu": (

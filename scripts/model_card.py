@@ -93,8 +93,8 @@ Transformer, at length (as the first run's, on {long["validation_cells"]} cells,
 
 def query_head(metadata: dict) -> str:
     """What a query head does, how such heads were judged, and which lost; nothing for a model without one."""
-    result, tasks = tables.load("denoising"), tables.load("head_tasks")
-    if "query_head" not in metadata or result is None or tasks is None:
+    result, hours, tasks = (tables.load(name) for name in ("denoising", "denoising_hours", "head_tasks"))
+    if "query_head" not in metadata or result is None or hours is None or tasks is None:
         return ""
     part = metadata["query_head"]
     own = [
@@ -118,6 +118,11 @@ In that table, arms with a transformer read the visible genes of the cell for ea
 values. Its budget, and its lead in Spearman over the head that it shares presence with:
 
 {denoising_curve(result)}
+
+A longer run, begun anew on a set encoder and state head that were trained anew without these studies; the first row is a larger
+transformer on a GPU:
+
+{denoising_curve(hours)}
 
 What is left of that in calls is the rank correlation of imputed values within genes. So no call runs a transformer by default.
 

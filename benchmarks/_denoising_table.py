@@ -58,7 +58,8 @@ ABOUT = {
         "The same queries of the same studies, on the model of the section before. The transformer of `with "
         "transformer, set encoder's rows`, trained for values alone from random weights with its own head; presence is "
         "that of the head beside it, trained anew on this model. From 62,028 steps on batches hold 64 cells in "
-        "place of 24. `H100`: six blocks of width 256 that read 512 genes, 748 steps of up to 384 cells in two minutes on a GPU; its CPU hours are of the process that drove it. "
+        "place of 24. `H100`: six blocks of width 256 that read 512 genes, 748 steps "
+        "of up to 384 cells in two minutes on a GPU; its CPU hours are of the process that drove it. "
         "Arms were scored in several calls, on the same queries; the command is the last.",
     ),
     "head_tasks": (

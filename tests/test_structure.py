@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import textwrap
-import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -61,13 +59,6 @@ SIDEWAYS = {
 """Imports within a floor that are allowed, by part."""
 REEXPORTED = {"models.__init__": {"perturbation", "_loading"}}
 """Public names that now stand higher up; found lazily, where they always were."""
-MAX_LINES = 300
-"""Lines of code of a file; docstrings, comments and blank lines don't count. Of tests 350."""
-MOST_CODE, MOST_FILES = 17_000, 160
-"""Lines of code and files of the whole package: what one person can read in some days."""
-NO_CODE = (
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-)  # fmt: skip
 
 
 def sources(folder: Path) -> dict[str, str]:
@@ -212,41 +203,6 @@ def test_circles_are_seen_where_they_are():
         "d": "from scdiva.c import C",
     }
     assert circles(modules) == {frozenset({"a.one", "a.two", "a.three"})}
-
-
-def code_lines(text: str) -> int:
-    """Lines of a module that hold code: without docstrings, comments and blank lines."""
-    documented = {
-        line
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, node.end_lineno + 1)
-    }
-    held = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in NO_CODE
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(held - documented)
-
-
-def test_code_is_counted_without_docstrings_and_comments():
-    text = '"""One\ntwo."""\n\nx = [\n    1,  # why\n    2,\n]\n\n\ndef f():\n    """What."""\n    # so\n    return x\n'
-    assert code_lines(text) == 6
-
-
-def test_files_are_short():
-    files = [path for folder in ("src", "tests", "scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
-    texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in files}
-    lengths = {name: code_lines(text) for name, text in texts.items() if text.count("\n") > MAX_LINES}
-    assert {name: n for name, n in lengths.items() if n > MAX_LINES + 50 * name.startswith("tests")} == {}
-
-
-def test_the_package_stays_small():
-    lengths = [code_lines(path.read_text("utf-8")) for path in SRC.rglob("*.py")]
-    assert sum(lengths) <= MOST_CODE
-    assert len(lengths) <= MOST_FILES
 
 
 def test_no_file_is_called_utils():

@@ -8,6 +8,14 @@ save
     A file to write the figure to; its ending names the format. None writes none.
 rng
     Seed of the random numbers; None takes `scdiva.settings.seed`. Global random state is never touched.
+finetune, epochs, lr, freeze, lora, context, checkpoint_dir
+    With `finetune=True` all weights of the model are trained (a copy; the given model is not changed): for so many
+    passes over the cells (None: as many as show 8,000 cells, at least one), with this maximum learning rate (None:
+    3e-4; layers that are new learn at ten times that), on the `context` top-ranked genes of a cell (None: 128), which
+    is what a model whose state comes from the transformer reads afterwards, too. `freeze` keeps the embeddings and so
+    many of the first transformer blocks fixed; `lora` trains only low-rank updates of that rank of the blocks (Hu et
+    al. 2022), merged into the weights at the end. In `checkpoint_dir` a checkpoint is written after every epoch; the
+    same call continues from it after an interruption, with identical results.
 layer
     Layer to read instead of `X`.
 use_raw
@@ -41,6 +49,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 # python -OO leaves no docstring, and nothing to fill in
 _SHARED = {text.partition("\n")[0]: text for text in re.split(r"\n+(?=\S)", (__doc__ or "").rstrip())[1:]}
+_SHARED["finetuning"] = _SHARED["finetune, epochs, lr, freeze, lora, context, checkpoint_dir"]
 _SHARED["reading"] = "\n".join(list(_SHARED.values())[-6:])
 
 

@@ -134,7 +134,8 @@ def embedding_key(model: ScDiVa) -> str:
 
     Those of a model that has integrated batches stand where `tl.integrate` put those of the cells it was fitted on.
     """
-    return OBSM_EMBEDDING if model.integration is None else OBSM_INTEGRATED
+    integrated = model.integration is not None or model.finetuned_for == "integrate"
+    return OBSM_INTEGRATED if integrated else OBSM_EMBEDDING
 
 
 def model_name(model: object) -> str:

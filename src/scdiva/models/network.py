@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scdiva._constants import MASK, N_SPECIAL
+from scdiva._constants import FINETUNED, MASK, N_SPECIAL
 from scdiva._lazy import renamed
 from scdiva._version import __version__
 from scdiva.diffusion import cell_of_token
@@ -212,6 +212,12 @@ class Network(nn.Module):
     def adaptation(self) -> dict[str, Any] | None:
         """What :func:`scdiva.tl.adapt` noted of its choice; `None`: the model is not adapted."""
         found: dict[str, Any] | None = (self.metadata or {}).get("adaptation")
+        return found
+
+    @property
+    def finetuned_for(self) -> str | None:
+        """Task that all weights were fine-tuned for, `"integrate"`, `"annotate"` or `"perturbation"`; None if none."""
+        found: str | None = (self.metadata or {}).get(FINETUNED, {}).get("task")
         return found
 
     def __repr__(self) -> str:

@@ -284,11 +284,14 @@ class TaskModule(pl.LightningModule):
             rate = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
             self.log("train/learning_rate", rate, batch_size=n_cells)
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Parameters that are trained, by weight decay."""
+        return decay_groups(self, self.config.weight_decay)
+
     def configure_optimizers(self) -> Any:
         """AdamW with linear warm-up and cosine, stepped once per optimiser step. Called by Lightning."""
         c = self.config
-        groups = decay_groups(self, c.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=BETAS, fused=True)
+        optimizer = torch.optim.AdamW(self.parameter_groups(), lr=c.learning_rate, betas=BETAS, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, c))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

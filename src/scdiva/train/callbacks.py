@@ -140,12 +140,12 @@ class Keeper(Checkpoint):
     Parameters
     ----------
     file
-        Where to.
+        Where to; None writes none.
     every
         Optimiser steps between two checkpoints.
     """
 
-    def __init__(self, file: Path, every: int) -> None:
+    def __init__(self, file: Path | None, every: int) -> None:
         self.file, self.every = file, every
         self.signal: int | None = None
         self._since = 0.0
@@ -172,7 +172,7 @@ class Keeper(Checkpoint):
             return
         step = trainer.global_step  # several processes have decided before this step, all the same
         stops = bool(pl_module.stopping) if trainer.world_size > 1 else self.signal is not None
-        if stops or step % self.every == 0 or step == trainer.max_steps:
+        if self.file is not None and (stops or step % self.every == 0 or step == trainer.max_steps):
             trainer.save_checkpoint(self.file)
         if stops and step != trainer.max_steps:
             self.signal = self.signal or signal.SIGTERM  # another process received it

@@ -9,7 +9,8 @@ from scdiva._checks import check_choices, check_fields, refuse_unknown
 from scdiva._constants import MAX_LENGTH, PRESETS
 
 _ZERO = {
-    "warmup_steps", "seed", "final_learning_rate", "weight_decay", "clip", "value_weight", "value_mask_rate",
+    "warmup_steps", "seed", "final_learning_rate", "weight_decay", "clip", "value_weight", "value_mask_rate", "freeze",
+    "lora",
 }  # fmt: skip
 """Numbers that may be 0."""
 _MOST = {"final_learning_rate": 1, "value_mask_rate": 1}
@@ -184,3 +185,36 @@ class PretrainingConfig(OptimiserConfig):
             },
         }[name]  # fmt: skip
         return cls(**{**shared, **run, **changes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(OptimiserConfig):
+    """Fine-tuning of a pretrained model on a task of the paper: integration, annotation or perturbation.
+
+    The paper names the losses of the three tasks and no other setting; all defaults are ours.
+
+    Attributes
+    ----------
+    freeze
+        Number of transformer blocks, counted from the first, whose weights stay fixed, together with the embeddings; 0
+        trains all weights.
+    lora
+        Rank of low-rank updates of the blocks' linear layers (Hu et al. 2022), which are then all that is trained of
+        the model; 0 trains the weights themselves.
+    context
+        Maximum number of genes per cell, the top-ranked ones. A fine-tuned model whose state comes from the transformer
+        reads that many later on, too.
+    batch_size, learning_rate, final_learning_rate, warmup_steps, weight_decay
+        With defaults of their own. Layers that are new (classifier, discriminator, response head) learn at ten times
+        the learning rate.
+    """
+
+    freeze: int = 0
+    lora: int = 0
+    context: int = 128
+    batch_size: int = 32
+    learning_rate: float = 3e-4
+    final_learning_rate: float = 0.05
+    warmup_steps: int = 20
+    weight_decay: float = 0.01
+    compile_blocks: Literal["auto", "yes", "no"] = "no"

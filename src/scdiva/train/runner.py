@@ -142,7 +142,7 @@ def fit(
     module: TaskModule,
     datamodule: pl.LightningDataModule,
     *,
-    out_dir: str | Path,
+    out_dir: str | Path | None,
     max_steps: int | None = None,
     accelerator: str = "auto",
     devices: int | str | list[int] = 1,
@@ -170,7 +170,7 @@ def fit(
         `train_dataloader` obeys: the number of batches to leave out, of all processes together. If it has an attribute
         `lanes`, that is set to the number of batches of a step.
     out_dir
-        Folder of the run; made if need be.
+        Folder of the run; made if need be. None: no checkpoint and no log is written.
     max_steps
         Stop after so many optimiser steps, counted over all resumed runs. None: `config.steps`. The learning rate
         follows `config.steps` in any case.
@@ -228,15 +228,16 @@ def fit(
     2
     """
     c = module.config
-    out = Path(out_dir)
+    out = None if out_dir is None else Path(out_dir)
     checkpoint = None if resume_from is None else find_checkpoint(resume_from)
     if not hasattr(datamodule, "start_step"):
         if checkpoint is not None:
             raise ValueError(f"{type(datamodule).__name__} has no start_step, so a run on it cannot be resumed.")
     else:
         datamodule.start_step = module.batches_seen if checkpoint is None else batches_seen(checkpoint)
-    out.mkdir(parents=True, exist_ok=True)
-    keeper = Keeper(out / CHECKPOINT, c.checkpoint_every)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    keeper = Keeper(None if out is None else out / CHECKPOINT, c.checkpoint_every)
     # where some weight stays without gradient, processes have to look which, after each batch
     looked_for = not module.all_trained and ((devices, num_nodes) != (1, 1) or launched() is not None)
     trainer = make_trainer(
@@ -249,7 +250,9 @@ def fit(
             "max_epochs": -1,
             "precision": resolve_precision(c.precision, accelerator),
             "accumulate_grad_batches": c.accumulate,
-            "logger": CSVLogger(out, name="log", flush_logs_every_n_steps=max(c.log_every, 100)),
+            "logger": False
+            if out is None
+            else CSVLogger(out, name="log", flush_logs_every_n_steps=max(c.log_every, 100)),
             # a checkpoint comes last: it holds what the others did in its step
             "callbacks": [Watch(c.log_every, progress=progress), *callbacks, keeper],
             "log_every_n_steps": c.log_every,
@@ -277,7 +280,8 @@ def fit(
                 raise KeyboardInterrupt from error
             raise
         except FloatingPointError as error:
-            kept = f"{keeper.file} is from before" if keeper.file.exists() else "there is no checkpoint yet"
+            there = keeper.file is not None and keeper.file.exists()
+            kept = f"{keeper.file} is from before" if there else "there is no checkpoint yet"
             raise FloatingPointError(
                 f"{error} The weights were left as they were, and {kept}. Inspect the batch's cells "
                 "(CellDataModule.cells_of_batch), start anew with a lower learning_rate, or resume with "

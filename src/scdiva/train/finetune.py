@@ -1,0 +1,547 @@
+"""Fine-tune a whole model on cells in memory: one Lightning module, one runner, an objective for each task (paper).
+
+An objective is a module that maps a network and the numbers of some training examples to a loss. It holds the examples
+and the layers that are new. :func:`finetune` trains both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from scdiva._checks import check_least, refuse_unwritable
+from scdiva._constants import FINETUNED
+from scdiva._rng import step_generator, step_seed
+from scdiva._settings import settings
+from scdiva.models.inference import runs_transformer
+from scdiva.models.scdiva import ScDiVa
+from scdiva.nn.layers import Block, perceptron
+from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.base import TaskModule, decay_groups
+from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY
+from scdiva.train.config import FinetuneConfig
+from scdiva.train.loop import shuffled
+from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
+from scdiva.train.runner import fit
+
+HEAD_RATE = 10.0
+"""Learning rate of new layers, in units of the model's."""
+LORA_SCALE = 2.0
+"""Factor of a low-rank update, alpha / rank of Hu et al. 2022."""
+HIDDEN = 128
+"""Hidden width of the batch discriminators."""
+TEMPERATURE = 0.1
+"""Of both contrastive losses."""
+CONTRAST_WEIGHT, REVERSAL_WEIGHT, REVERSAL_RISE = 1.0, 1.0, 10.0
+"""Weights of the contrastive loss and of the reversed gradient at the end of its schedule, and the schedule's γ."""
+MAX_TIME = 0.3
+"""Without labels, a second view of a cell leaves each gene out with probability t ~ U(0, 0.3)."""
+
+
+CELLS_SEEN = 8_000
+"""Training examples that are shown where no number of epochs is given."""
+
+
+def finetune_config(
+    finetune: bool,
+    model: ScDiVa,
+    *,
+    epochs: int | None = None,
+    lr: float | None = None,
+    freeze: int | None = None,
+    lora: int | None = None,
+    context: int | None = None,
+    checkpoint_dir: str | PathLike[str] | None = None,
+    through: bool | None = None,
+) -> dict[str, Any] | None:
+    """Check the fine-tuning arguments of a call against a model, before any cell is read.
+
+    Parameters
+    ----------
+    finetune
+        Whether fine-tuning was requested.
+    model
+        The model.
+    epochs, lr, freeze, lora, context, checkpoint_dir
+        As given by the user; None where they were not.
+    through
+        Whether the task reads the transformer's output; None: where the cell state comes from it.
+
+    Returns
+    -------
+    Fields of :class:`FinetuneConfig`, and `epochs`; None without fine-tuning.
+
+    Raises
+    ------
+    ValueError
+        If one is given without `finetune=True`, is out of range, or does not apply to this model.
+    TypeError
+        If one has the wrong type.
+    """
+    given = {"epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context}
+    named = {name: value for name, value in (given | {"checkpoint_dir": checkpoint_dir}).items() if value is not None}
+    if not finetune:
+        if named:
+            raise ValueError(f"{', '.join(named)} set how the model is fine-tuned: pass finetune=True too.")
+        return None
+    if checkpoint_dir is not None:
+        refuse_unwritable(Path(checkpoint_dir).expanduser() / CHECKPOINT)
+    c = model.config
+    wanted = {"learning_rate": lr, "freeze": freeze, "lora": lora, "context": context}
+    fields: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    config = FinetuneConfig(**fields)
+    if epochs is not None:
+        check_least(epochs=(epochs, 1))
+    if config.freeze > c.n_layers:
+        raise ValueError(f"freeze={config.freeze} is more than the {c.n_layers} blocks of the model.")
+    if config.lora and config.freeze == c.n_layers:
+        raise ValueError(f"freeze={config.freeze} leaves no block that lora could update: freeze fewer.")
+    if not (runs_transformer(model) if through is None else through):
+        if unused := [name for name in ("freeze", "lora") if fields.get(name)]:
+            raise ValueError(
+                f"{' and '.join(unused)} apply to transformer blocks, and the cell state of this model comes from its "
+                'set encoder: leave them out, or take a model with anchor="learned", such as "scdiva-paper-mini".'
+            )
+    elif config.context > c.max_length:
+        if context is not None:
+            raise ValueError(f"context={context} is more than the {c.max_length} genes that the model reads.")
+        fields["context"] = c.max_length
+    return fields | {"epochs": epochs}
+
+
+def planned(fields: dict[str, Any], n_items: int, seed: int, precision: str) -> FinetuneConfig:
+    """Complete the result of :func:`finetune_config`: steps from the epochs and the number of training examples.
+
+    Parameters
+    ----------
+    fields
+        From :func:`finetune_config`. With `epochs=None` there are as many as show 8,000 examples, at least one.
+    n_items
+        Training examples of an epoch.
+    seed, precision
+        Of the run.
+    """
+    fields = dict(fields)
+    epochs = fields.pop("epochs") or max(1, round(CELLS_SEEN / n_items))
+    size = min(FinetuneConfig.batch_size, n_items)
+    per_epoch = n_items // size
+    steps = epochs * per_epoch
+    return FinetuneConfig(
+        **fields,
+        batch_size=size,
+        steps=steps,
+        warmup_steps=min(FinetuneConfig.warmup_steps, steps // 4),
+        checkpoint_every=per_epoch,
+        seed=seed,
+        precision="bf16" if precision == "bf16" else "fp32",
+    )
+
+
+class Objective(nn.Module):
+    """Loss of a task; its parameters are the layers that the task adds to the network."""
+
+    n_items: int
+    """Training examples of an epoch."""
+
+    def forward(
+        self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of the examples `rows`, and its parts for the log.
+
+        Parameters
+        ----------
+        network
+            The model that is trained.
+        rows
+            Numbers of training examples, 0 to `n_items - 1`.
+        progress
+            Completed share of the training steps, 0 to 1.
+        generator
+            CPU generator to draw everything random from.
+        """
+        raise NotImplementedError
+
+    def data(self) -> Iterator[np.ndarray]:
+        """Arrays that define the training examples; a resumed run must have the same."""
+        raise NotImplementedError
+
+
+def reversed_gradient(x: Tensor, weight: float) -> Tensor:
+    """Return x, whose gradient is multiplied by minus `weight` (Ganin & Lempitsky 2015)."""
+    same = x.view_as(x)
+    same.register_hook(lambda gradient: -weight * gradient)
+    return same
+
+
+def reversal_schedule(progress: float) -> float:
+    r"""Weight of the reversed gradient, :math:`2 / (1 + e^{-10 p}) - 1` (Ganin & Lempitsky 2015)."""
+    return REVERSAL_WEIGHT * float(2 / (1 + np.exp(-REVERSAL_RISE * progress)) - 1)
+
+
+class IntegrationObjective(Objective):
+    """Gradient reversal against a batch discriminator plus a contrastive loss (paper, section on batch integration).
+
+    With labels, the supervised contrastive loss of Khosla et al. 2020. Without, each cell is contrasted with the other
+    cells of its batch, and its own second view, with genes left out at random, is the positive: negatives from other
+    batches would reward the model for telling batches apart.
+
+    Parameters
+    ----------
+    cells
+        Training cells.
+    batches
+        Batch numbers from 0 by covariate, int64 `(n_cells,)` each.
+    labels
+        Label numbers from 0, -1 for none, int64 `(n_cells,)`; None without labels.
+    state_dim, context
+        Width of the cell state; genes kept of each cell, None for all.
+    seed
+        Of the discriminators' weights.
+    """
+
+    def __init__(
+        self,
+        cells: AdaptationCells,
+        batches: list[np.ndarray],
+        labels: np.ndarray | None,
+        *,
+        state_dim: int,
+        context: int | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.cells, self.context, self.n_items = cells, context, cells.n_cells
+        self.batches, self.labels = batches, labels
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(step_seed(seed, 0, "discriminators"))
+            self.discriminators = nn.ModuleList(
+                perceptron(state_dim, HIDDEN, int(batch.max()) + 1, nn.LeakyReLU(0.2)) for batch in batches
+            )
+
+    def data(self) -> Iterator[np.ndarray]:
+        """Cells, batches and labels."""
+        yield from (self.cells.indptr, self.cells.tokens, self.cells.values, *self.batches)
+        if self.labels is not None:
+            yield self.labels
+
+    def forward(
+        self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss, and its parts `reversal` (cross-entropy of the discriminators) and `contrast`."""
+        device = next(network.parameters()).device
+        taken = self.cells.take(rows, self.context)
+        state = F.normalize(network.encode(*taken.to(device).packed).float(), dim=1)
+        wide = reversed_gradient(state, reversal_schedule(progress)) * state.shape[1] ** 0.5
+        reversal = state.new_zeros(())
+        numbers = [torch.from_numpy(batch[rows]).to(device) for batch in self.batches]
+        for discriminator, batch in zip(self.discriminators, numbers, strict=True):
+            reversal = reversal + F.cross_entropy(discriminator(wide), batch)
+        if self.labels is not None:
+            contrast = supervised_contrast_loss(state, torch.from_numpy(self.labels[rows]).to(device), TEMPERATURE)
+        else:
+            view = thinned_at_random(taken, MAX_TIME, generator).to(device)
+            positive = F.normalize(network.encode(*view.packed).float(), dim=1)
+            present = torch.ones(1, len(rows), dtype=torch.bool, device=device)
+            apart = torch.stack([batch[:, None] != batch for batch in numbers]).any(dim=0)
+            contrast = pair_contrast_loss(state, positive[None], present, apart, TEMPERATURE)
+        loss = reversal + CONTRAST_WEIGHT * contrast
+        return loss, {"reversal": reversal.detach(), "contrast": contrast.detach()}
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A batch: numbers of training examples."""
+
+    rows: np.ndarray
+
+    @property
+    def n_cells(self) -> int:
+        return len(self.rows)
+
+    def to(self, *_: Any, **__: Any) -> _Rows:
+        """Return itself: the objective moves what it reads."""
+        return self
+
+
+class _Epochs(IterableDataset):  # type: ignore[type-arg]
+    """Batches without end from a number on; each epoch is a permutation, a function of seed and epoch."""
+
+    def __init__(self, n_items: int, size: int, seed: int, start: int) -> None:
+        self.n_items, self.size, self.seed, self.start = n_items, size, seed, start
+
+    def __iter__(self) -> Iterator[_Rows]:
+        for number, rows in enumerate(shuffled(np.arange(self.n_items), self.size, self.seed, whole=True)):
+            if number >= self.start:
+                yield _Rows(rows)
+
+
+class _Data(pl.LightningDataModule):
+    """Serves the numbers of training examples."""
+
+    def __init__(self, n_items: int, size: int, seed: int) -> None:
+        super().__init__()
+        self.n_items, self.size, self.seed, self.start_step = n_items, size, seed, 0
+
+    def train_dataloader(self) -> DataLoader[_Rows]:
+        return DataLoader(_Epochs(self.n_items, self.size, self.seed, self.start_step), batch_size=None)
+
+
+class FinetuneModule(TaskModule):
+    """Fine-tuning of a network by the objective of a task.
+
+    Parameters
+    ----------
+    model
+        The network; its parameters with `requires_grad` are trained in place.
+    objective
+        The task's loss and new layers, trained in place.
+    config
+        See :class:`FinetuneConfig`.
+
+    Attributes
+    ----------
+    history
+        Loss and its parts, a scalar tensor for each step; saved with every checkpoint.
+    """
+
+    config: FinetuneConfig
+    model: ScDiVa
+
+    def __init__(self, model: ScDiVa, objective: Objective, config: FinetuneConfig) -> None:
+        super().__init__(model, config)
+        self.objective = objective
+        self.history: dict[str, list[Tensor]] = {}
+        self._parts: dict[str, Tensor] = {}
+        self._data = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in objective.data()))
+
+    def compute_loss(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch of training examples, from the objective."""
+        progress = self.batches_seen / self.config.steps
+        loss, parts = self.objective(self.model, batch.rows, progress, generator)
+        self._parts = {"loss": loss.detach(), **parts}
+        return loss, parts
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Record the losses of the step. Called by Lightning."""
+        for name, value in self._parts.items():
+            self.history.setdefault(name, []).append(value.float())
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Parameters of the network, and those of the objective at ten times the learning rate."""
+        c = self.config
+        new = [group | {"lr": HEAD_RATE * c.learning_rate} for group in decay_groups(self.objective, c.weight_decay)]
+        return [*decay_groups(self.model, c.weight_decay), *new]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resumed run must know. Called by Lightning."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[CHECKPOINT_KEY]["data"] = self._data.hexdigest()
+        checkpoint[CHECKPOINT_KEY]["history"] = {
+            name: torch.stack(values).cpu() for name, values in self.history.items()
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue a run, or refuse if it was another one. Called by Lightning.
+
+        Raises
+        ------
+        ValueError
+            If the checkpoint is of another task, configuration or data.
+        """
+        super().on_load_checkpoint(checkpoint)
+        saved = checkpoint[CHECKPOINT_KEY]
+        if saved["data"] != self._data.hexdigest():
+            raise ValueError("The checkpoint was trained on other cells or labels. Choose another checkpoint_dir.")
+        self.history = {name: list(values) for name, values in saved["history"].items()}
+
+
+class LowRankLinear(nn.Module):
+    r"""A fixed linear layer with a trained low-rank update, :math:`W + 2\,U D` (Hu et al. 2022).
+
+    Parameters
+    ----------
+    layer
+        The layer, without bias; not changed until :meth:`merged`.
+    rank
+        Rows of D; U starts at zero.
+    generator
+        Draws D.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.layer = layer
+        drawn = torch.randn(rank, layer.in_features, generator=generator) / layer.in_features**0.5
+        self.down = nn.Parameter(drawn.to(layer.weight))
+        self.up = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `(..., in_features)` to `(..., out_features)`."""
+        whole: Tensor = self.layer(x) + LORA_SCALE * F.linear(F.linear(x, self.down), self.up)
+        return whole
+
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """Add the update to the layer's weight, and return the layer."""
+        self.layer.weight += LORA_SCALE * self.up @ self.down
+        return self.layer
+
+
+def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
+    """Copy a model for fine-tuning, with fixed weights and low-rank updates as configured.
+
+    Parameters
+    ----------
+    model
+        Not changed.
+    config
+        `freeze`, `lora` and `context` are read. A model whose state comes from the transformer reads at most `context`
+        genes afterwards.
+    seed
+        Of the low-rank updates.
+    """
+    through = runs_transformer(model)
+    length = config.context if through else model.config.max_length
+    new = ScDiVa(replace(model.config, max_length=length), generator=step_generator(seed, 0, "weights"))
+    new.load_state_dict(model.state_dict())
+    new.vocabulary, new.origin = model.vocabulary, model.origin
+    new.metadata = None if model.metadata is None else dict(model.metadata)
+    if config.freeze or config.lora:
+        fixed = new if config.lora else nn.ModuleList([new.embedding, *list(new.blocks)[: config.freeze]])
+        fixed.requires_grad_(False)
+    if config.lora:
+        generator = step_generator(seed, 0, "low rank")
+        for layers, name, layer in _linears(new, config.freeze):
+            assert isinstance(layer, nn.Linear)
+            setattr(layers, name, LowRankLinear(layer, config.lora, generator))
+    return new
+
+
+def _linears(network: ScDiVa, first: int) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Linear layers of the blocks from a number on: the module that holds each, its name there, and the layer."""
+    for block in list(network.blocks)[first:]:
+        assert isinstance(block, Block)
+        for layers in (block.attention, block.ffn):
+            for name, layer in list(layers.named_children()):
+                yield layers, name, layer
+
+
+def finetune(
+    network: ScDiVa,
+    objective: Objective,
+    config: FinetuneConfig,
+    *,
+    device: str,
+    checkpoint_dir: str | PathLike[str] | None = None,
+) -> dict[str, list[float]]:
+    """Train a network and what a task adds to it, in place.
+
+    Parameters
+    ----------
+    network
+        From :func:`network_for`.
+    objective
+        The task.
+    config
+        From :func:`planned`.
+    device
+        Torch device to train on; network and objective are on it afterwards.
+    checkpoint_dir
+        Folder for a checkpoint after every epoch. If it holds one of the same run, training continues from there and
+        gives the same bits as a run that was never interrupted. None: no checkpoints.
+
+    Returns
+    -------
+    Loss and its parts at every step, by name.
+
+    Raises
+    ------
+    FloatingPointError
+        If a loss or gradient is NaN or infinite.
+    ValueError
+        If `checkpoint_dir` holds a checkpoint of another run.
+    KeyboardInterrupt
+        On Ctrl-C; with `checkpoint_dir` the same call continues.
+    """
+    module = FinetuneModule(network, objective, config)
+    target = torch.device(device)
+    where: dict[str, Any] = {"accelerator": "cpu"}
+    if target.type != "cpu":
+        where = {"accelerator": "gpu", "devices": [target.index or 0]}
+    begun = checkpoint_dir is not None and (Path(checkpoint_dir).expanduser() / CHECKPOINT).exists()
+    try:
+        fit(
+            module,
+            _Data(objective.n_items, config.batch_size, config.seed),
+            out_dir=None if checkpoint_dir is None else Path(checkpoint_dir).expanduser(),
+            resume_from=Path(str(checkpoint_dir)).expanduser() if begun else None,
+            progress=settings.progress,
+            limit_val_batches=0,
+            **where,
+        )
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"{str(error).partition(' The weights were left')[0]} Nothing was written. Fine-tune with a lower learning "
+            f"rate, lr={config.learning_rate / 3:.1g} in place of {config.learning_rate:.2g}; if that does not help, "
+            "check the counts and the model."
+        ) from error
+    for layers, name, layer in _linears(network, 0):
+        if isinstance(layer, LowRankLinear):
+            setattr(layers, name, layer.merged())
+    network.requires_grad_(True).eval().to(target)
+    objective.requires_grad_(False).eval().to(target)
+    return {name: [float(value) for value in values] for name, values in module.history.items()}
+
+
+def finetune_for_integration(
+    model: ScDiVa,
+    cells: AdaptationCells,
+    batches: list[np.ndarray],
+    labels: np.ndarray | None,
+    fields: dict[str, Any],
+    seed: int,
+    precision: str,
+    device: str,
+    checkpoint_dir: str | PathLike[str] | None,
+) -> tuple[ScDiVa, dict[str, list[float]]]:
+    """Fine-tune a copy of a model so that its cell state integrates batches.
+
+    Parameters
+    ----------
+    model, cells
+        The model, not changed, and the cells.
+    batches, labels
+        As for :class:`IntegrationObjective`.
+    fields
+        From :func:`finetune_config`.
+    seed, precision, device, checkpoint_dir
+        As for :func:`finetune`.
+
+    Returns
+    -------
+    The fine-tuned model, and the losses at every step.
+    """
+    config = planned(fields, cells.n_cells, seed, precision)
+    network = network_for(model, config, seed)
+    objective = IntegrationObjective(
+        cells,
+        batches,
+        labels,
+        state_dim=network.state_dim,
+        context=config.context if runs_transformer(model) else None,
+        seed=seed,
+    )
+    history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
+    network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "integrate", "training": config.to_dict()}}
+    return network, history

@@ -12,7 +12,6 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva._constants import N_SPECIAL
 from scdiva._labels import label_numbers
 from scdiva.tl import _integrate
 from scdiva.tl._integrate import cramers_v
@@ -53,7 +52,7 @@ def test_what_is_documented_is_written_and_nothing_else(plain, cells, contents, 
     notes = data.uns["scdiva"]["integrate"]
     assert set(notes) == {
         "batch_key", "labels_key", "cramers_v", "own_directions", "steps", "seconds", "stopped", "history",
-        "model", "seed",
+        "finetuned", "model", "seed",
     }  # fmt: skip
     assert (list(notes["batch_key"]), notes["labels_key"]) == (["batch"], "")
     assert np.isnan(notes["cramers_v"])
@@ -76,34 +75,6 @@ def test_other_names_and_what_stood_there_before(plain, cells):
     assert set(data.obsm) == {"X_scdiva", "mine"}
     assert set(data.uns["scdiva"]) == {"X_scdiva", "mine", "integrate", "written"}
     np.testing.assert_array_equal(data.obsm["X_scdiva"], zero_shot)
-
-
-@pytest.mark.parametrize("corrected", [True, "one", ["one"]])
-def test_corrected_expression_by_its_old_argument_warns_and_is_that_of_the_call(plain, cells, corrected):
-    data, known = cells.copy(), cells.var_names[plain.vocabulary.match(list(cells.var_names)).tokens >= N_SPECIAL]
-    asked = known if corrected is True else known[4:5]
-    data.X = sp.csr_matrix(data.X)
-    data.X[3] = 0  # a cell without genes stays NaN
-    given = corrected if corrected is True else asked[0] if corrected == "one" else list(asked)
-    with pytest.warns(DeprecationWarning, match="tl.corrected_expression") as said:
-        sd.tl.integrate(data, "batch", model=plain, corrected=given, layer_added="old", **QUICK)
-    assert __file__ in {one.filename for one in said if one.category is DeprecationWarning}
-    sd.tl.corrected_expression(data, "batch", list(asked), model=plain)
-    at = data.var_names.get_indexer(asked)
-    np.testing.assert_allclose(data.layers["old"][:, at], data.obsm["scdiva_corrected"], atol=1e-5)
-    assert np.isnan(np.delete(data.layers["old"], at, axis=1)).all()
-    assert np.isnan(data.layers["old"]).all(axis=1).tolist() == [n == 3 for n in range(240)]
-
-
-def test_no_gene_named_by_the_old_argument_is_refused(plain, cells):
-    data = cells.copy()
-    with (
-        pytest.warns(DeprecationWarning, match="tl.corrected_expression"),
-        pytest.raises(ValueError, match="names no gene"),
-    ):
-        sd.tl.integrate(data, "batch", model=plain, corrected=[], **QUICK)
-    assert not data.layers
-    assert not data.obsm
 
 
 @pytest.mark.parametrize("labels_key", ["cell_type", None])
@@ -270,7 +241,6 @@ def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
         ({"labels_key": "one"}, ValueError, "240 cells with 1 type"),
         ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
         ({"unlabeled_category": "unknown"}, ValueError, "labels_key"),
-        ({"corrected": ["GAPDHX"]}, KeyError, "1 of 1 genes .*adata.var_names.*'GAPDHX'"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
         ({"steps": 1.5}, TypeError, "float"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),

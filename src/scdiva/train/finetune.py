@@ -24,6 +24,7 @@ from scdiva._checks import check_least, refuse_unwritable
 from scdiva._constants import FINETUNED
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
+from scdiva.data.batch import CellBatch
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.layers import Block, perceptron
@@ -241,7 +242,7 @@ class IntegrationObjective(Objective):
         """Loss, and its parts `reversal` (cross-entropy of the discriminators) and `contrast`."""
         device = next(network.parameters()).device
         taken = self.cells.take(rows, self.context)
-        state = F.normalize(network.encode(*taken.to(device).packed).float(), dim=1)
+        state = self._direction(network, taken.to(device))
         wide = reversed_gradient(state, reversal_schedule(progress)) * state.shape[1] ** 0.5
         reversal = state.new_zeros(())
         numbers = [torch.from_numpy(batch[rows]).to(device) for batch in self.batches]
@@ -251,12 +252,20 @@ class IntegrationObjective(Objective):
             contrast = supervised_contrast_loss(state, torch.from_numpy(self.labels[rows]).to(device), TEMPERATURE)
         else:
             view = thinned_at_random(taken, MAX_TIME, generator).to(device)
-            positive = F.normalize(network.encode(*view.packed).float(), dim=1)
+            positive = self._direction(network, view)
             present = torch.ones(1, len(rows), dtype=torch.bool, device=device)
             apart = torch.stack([batch[:, None] != batch for batch in numbers]).any(dim=0)
             contrast = pair_contrast_loss(state, positive[None], present, apart, TEMPERATURE)
         loss = reversal + CONTRAST_WEIGHT * contrast
         return loss, {"reversal": reversal.detach(), "contrast": contrast.detach()}
+
+    def _direction(self, network: ScDiVa, cells: CellBatch) -> Tensor:
+        """Cell states less their mean over the step, at length 1, `(B, state_dim)`.
+
+        What all cells share would leave all cosines near 1, and the contrastive loss without a gradient.
+        """
+        state = network.encode(*cells.packed).float()
+        return F.normalize(state - state.mean(dim=0), dim=1)
 
 
 @dataclass(frozen=True)
@@ -332,10 +341,12 @@ class FinetuneModule(TaskModule):
         self._parts = {"loss": loss.detach(), **parts}
         return loss, parts
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Record the losses of the step. Called by Lightning."""
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Train on one batch and record its losses; called by Lightning."""
+        loss = super().training_step(batch, batch_idx)
         for name, value in self._parts.items():
             self.history.setdefault(name, []).append(value.float())
+        return loss
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters of the network, and those of the objective at ten times the learning rate."""
@@ -385,6 +396,11 @@ class LowRankLinear(nn.Module):
         drawn = torch.randn(rank, layer.in_features, generator=generator) / layer.in_features**0.5
         self.down = nn.Parameter(drawn.to(layer.weight))
         self.up = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
+
+    @property
+    def weight(self) -> Tensor:
+        """Weight of the layer without the update."""
+        return self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., in_features)` to `(..., out_features)`."""
@@ -534,14 +550,8 @@ def finetune_for_integration(
     """
     config = planned(fields, cells.n_cells, seed, precision)
     network = network_for(model, config, seed)
-    objective = IntegrationObjective(
-        cells,
-        batches,
-        labels,
-        state_dim=network.state_dim,
-        context=config.context if runs_transformer(model) else None,
-        seed=seed,
-    )
+    context = config.context if runs_transformer(model) else None
+    objective = IntegrationObjective(cells, batches, labels, state_dim=network.state_dim, context=context, seed=seed)
     history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
     network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "integrate", "training": config.to_dict()}}
     return network, history

@@ -28,6 +28,7 @@ from scdiva.train.callbacks import CHECKPOINT, TERMINATED, AtomicIO, Keeper, Wat
 _EXPECTED_WARNINGS = (
     ".*does not have many workers.*",
     ".*GPU available but not used.*",
+    ".*You defined a `validation_step` but have no `val_dataloader`.*",
     ".*`IterableDataset` has `__len__` defined.*",
     ".*You're resuming from a checkpoint that ended before the epoch ended.*",
     ".*isinstance.treespec, LeafSpec.*",

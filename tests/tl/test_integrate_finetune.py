@@ -1,0 +1,205 @@
+"""`tl.integrate(finetune=True)`: which weights change, what is written, what is refused, and that it can be resumed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from sklearn.neighbors import NearestNeighbors
+
+import scdiva as sd
+from scdiva.models import load_model
+
+TUNE = {"finetune": True, "epochs": 1, "rng": 3}
+
+
+@pytest.fixture(scope="module")
+def learned(build):
+    """A model of the paper's kind: `[LAT]` from the transformer, no state head."""
+    return build(anchor="learned")
+
+
+@pytest.fixture
+def data(cells):
+    return cells.copy()
+
+
+def changed(new, model):
+    before = model.state_dict()
+    return {name for name, value in new.state_dict().items() if not torch.equal(value.cpu(), before[name])}
+
+
+def test_every_weight_that_the_state_comes_from_is_trained(learned, data, weights, same):
+    before = weights(learned)
+    new = sd.tl.integrate(data, "batch", "cell_type", model=learned, **TUNE)
+    assert same(weights(learned), before)
+    idle = {name for name, _ in new.named_parameters() if name.startswith("heads.") or name.endswith("hidden_value")}
+    assert changed(new, learned) == {name for name, _ in new.named_parameters()} - idle
+    assert new.finetuned_for == "integrate"
+    assert not new.training
+    assert all(parameter.requires_grad for parameter in new.parameters())
+
+
+@pytest.mark.parametrize("labels_key", ["cell_type", None])
+def test_what_is_written(learned, data, labels_key):
+    new = sd.tl.integrate(data, "batch", labels_key, model=learned, **TUNE)
+    embedding = data.obsm["X_scdiva_integrated"]
+    assert embedding.shape == (240, learned.config.dim)
+    notes = data.uns["scdiva"]["integrate"]
+    assert (notes["finetuned"], notes["steps"], notes["stopped"]) == (True, 240 // 32, "steps")
+    assert list(notes["history"]) == ["loss", "reversal", "contrast"]
+    assert all(values.shape == (240 // 32,) and (values > 0).all() for values in notes["history"].values())
+    np.testing.assert_allclose(
+        notes["history"]["loss"], notes["history"]["reversal"] + notes["history"]["contrast"], rtol=1e-5
+    )
+    again = data.copy()
+    del again.obsm["X_scdiva_integrated"]
+    sd.tl.embed(again, new)
+    np.testing.assert_allclose(again.obsm["X_scdiva_integrated"], embedding, rtol=1e-5, atol=1e-6)
+
+
+def test_the_model_is_saved_and_reads_as_many_genes_as_it_was_trained_on(learned, data, tmp_path):
+    new = sd.tl.integrate(data, "batch", model=learned, context=20, **TUNE)
+    loaded = load_model(new.save(tmp_path / "model"))
+    assert loaded.config.max_length == 20
+    assert loaded.finetuned_for == "integrate"
+    sd.tl.embed(data, loaded, key_added="again")
+    np.testing.assert_array_equal(data.obsm["again"], data.obsm["X_scdiva_integrated"])
+    with pytest.raises(ValueError, match="has integrated batches before"):
+        sd.tl.integrate(data, "batch", model=loaded)
+
+
+def test_frozen_blocks_and_embeddings_keep_their_bits(learned, data):
+    new = sd.tl.integrate(data, "batch", model=learned, freeze=1, **TUNE)
+    names = changed(new, learned)
+    assert names
+    assert not {name for name in names if name.startswith(("blocks.0.", "embedding."))}
+
+
+def test_low_rank_updates_change_linear_layers_of_the_blocks_by_their_rank(learned, data):
+    new = sd.tl.integrate(data, "batch", model=learned, lora=2, **TUNE)
+    assert new.state_dict().keys() == learned.state_dict().keys()
+    before, names = learned.state_dict(), changed(new, learned)
+    assert {name.split(".", 2)[2] for name in names} == {
+        f"{layer}.weight" for layer in ("attention.qkv", "attention.out", "ffn.gate", "ffn.up", "ffn.down")
+    }
+    for name in names:
+        assert torch.linalg.matrix_rank(new.state_dict()[name] - before[name], atol=1e-6) == 2
+
+
+def test_a_set_encoder_is_trained_where_the_state_comes_from_it(plain, data):
+    new = sd.tl.integrate(data, "batch", "cell_type", model=plain, **TUNE)
+    assert {name.split(".")[0] for name in changed(new, plain)} == {"anchor"}
+    assert new.config == plain.config
+    with pytest.raises(ValueError, match="set encoder"):
+        sd.tl.integrate(data, "batch", model=plain, freeze=1, **TUNE)
+
+
+def test_the_transformer_decides_the_embedding(learned, data):
+    new = sd.tl.integrate(data, "batch", model=learned, **TUNE)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in new.blocks.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    sd.tl.embed(data, new, key_added="noise")
+    assert np.abs(data.obsm["noise"] - data.obsm["X_scdiva_integrated"]).max() > 0.1
+
+
+def test_batches_mix_and_types_separate(learned):
+    """On cells whose types and batch effect are known."""
+    data = sd.datasets.toy(400, 60, n_batches=2, rng=1)
+    counts = data.X.toarray()
+    counts[np.ix_(data.obs["batch"] == "batch 1", np.arange(0, 60, 2))] *= 8
+    data.X = sp.csr_matrix(counts)
+    sd.tl.embed(data, learned)
+    sd.tl.integrate(data, "batch", "cell_type", model=learned, finetune=True, epochs=20, lr=3e-3, rng=0)
+
+    def same_neighbours(key, column):
+        near = NearestNeighbors(n_neighbors=16).fit(data.obsm[key]).kneighbors()[1]
+        values = data.obs[column].to_numpy()
+        return (values[near] == values[:, None]).mean()
+
+    assert same_neighbours("X_scdiva", "batch") > 0.8  # the effect is there
+    assert same_neighbours("X_scdiva_integrated", "batch") < 0.65
+    assert same_neighbours("X_scdiva_integrated", "cell_type") > same_neighbours("X_scdiva", "cell_type") + 0.3
+
+
+class _Stopped(Exception):
+    pass
+
+
+def test_a_resumed_run_gives_the_same_bits(learned, data, tmp_path, monkeypatch):
+    from scdiva.train.finetune import IntegrationObjective
+
+    how = TUNE | {"epochs": 3, "checkpoint_dir": tmp_path / "run"}
+    whole = sd.tl.integrate(data, "batch", model=learned, finetune=True, epochs=3, rng=3)
+    embedding, history = data.obsm["X_scdiva_integrated"], data.uns["scdiva"]["integrate"]["history"]
+    forward = IntegrationObjective.forward
+
+    def stops_in_the_second_epoch(self, network, rows, progress, generator):
+        if progress > 0.5:
+            raise _Stopped
+        return forward(self, network, rows, progress, generator)
+
+    untouched = data.copy()
+    del untouched.obsm["X_scdiva_integrated"], untouched.uns["scdiva"]
+    resumed = untouched.copy()
+    monkeypatch.setattr(IntegrationObjective, "forward", stops_in_the_second_epoch)
+    with pytest.raises(_Stopped):
+        sd.tl.integrate(resumed, "batch", model=learned, **how)
+    monkeypatch.undo()
+    assert "X_scdiva_integrated" not in resumed.obsm
+    assert "scdiva" not in resumed.uns
+    assert (tmp_path / "run" / "last.ckpt").exists()
+    again = sd.tl.integrate(resumed, "batch", model=learned, **how)
+    assert not changed(again, whole)
+    np.testing.assert_array_equal(resumed.obsm["X_scdiva_integrated"], embedding)
+    np.testing.assert_array_equal(resumed.uns["scdiva"]["integrate"]["history"]["loss"], history["loss"])
+    with pytest.raises(ValueError, match="other cells or labels"):
+        sd.tl.integrate(untouched[::-1].copy(), "batch", model=learned, **how)
+    with pytest.raises(ValueError, match="learning_rate"):
+        sd.tl.integrate(untouched.copy(), "batch", model=learned, lr=1e-3, **how)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"epochs": 2}, "finetune=True"),
+        ({"finetune": True, "epochs": 0}, "epochs"),
+        ({"finetune": True, "lr": -1.0}, "learning_rate"),
+        ({"finetune": True, "freeze": 3}, "freeze=3"),
+        ({"finetune": True, "freeze": 2, "lora": 4}, "lora"),
+        ({"finetune": True, "context": 1000}, "context=1000"),
+    ],
+)
+def test_arguments_are_refused_before_anything_is_read(learned, data, contents, given, match, monkeypatch):
+    monkeypatch.setattr("scdiva.data.cells.open_cells", None)
+    before = contents(data)
+    with pytest.raises(ValueError, match=match):
+        sd.tl.integrate(data, "batch", model=learned, **given)
+    assert contents(data) == before
+
+
+def test_one_batch_is_refused(learned, data):
+    data.obs["one"] = "a"
+    with pytest.raises(ValueError, match="one batch only"):
+        sd.tl.integrate(data, "one", model=learned, **TUNE)
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_the_learning_rate(learned, data, contents):
+    before = contents(data)
+    with pytest.raises(FloatingPointError, match=r"optimiser step \d+.*lr=") as error:
+        sd.tl.integrate(data, "batch", model=learned, finetune=True, epochs=2, lr=1e30, rng=0)
+    assert len(str(error.value)) < 400
+    assert contents(data) == before
+
+
+def test_one_seed_gives_every_bit(learned, cells):
+    found = []
+    for seed in (1, 1, 2):
+        data = cells.copy()
+        sd.tl.integrate(data, "batch", model=learned, finetune=True, epochs=1, rng=seed)
+        found.append(data.obsm["X_scdiva_integrated"])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])

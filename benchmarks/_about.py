@@ -5,6 +5,7 @@ from __future__ import annotations
 from _annotation_table import WORDS as ANNOTATION_WORDS
 from _denoising_table import ABOUT as ABOUT_DENOISING
 from _face_table import WORDS as FACE_WORDS
+from _finetuning_table import WORDS as FINETUNING_WORDS
 from _grn_table import WORDS as GRN_WORDS
 from _integration_table import WORDS as INTEGRATION_WORDS
 from _perturbation_table import ATTEMPT_WORDS
@@ -13,6 +14,7 @@ from _reconstruction_table import WORDS as RECONSTRUCTION_WORDS
 from _scaling_table import WORDS as SCALING_WORDS
 
 ABOUT = {
+    "finetuning": ("Fine-tuned and frozen models", FINETUNING_WORDS),
     "zero_shot": (
         "Zero-shot embedding",
         "The bundled model was trained on none of these cells and fits nothing; its linear part is the projection "

@@ -23,6 +23,7 @@ from _denoising_table import ABOUT as ABOUT_DENOISING
 from _denoising_table import WRITERS as DENOISING_WRITERS
 from _face_table import face as face_table
 from _few_genes_table import few_genes
+from _finetuning_table import finetuning
 from _grn_table import grn_tables
 from _grn_table import reported as named_by_the_paper
 from _integration_table import integration_tables, paper, transform_batch_table
@@ -50,6 +51,7 @@ TOPICS = {
     "perturbation": ("Perturbation", ("perturbation", "perturbation_attempts")),
     "networks": ("Gene networks", ("grn",)),
     "generation": ("Reconstruction, imputation, generation", ("reconstruction", *ABOUT_DENOISING)),
+    "finetuning": ("Fine-tuning", ("finetuning",)),
     "training": ("Training", ("ablation", "learning_curve", "learning_curve_mouse", "attempts")),
     "waiting": ("What a user waits for", ("face",)),
     "speed": (
@@ -327,6 +329,7 @@ NO_GPU = (
 WRITERS = {
     **DENOISING_WRITERS,
     "few_genes": few_genes,
+    "finetuning": finetuning,
     "zero_shot": zero_shot,
     "integration": integration,
     "transform_batch": transform_batch_table,

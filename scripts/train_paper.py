@@ -48,7 +48,7 @@ SHARED = {
 """Identity is scored at 64 masked genes of a cell, drawn at random: an unbiased estimate of the paper's loss."""
 STAGES = {
     "short": {"context": 256, "batch_size": 32, "steps": 1600, "learning_rate": 1e-3, "warmup_steps": 100},
-    "full": {"context": 1200, "batch_size": 16, "steps": 1000, "learning_rate": 5e-4, "warmup_steps": 100},
+    "full": {"context": 1200, "batch_size": 16, "steps": 400, "learning_rate": 5e-4, "warmup_steps": 40},
 }
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-paper-mini"
 

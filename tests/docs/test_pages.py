@@ -168,9 +168,3 @@ def test_another_species_from_its_page(given, folder):
     assert cli.main(["pretrain", "--config", "pretrain.yaml"]) == 0
     sd.tl.embed(mouse, "mouse-run/model")
     assert mouse.obsm["X_scdiva"].shape == (mouse.n_obs, 72)
-
-
-@pytest.mark.parametrize(("name", "most"), [("README.md", 600), ("architecture.md", 1800), ("model.md", 900)])
-def test_pages_that_are_read_first_are_short(name, most):
-    if name in PAGES:
-        assert len(PAGES[name].read_text(encoding="utf-8").split()) <= most

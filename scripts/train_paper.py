@@ -32,7 +32,7 @@ from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
 from scdiva.models import ScDiVaConfig, load_model, save_model
 from scdiva.pp import corpus_entropy
-from scdiva.tokenizer import Vocabulary, load_vocabulary
+from scdiva.tokenizer import load_vocabulary
 from scdiva.train import PretrainingConfig, pretrain
 
 N_GENES = 18_000

@@ -271,3 +271,27 @@ def test_a_file_is_read_once_while_it_holds_the_same(tmp_path):
     other = Vocabulary.read(path)
     assert other != first
     assert list(other.symbols) == list(human.subset([3, 5]).symbols)
+
+
+def test_genes_of_another_vocabulary_come_after_ones_own():
+    human = Vocabulary.human()
+    part = human.subset(human.tokens[::7]).with_entropy(np.linspace(0, 1, len(human.tokens[::7])))
+    more = part.with_genes_of(human)
+    assert more.n_genes == human.n_genes
+    pd.testing.assert_frame_equal(more.table.iloc[: part.n_genes], part.table)
+    # every name means the same gene as before, also those that the smaller vocabulary had to forget
+    for names in (human.symbols, human.ensembl_ids[human.ensembl_ids != ""]):
+        found, expected = more.match(names), human.match(names)
+        np.testing.assert_array_equal(more.symbols[found.tokens - 3], human.symbols[expected.tokens - 3])
+    assert more.with_genes_of(human) is more
+    assert part.with_genes_of(part) is part
+
+
+def test_a_gene_is_the_same_by_symbol_or_ensembl_id():
+    def made(rows):
+        table = pd.DataFrame(rows, columns=["symbol", "ensembl_id"])
+        return Vocabulary(table.assign(previous="", alias="", biotype="", entropy=np.float32(1)))
+
+    one = made([("A", "ENSG00000000001"), ("B", "")])
+    two = made([("B", "ENSG00000000002"), ("RENAMED", "ENSG00000000001"), ("C", ""), ("D", "ENSG00000000003")])
+    assert one.with_genes_of(two).symbols.tolist() == ["A", "B", "C", "D"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -442,6 +443,32 @@ def init_gene_embedding(
     fresh = torch.randn(rows.shape, generator=generator) * (INIT_STD / 10)
     fresh[:, : vectors.shape[1]] = (vectors * scale).to(fresh.dtype)
     rows[known.to(rows.device)] = fresh[known].to(device=rows.device, dtype=rows.dtype)
+
+
+@torch.no_grad()
+def copy_weights(model: Network, source: Network) -> None:
+    """Copy all weights of a network into one with the same architecture and as many genes, or more.
+
+    Tables of genes keep their further rows: the genes of `source` must be the first of `model`.
+
+    Parameters
+    ----------
+    model
+        Changed in place.
+    source
+        Left as it is.
+
+    Raises
+    ------
+    ValueError
+        If `model` has fewer genes, or another architecture. It is then left as it was.
+    """
+    n_genes = source.config.n_genes
+    if model.config.n_genes < n_genes or replace(model.config, n_genes=n_genes) != source.config:
+        raise ValueError(f"The weights of {source!r} do not fit {model!r}: the architecture must be the same.")
+    weights = source.state_dict()
+    for name, tensor in model.state_dict().items():  # shares memory with the model
+        tensor[: len(weights[name])] = weights[name].to(tensor)
 
 
 def fingerprint(model: Network) -> str:

@@ -180,6 +180,42 @@ class Vocabulary:
         doubtful = (name for name in dropped if name in part._names or name in self._respelled)
         return Vocabulary(kept, (name for name in doubtful if part._resembles(name)))
 
+    def with_genes_of(self, other: Vocabulary) -> Vocabulary:
+        """Add the genes of another vocabulary that this one lacks, after its own genes.
+
+        A gene is in both if they share its symbol or an Ensembl id. Genes of this vocabulary keep their tokens, names
+        and entropies; an added gene has the names and the entropy of `other`.
+
+        Parameters
+        ----------
+        other
+            A vocabulary.
+
+        Returns
+        -------
+        This vocabulary itself if it lacks none of them.
+
+        Examples
+        --------
+        >>> import scdiva as sd
+        >>> mini, human = sd.tokenizer.load_vocabulary("scdiva-mini"), sd.tokenizer.load_vocabulary("human")
+        >>> more = mini.with_genes_of(human)
+        >>> mini.n_genes, more.n_genes, bool((more.symbols[: mini.n_genes] == mini.symbols).all())
+        (19623, 41818, True)
+        """
+        symbols, ids = set(self.symbols), {name for names in self.ensembl_ids for name in _split(names)}
+        is_new = [
+            symbol not in symbols and ids.isdisjoint(_split(names))
+            for symbol, names in zip(other.symbols, other.ensembl_ids, strict=True)
+        ]
+        if not any(is_new):
+            return self
+        table = pd.concat([self._table, other._table[is_new]])
+        known = set(self._names) - set(self._foreign)
+        added = {name for name, (token, _) in other._names.items() if token != UNKNOWN and is_new[token - N_SPECIAL]}
+        foreign = (set(self._foreign) - added) | (set(other._foreign) - known)
+        return Vocabulary(table, foreign - set(table["symbol"]) - set(table["ensembl_id"]))
+
     # --- looking at it -----------------------------------------------------------------------------------------------
     @property
     def n_genes(self) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable
@@ -23,7 +25,9 @@ from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
 from scdiva.data.shards import put_whole
 from scdiva.data.soma import open_soma
+from scdiva.models._folder import read_config, read_sums
 from scdiva.models.config import ScDiVaConfig
+from scdiva.models.hub import SCHEME, find_model
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -31,6 +35,7 @@ from scdiva.train.config import PretrainingConfig
 
 if TYPE_CHECKING:
     from scdiva.data.datamodule import CellDataModule
+    from scdiva.models.scdiva import ScDiVa
     from scdiva.train.pretraining import PretrainingModule
 
 MODEL = "model"
@@ -50,9 +55,10 @@ def pretrain(
     study_key: str | None = None,
     preset: str | None = None,
     model: ScDiVaConfig | Mapping[str, Any] | None = None,
+    init: str | None = None,
     validation: Sequence[str] | str | None = None,
     validation_studies: float | Sequence[str] | None = None,
-    vocabulary: str = "human",
+    vocabulary: str | None = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
@@ -92,13 +98,21 @@ def pretrain(
     model
         A :class:`~scdiva.models.ScDiVaConfig`, or those of its fields that differ from the preset's or its defaults;
         `n_genes` is the vocabulary's.
+    init
+        A saved model whose weights training starts from: a folder, the name of a bundled model or
+        ``"hf://owner/name"``. The architecture is that of this model; `model` and `preset` may only repeat it. The
+        optimiser starts anew: the learning rate warms up again and falls to the end of `steps`. A query head keeps
+        its weights and is not trained. Not for models of `tl.integrate` and `tl.adapt`. None: random weights.
     validation
         Files of studies that are not trained on.
     validation_studies
         Studies of `train` that validate instead: names, or a share of the studies, drawn from the seed.
     vocabulary
         A name, a model folder or the file of a vocabulary. If it holds no entropies, they are counted first, over the
-        cells that are trained on; :func:`scdiva.pp.corpus_entropy` does it apart.
+        cells that are trained on; :func:`scdiva.pp.corpus_entropy` does it apart. With `init`, genes that its model
+        lacks are added after those of the model (:meth:`scdiva.tokenizer.Vocabulary.with_genes_of`) and get random
+        weights; the genes of the model keep tokens, entropies and weights. A packed corpus must be packed with that
+        vocabulary. None: `"human"`, or with `init` the vocabulary of its model.
     %(layer)s
     %(use_raw)s
     %(input)s
@@ -108,7 +122,7 @@ def pretrain(
         table, or the file of one, from your genes to human ones, as :func:`scdiva.tl.embed` takes them.
     svd_start
         Start gene embeddings, the linear part of a set encoder and the decoder of `anchor_objective="genes"` from the
-        SVD of the corpus, which must be packed.
+        SVD of the corpus, which must be packed. Not with `init`.
     min_genes
         Cells with fewer known genes are left out, and counted.
     validation_cells
@@ -116,7 +130,7 @@ def pretrain(
     accelerator, devices, num_nodes
         As for :func:`scdiva.train.fit`.
     resume
-        Go on from `out/last.ckpt`.
+        Go on from `out/last.ckpt`. `init` must be that of the run, and its model is not read again.
     progress
         Whether to show a progress bar.
 
@@ -129,9 +143,10 @@ def pretrain(
     FileExistsError
         If `out` is a file, holds a run and `resume` is False, or a finished model.
     FileNotFoundError
-        If a file is missing, or there is nothing to resume.
+        If a file is missing, there is no model `init`, or there is nothing to resume.
     ValueError
-        If files, vocabulary and configuration do not fit together.
+        If files, vocabulary and configuration do not fit together, or `init` has another architecture than `model` or
+        `preset` ask for.
     FloatingPointError, OSError, KeyboardInterrupt, SystemExit
         As :func:`scdiva.train.fit` raises them; `resume=True` goes on from the last checkpoint.
 
@@ -146,14 +161,25 @@ def pretrain(
     ...     "study.h5ad", "run", training, model=small, vocabulary="scdiva-mini", min_genes=1, progress=False
     ... )
     >>> sd.tl.embed(sd.datasets.toy(60, 100), folder)
+
+    Go on from its weights:
+
+    >>> longer = pretrain("study.h5ad", "run2", training, init=folder, min_genes=1, progress=False)
     """
     validation = None if validation is None else _paths(validation)
-    out, vocabulary = os.path.expanduser(out), os.path.expanduser(vocabulary)
+    if vocabulary is None and init is None:
+        vocabulary = "human"
+    vocabulary, out = None if vocabulary is None else os.path.expanduser(vocabulary), os.path.expanduser(out)
+    if init is not None and not str(init).startswith(SCHEME):
+        init = os.path.expanduser(init)
     given = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
     given["train"] = files = [] if train is None else _paths(train)
     # whatever can be refused is, before packages are loaded, and before hours are spent on entropies
     folder = Path(out)
     _refuse_folder(folder, resume)
+    if init is not None and svd_start:
+        raise ValueError("svd_start replaces the gene embeddings that init keeps. Pass one of the two.")
+    recorded = _recorded(folder, init) if resume else {}
     if soma is not None:
         chosen = open_soma(soma, obs_filter=obs_filter)
         files = [*files, *([chosen] if study_key is None else chosen.by(study_key))]
@@ -166,7 +192,7 @@ def pretrain(
         raise ValueError("svd_start would use the studies of validation_studies too: pack those into validation.")
     if training is None:
         training = PretrainingConfig() if preset is None else PretrainingConfig.preset(preset)
-    config = _model_config(preset, model)
+    config = _model_config(preset, model) if init is None else _init_config(init, preset, model, recorded)
     if training.context > config.max_length:
         raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
     if config.attention_backend == "triton":
@@ -177,14 +203,22 @@ def pretrain(
     import torch
 
     from scdiva.data.datamodule import CellDataModule
-    from scdiva.models.network import save_model
+    from scdiva.models.network import fingerprint, save_model
+    from scdiva.models.pretrained import load_model
     from scdiva.train.callbacks import find_checkpoint
     from scdiva.train.runner import fit, make_trainer
 
     checkpoint = find_checkpoint(folder) if resume else None
     where: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
     make_trainer(**where, logger=False, enable_checkpointing=False)  # refuses devices
-    genes = load_vocabulary(folder / VOCABULARY if resume else vocabulary)
+    start, n_old, started = None, 0, recorded.get("init")
+    if init is not None and not resume:
+        start = load_model(init, device="cpu")
+        n_old, started = start.config.n_genes, {"model": str(init), "fingerprint": fingerprint(start)}
+        genes = start.vocabulary if vocabulary is None else start.vocabulary.with_genes_of(load_vocabulary(vocabulary))
+        logger.info("starting from %s, with %d new genes", init, genes.n_genes - n_old)
+    else:
+        genes = load_vocabulary(folder / VOCABULARY if vocabulary is None or resume else vocabulary)
     config = replace(config, n_genes=genes.n_genes)
     data = CellDataModule(
         files,
@@ -200,7 +234,7 @@ def pretrain(
         entropy_floor=config.entropy_floor,
         **reading.arguments(),
     )
-    data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading)
+    data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading, n_old)
     if checkpoint is not None:  # before everything is read
         content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         data.load_state_dict(content.get("CellDataModule", {}))
@@ -210,8 +244,9 @@ def pretrain(
     resolved = given | {"out": out, "model": config.to_dict(), "training": training.to_dict()}
     resolved = json.loads(json.dumps(resolved, default=str))  # plain values: files may be given as Path
     del resolved["model"]["n_genes"]  # is the vocabulary's
-    _write_start(folder, resolved, data, genes, resume)
-    module = _module(config, training, data, files[0] if svd_start and not resume else None)
+    about = {} if started is None else {"init": started}
+    _write_start(folder, resolved, data.manifest() | about, genes, resume)
+    module = _module(config, training, data, files[0] if svd_start and not resume else None, start)
     try:
         trainer = fit(module, data, out_dir=folder, resume_from=checkpoint, progress=progress, **where)
     finally:
@@ -222,6 +257,7 @@ def pretrain(
         "studies": data.study_names,
         "n_training_cells": data.n_cells,
         "corpus": data.manifest()["studies"],
+        **about,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")},
     }
     if not trainer.is_global_zero:  # all processes hold the same weights
@@ -253,6 +289,57 @@ def _model_config(preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | 
     return replace(base, **(model or {}))
 
 
+def _init_config(
+    init: str, preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | None, recorded: dict[str, Any]
+) -> ScDiVaConfig:
+    """Return the architecture of the model that a run starts from; refuse another one, and a model fitted to a dataset.
+
+    A resumed run finds it in its own records.
+    """
+    asked = _model_config(preset, model).to_dict()
+    if preset is None and not isinstance(model, ScDiVaConfig):
+        asked = dict(model or {})
+    if recorded:
+        config = ScDiVaConfig(**recorded["model"])
+    else:
+        folder = find_model(init)
+        config = ScDiVaConfig.from_dict(read_config(folder, read_sums(folder))["model"])
+    other = [name for name, value in asked.items() if name != "n_genes" and getattr(config, name) != value]
+    if other:
+        first = other[0]
+        raise ValueError(
+            f"{len(other)} fields of model or preset differ from those of init={init!r} (first: {first}="
+            f"{asked[first]!r}, not {getattr(config, first)!r}). Leave both out: init sets the architecture."
+        )
+    if config.integrated or config.adapted != "no":
+        call = "tl.integrate" if config.integrated else "tl.adapt"
+        raise ValueError(
+            f"init={init!r} was made by {call}: what it fitted to a dataset would not fit the new weights. Pass the "
+            f"model that {call} was given, and call it again with the pretrained one."
+        )
+    if config.query_head and not recorded:
+        warnings.warn(
+            f"The query head of init={init!r} is kept as it is and not trained: tl.impute uses it with the new "
+            "weights. Train it again with scripts/query_head.py.",
+            stacklevel=3,
+        )
+    return config
+
+
+def _recorded(folder: Path, init: str | None) -> dict[str, Any]:
+    """Read what a run started from, `model` and `init`; refuse to resume it from another model."""
+    if not (folder / CONFIG).is_file() or not (folder / MANIFEST).is_file():
+        return {}
+    options = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    if options.get("init") != (None if init is None else str(init)):
+        raise ValueError(
+            f"{folder} holds a run that started with init={options.get('init')!r}, not {init!r}. Resume it with that, "
+            "or choose another out."
+        )
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return {"model": options["model"], "init": manifest.get("init")}
+
+
 def _training_files(
     train: list[Any], validation: Sequence[Any] | None, validation_studies: float | Sequence[str] | None, seed: int
 ) -> list[Any]:
@@ -273,9 +360,11 @@ def _training_files(
     return train if packed else [file for file, name in zip(train, names, strict=True) if name not in held]
 
 
-def _with_entropies(genes: Vocabulary, train: list[Any], min_genes: int, reading: Reading) -> Vocabulary:
-    """Count entropies for a vocabulary that has none."""
-    if genes.table["entropy"].notna().any() or any(is_packed(file) for file in train):
+def _with_entropies(genes: Vocabulary, train: list[Any], min_genes: int, reading: Reading, n_old: int) -> Vocabulary:
+    """Count entropies for a vocabulary that has none, or none for the genes after the first `n_old`."""
+    entropy = genes.table["entropy"].to_numpy()
+    new = np.arange(genes.n_genes) >= n_old
+    if not new.any() or not np.isnan(entropy[new]).all() or any(is_packed(file) for file in train):
         return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
     from scdiva.pp import corpus_entropy
 
@@ -283,10 +372,12 @@ def _with_entropies(genes: Vocabulary, train: list[Any], min_genes: int, reading
     counted = corpus_entropy(train, genes, min_genes=min_genes, **reading.arguments())
     if not counted.n_cells:
         raise ValueError(f"no training cell has {min_genes} known genes or more.")
-    return genes.with_entropy(counted.entropy()[N_SPECIAL:])
+    return genes.with_entropy(np.where(new, counted.entropy()[N_SPECIAL:], entropy))
 
 
-def _write_start(folder: Path, resolved: dict[str, Any], data: CellDataModule, genes: Vocabulary, resume: bool) -> None:
+def _write_start(
+    folder: Path, resolved: dict[str, Any], manifest: dict[str, Any], genes: Vocabulary, resume: bool
+) -> None:
     """Write what a run starts from; only the first of several processes does."""
     from scdiva.train.runner import is_first_process
 
@@ -296,22 +387,30 @@ def _write_start(folder: Path, resolved: dict[str, Any], data: CellDataModule, g
     if not resume:
         genes.write(folder / VOCABULARY)
     config = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
-    manifest = json.dumps(data.manifest(), indent=1)
     put_whole(folder / CONFIG, lambda file: file.write(config.encode()))
-    put_whole(folder / MANIFEST, lambda file: file.write(manifest.encode()))
+    put_whole(folder / MANIFEST, lambda file: file.write(json.dumps(manifest, indent=1).encode()))
 
 
 def _module(
-    config: ScDiVaConfig, training: PretrainingConfig, data: CellDataModule, svd_of: str | None
+    config: ScDiVaConfig,
+    training: PretrainingConfig,
+    data: CellDataModule,
+    svd_of: str | None,
+    start: ScDiVa | None = None,
 ) -> PretrainingModule:
-    """Draw a network, or start its gene vectors and its set encoder's linear part from the SVD of a packed corpus."""
-    from scdiva.models.network import init_gene_embedding
+    """Draw a network, or start it from another one, or its gene vectors from the SVD of a packed corpus.
+
+    Of the SVD a set encoder gets its linear part too. Genes that the other network lacks get drawn weights.
+    """
+    from scdiva.models.network import copy_weights, init_gene_embedding
     from scdiva.models.scdiva import ScDiVa
     from scdiva.nn import SetEncoder
     from scdiva.train.linear_map import fit_linear_map, set_linear_map
     from scdiva.train.pretraining import PretrainingModule
 
     network, frequency = ScDiVa(config, generator=step_generator(training.seed, 0, "weights")), None
+    if start is not None:
+        copy_weights(network, start)
     if svd_of is not None:
         width = config.anchor_linear_dim if isinstance(network.anchor, SetEncoder) else config.dim
         corpus = fit_linear_map(PackedCells(svd_of, data.vocabulary), width)

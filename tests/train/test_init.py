@@ -1,0 +1,282 @@
+"""Pretraining that starts from the weights of a model."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from scdiva import cli
+from scdiva.data.packing import pack_files
+from scdiva.datasets import toy
+from scdiva.models import ScDiVa, ScDiVaConfig, load_model, save_model
+from scdiva.models.network import copy_weights, fingerprint
+from scdiva.tokenizer import Vocabulary
+from scdiva.train import PretrainingConfig, pretrain
+from scdiva.train.pretraining import PretrainingModule
+
+pytestmark = pytest.mark.filterwarnings("ignore:only .* of the counts fall on known genes")
+
+SIZES = {
+    "paper": {"anchor": "learned", "dim": 16, "n_layers": 2, "n_heads": 2, "ffn_dim": 24},
+    "ours": {
+        "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "tie_gene_head": True, "anchor_linear_dim": 8,
+        "anchor_learned_dim": 4, "anchor_hidden": 12, "state_head": True, "state_rank": 4, "query_head": True,
+    },
+}  # fmt: skip
+TRAINING = PretrainingConfig(
+    steps=3, batch_size=8, warmup_steps=2, context=40, precision="fp32", scored_genes=16, validate_every=3,
+    checkpoint_every=1, log_every=1,
+)  # fmt: skip
+N_OLD = 40
+
+
+@pytest.fixture(scope="module")
+def genes():
+    """The vocabulary of the file's 60 genes, with entropies."""
+    human = Vocabulary.human()
+    every = human.subset(human.match(toy(4, 60).var_names).tokens)
+    return every.with_entropy(np.linspace(0.5, 2, every.n_genes))
+
+
+@pytest.fixture(scope="module")
+def old_genes(genes):
+    """Every third gene is left out: what is added is in no way the end of the table."""
+    kept = genes.tokens[np.arange(genes.n_genes) % 3 > 0]
+    old = genes.subset(kept)
+    assert old.n_genes == N_OLD
+    return old
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("study") / "study.h5ad"
+    toy(60, 60).write_h5ad(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def models(old_genes, tmp_path_factory):
+    """Folders of a model of the paper's kind and of one with all of our heads, with random weights."""
+    folders = {}
+    for name, sizes in SIZES.items():
+        config = ScDiVaConfig(n_genes=old_genes.n_genes, **sizes)
+        model = ScDiVa(config, generator=torch.Generator().manual_seed(5))
+        with torch.no_grad():
+            for number, weight in enumerate(model.state_dict().values()):
+                weight.add_(0.1 * torch.rand(weight.shape, generator=torch.Generator().manual_seed(number)))
+        folders[name] = str(save_model(model, old_genes, tmp_path_factory.mktemp(name) / "model"))
+    return folders
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Weights of the network at the first batch of each run."""
+    seen, plain = [], PretrainingModule.on_train_start
+
+    def note(self):
+        seen.append({name: weight.clone() for name, weight in self.model.state_dict().items()})
+        plain(self)
+
+    monkeypatch.setattr(PretrainingModule, "on_train_start", note)
+    return seen
+
+
+def run(file, out, training=TRAINING, **options):
+    return pretrain(file, str(out), training, min_genes=1, accelerator="cpu", progress=False, **options)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.filterwarnings("ignore:The query head")
+def test_training_starts_from_the_weights_and_changes_them(kind, models, file, old_genes, tmp_path, started):
+    folder = run(file, tmp_path / "run", init=models[kind])
+    before, model = load_model(models[kind], device="cpu"), load_model(folder, device="cpu")
+    for name, weight in before.state_dict().items():
+        assert torch.equal(started[0][name], weight), name
+    assert model.config == before.config
+    assert model.vocabulary == old_genes
+    now = model.state_dict()
+    changed = {name for name, weight in before.state_dict().items() if not torch.equal(weight, now[name])}
+    assert {"embedding.gene.weight", "norm.weight", "heads.value.weight"} <= changed
+    assert any(name.startswith("blocks.0") for name in changed)
+    assert not any(name.startswith("query_head") for name in changed)  # kept as it was
+    told = {"model": models[kind], "fingerprint": fingerprint(before)}
+    assert model.metadata["init"] == told
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["init"] == told
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["init"] == models[kind]
+    assert told["fingerprint"] in (folder / "README.md").read_text()
+
+
+def test_the_learning_rate_warms_up_again(models, file, tmp_path):
+    run(file, tmp_path / "run", init=models["paper"])
+    with next((tmp_path / "run").rglob("metrics.csv")).open() as lines:
+        rates = [float(line["train/learning_rate"]) for line in csv.DictReader(lines) if line["train/learning_rate"]]
+    np.testing.assert_allclose(rates, [TRAINING.learning_rate / 2, TRAINING.learning_rate, TRAINING.learning_rate])
+
+
+@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.filterwarnings("ignore:The query head")
+def test_genes_are_added_after_those_of_the_model(kind, models, file, genes, old_genes, tmp_path, started):
+    genes.write(tmp_path / "genes.safetensors")
+    folder = run(file, tmp_path / "run", init=models[kind], vocabulary=str(tmp_path / "genes.safetensors"))
+    before, model = load_model(models[kind], device="cpu"), load_model(folder, device="cpu")
+    assert model.config == replace(before.config, n_genes=60)
+    assert model.vocabulary.symbols[:N_OLD].tolist() == old_genes.symbols.tolist()
+    assert sorted(model.vocabulary.symbols) == sorted(genes.symbols)
+    np.testing.assert_array_equal(model.vocabulary.entropy[: 3 + N_OLD], old_genes.entropy)
+    entropy = dict(zip(genes.symbols, genes.entropy[3:], strict=True))
+    assert [entropy[symbol] for symbol in model.vocabulary.symbols] == model.vocabulary.entropy[3:].tolist()
+
+    grown = ScDiVa(model.config, generator=torch.Generator().manual_seed(0))
+    grown.load_state_dict(started[0])
+    grew = []
+    for name, weight in before.state_dict().items():
+        rows, n = started[0][name], len(weight)
+        assert torch.equal(rows[:n], weight), name
+        if len(rows) > n:
+            grew.append(name)
+            assert len(rows) == n + 20
+    heads = {"state_head.gene", "state_head.value", "query_head.gene.weight", "anchor.table.weight"}
+    assert set(grew) == {"embedding.gene.weight"} | (heads if kind == "ours" else {"heads.gene.weight"})
+    new = started[0]["embedding.gene.weight"][-20:]
+    assert 0.01 < new.std() < 0.03  # drawn as in a new model, and no two alike
+    assert torch.pdist(new).min() > 0.01
+    # what reads only genes of the model gives what it gave, bit for bit
+    tokens, values, cells = torch.arange(3, 3 + N_OLD), torch.linspace(3, 0.1, N_OLD), torch.tensor([0, N_OLD])
+    packed = tokens, values, cells.int()
+    with torch.no_grad():
+        assert torch.equal(grown.eval().encode(*packed), before.encode(*packed))
+        one, two = grown(*packed), before(*packed)
+        assert torch.equal(one.hidden, two.hidden)
+        assert torch.equal(grown.values(one, tokens), before.values(two, tokens))
+        rows = torch.arange(N_OLD)
+        torch.testing.assert_close(grown.logits(one, rows)[:, :N_OLD], before.logits(two, rows))
+
+
+def test_entropies_of_added_genes_are_counted_where_there_are_none(models, file, genes, old_genes, tmp_path):
+    from scdiva.pp import corpus_entropy
+
+    bare = genes.with_entropy(np.full(60, np.nan))
+    bare.write(tmp_path / "genes.safetensors")
+    folder = run(file, tmp_path / "run", init=models["paper"], vocabulary=str(tmp_path / "genes.safetensors"))
+    vocabulary = load_model(folder, device="cpu").vocabulary
+    counted = corpus_entropy([file], vocabulary, min_genes=1).entropy()
+    np.testing.assert_array_equal(vocabulary.entropy[: 3 + N_OLD], old_genes.entropy)
+    np.testing.assert_array_equal(vocabulary.entropy[3 + N_OLD :], counted[3 + N_OLD :].astype(np.float32))
+
+
+def test_a_packed_corpus_of_the_same_genes_and_of_more(models, file, genes, old_genes, tmp_path, started):
+    for name, vocabulary in (("same", old_genes), ("more", old_genes.with_genes_of(genes))):
+        vocabulary.write(tmp_path / f"{name}.safetensors")
+        pack_files([file], vocabulary, tmp_path / f"{name}.h5", max_length=40, min_genes=1)
+        folder = run(
+            str(tmp_path / f"{name}.h5"), tmp_path / name, init=models["paper"],
+            vocabulary=str(tmp_path / f"{name}.safetensors"),
+        )  # fmt: skip
+        assert load_model(folder, device="cpu").vocabulary == vocabulary
+    before = load_model(models["paper"], device="cpu").state_dict()
+    assert all(torch.equal(started[0][name], weight) for name, weight in before.items())
+    pack_files([file], genes, tmp_path / "sorted.h5", max_length=40, min_genes=1)
+    genes.write(tmp_path / "sorted.safetensors")
+    with pytest.raises(ValueError, match="packed with another vocabulary"):
+        run(str(tmp_path / "sorted.h5"), tmp_path / "other", init=models["paper"],
+            vocabulary=str(tmp_path / "sorted.safetensors"))  # fmt: skip
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_path, monkeypatch):
+    genes.write(tmp_path / "genes.safetensors")
+    init = tmp_path / "moved"
+    shutil.copytree(models["paper"], init)
+    options = {"init": str(init), "vocabulary": str(tmp_path / "genes.safetensors")}
+    straight = run(file, tmp_path / "straight", **options)
+    plain = PretrainingModule.compute_loss
+
+    def stopped(self, batch, generator):
+        if self.batches_seen == 2:
+            raise KeyboardInterrupt
+        return plain(self, batch, generator)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModule, "compute_loss", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(file, tmp_path / "run", **options)
+    for other in (None, models["ours"]):
+        with pytest.raises(ValueError, match=r"run that started with init='.*moved', not"):
+            run(file, tmp_path / "run", resume=True, **options | {"init": other})
+    shutil.rmtree(init)
+    folder = run(file, tmp_path / "run", resume=True, **options)
+    one, two = load_model(straight, device="cpu"), load_model(folder, device="cpu")
+    assert one.vocabulary == two.vocabulary
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    assert one.metadata["init"] == two.metadata["init"]
+
+
+def test_the_command_line_and_a_home_folder(models, file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(models["paper"], tmp_path / "before")
+    words = [f"--training.{name}={value}" for name, value in TRAINING.to_dict().items() if value is not None]
+    words += ["--train", f"[{file}]", "--min_genes", "1", "--accelerator", "cpu", "--progress", "false"]
+    assert cli.main(["pretrain", *words, "--out", str(tmp_path / "cli"), "--init", "~/before"]) == 0
+    made = load_model(tmp_path / "cli" / "model", device="cpu")
+    python = load_model(run(file, tmp_path / "python", init=models["paper"]), device="cpu")
+    assert made.config == python.config
+    assert all(torch.equal(a, b) for a, b in zip(made.parameters(), python.parameters(), strict=True))
+    capsys.readouterr()
+    assert cli.main(["pretrain", *words, "--out", str(tmp_path / "no"), "--init", "nowhere"]) == 1
+    assert "no model 'nowhere'" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:The query head")
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("paper", {"svd_start": True}, "svd_start replaces the gene embeddings that init keeps"),
+        ("paper", {"model": {"n_layers": 3, "dim": 16}}, r"1 fields of model or preset differ .*n_layers=3, not 2"),
+        ("paper", {"preset": "mini"}, "fields of model or preset differ"),
+        ("paper", {"model": {"widht": 3}}, "widht"),
+        ("paper", {"model": ScDiVaConfig(**SIZES["paper"] | {"ffn_dim": 32})}, "ffn_dim=32, not 24"),
+        ("missing", {}, "no model 'missing'"),
+        ("integrated", {}, "was made by tl.integrate"),
+        ("adapted", {}, "was made by tl.adapt"),
+    ],
+)
+def test_what_is_refused_before_anything_is_read(
+    kind, options, message, models, old_genes, file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("scdiva.data.datamodule.CellDataModule._open", None)
+    init = models.get(kind, kind)
+    if kind in ("integrated", "adapted"):
+        fields = {"integrated": True} if kind == "integrated" else {"adapted": "joined"}
+        model = ScDiVa(ScDiVaConfig(n_genes=N_OLD, **SIZES["paper"], **fields))
+        init = str(save_model(model, old_genes, tmp_path / "fitted"))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run(file, tmp_path / "run", init=init, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_architecture_that_agrees_may_be_repeated(models, file, tmp_path):
+    config = ScDiVaConfig(n_genes=7, **SIZES["paper"])
+    folder = run(file, tmp_path / "run", init=models["paper"], model=config)
+    assert load_model(folder, device="cpu").config == replace(config, n_genes=N_OLD)
+    with pytest.warns(UserWarning, match="query head .* not trained"):
+        run(file, tmp_path / "ours", init=models["ours"], model={"state_rank": 4})
+
+
+def test_weights_of_another_architecture_are_not_copied(old_genes):
+    one, two, fewer = (
+        ScDiVa(ScDiVaConfig(n_genes=n, **SIZES["paper"] | {"n_heads": heads}))
+        for n, heads in ((N_OLD, 2), (N_OLD, 4), (N_OLD - 1, 2))
+    )
+    for model in (two, fewer):
+        before = {name: weight.clone() for name, weight in model.state_dict().items()}
+        with pytest.raises(ValueError, match="do not fit"):
+            copy_weights(model, one)
+        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

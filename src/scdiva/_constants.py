@@ -1,6 +1,6 @@
 """Every AnnData key and every special token id, spelled once."""
 
-PRESETS = ("paper", "base", "mini")
+PRESETS = ("paper", "base", "base-lat", "mini")
 """Names of the configurations of model and pretraining that go together."""
 
 # --- keys in AnnData -------------------------------------------------------------------------------------------------

@@ -123,7 +123,10 @@ def test_a_packed_corpus_without_validation(files, options, tmp_path):
     [
         (["--training.context", "2000"], "exceeds the model's max_length=1200"),
         (["--train", "[]"], "at least one file"),
-        (["--preset", "minni"], "preset must be one of 'paper', 'base', 'mini'; got 'minni' (did you mean 'mini'?)"),
+        (
+            ["--preset", "minni"],
+            "preset must be one of 'paper', 'base', 'base-lat', 'mini'; got 'minni' (did you mean 'mini'?)",
+        ),
         (["--train", "[nowhere.h5ad]"], "nowhere"),
         (["--resume", "true"], "No checkpoint at"),
         (["--vocabulary", "nothing"], "nothing"),

@@ -16,7 +16,7 @@ SMALL = (
     " --training.warmup_steps 0 --model.dim 16 --model.n_layers 1 --model.n_heads 2 --model.ffn_dim 24"
     " --model.anchor_linear_dim 8 --model.anchor_hidden 12 --accelerator cpu --min_genes 1"
 )
-NAMED = {"quickstart.md": 2, "vocabulary.md": 1}
+NAMED = {"quickstart.md": 3, "vocabulary.md": 1}
 
 
 def blocks(name: str, language: str) -> list[str]:

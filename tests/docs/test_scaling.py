@@ -14,6 +14,7 @@ import pytest
 from scdiva.cli import main
 from scdiva.cli._parser import options_of
 from scdiva.datasets import toy
+from scdiva.models import load_model
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import PretrainingConfig
 
@@ -75,6 +76,11 @@ def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
     script = scripts["# pretrain.py"].replace('"run"', '"again"').replace("accumulate=4", "accumulate=1, steps=2")
     exec(compile(script, "pretrain.py", "exec"), made := {})
     assert made["folder"].name == "model"
+    script = scripts["# continue.py"].replace('"corpus-more")', '"corpus-more", min_genes=1)')
+    script = script.replace("steps=2000", "steps=1, batch_size=4").replace("init=", "min_genes=1, init=")
+    exec(compile(script, "continue.py", "exec"), made := {})
+    assert load_model("run-more/model", device="cpu").vocabulary == made["more"]
+    assert made["more"].n_genes == 41_818
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     script = scripts["# embed.py"].replace('model="run/model"', 'model="scdiva-mini"')
     exec(compile(script, "embed.py", "exec"), {})

@@ -51,10 +51,13 @@ def test_presets():
     assert ScDiVaConfig.preset("paper") == ScDiVaConfig.paper()
     bundled = load_model(device="cpu").config
     assert bundled == replace(ScDiVaConfig.preset("mini"), query_head=True)
-    sizes = [n_parameters(ScDiVaConfig.preset(name)) for name in ("mini", "base", "paper")]
-    assert sizes == [8_864_719, 30_399_285, 93_432_321]
+    sizes = [n_parameters(ScDiVaConfig.preset(name)) for name in ("mini", "base", "base-lat", "paper")]
+    assert sizes == [8_864_719, 30_399_285, 24_643_573, 93_432_321]
+    lat = ScDiVaConfig.preset("base-lat")
+    assert replace(lat, anchor="encoder") == ScDiVaConfig.preset("base")
+    assert (lat.anchor, lat.state_head, lat.state_dim) == ("learned", True, lat.dim)
     assert ScDiVaConfig.preset("base", n_genes=50, dim=32).dim == 32
-    with pytest.raises(ValueError, match=r"'paper', 'base', 'mini'; got 'minni'.*'mini'"):
+    with pytest.raises(ValueError, match=r"'paper', 'base', 'base-lat', 'mini'; got 'minni'.*'mini'"):
         ScDiVaConfig.preset("minni")
     with pytest.raises(ValueError, match=r"ScDiVaConfig .*n_layer .*'n_layers'"):
         ScDiVaConfig.preset("base", n_layer=3)

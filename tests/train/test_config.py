@@ -68,6 +68,7 @@ def test_presets():
     )
     assert (mini.scored_genes, mini.place_prior, mini.value_weight, mini.autotune) == (32, True, 1.0, False)
     assert (base.batch_tokens, base.accumulate, base.context) == (65_536, 4, 1200)
+    assert PretrainingConfig.preset("base-lat", accumulate=4) == base
     with pytest.raises(ValueError, match=r"got 'bsae' \(did you mean 'base'\?\)"):
         PretrainingConfig.preset("bsae")
     with pytest.raises(ValueError, match=r"PretrainingConfig .*step .*'steps'"):

@@ -61,6 +61,32 @@ def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, places):
         assert parameter.grad.abs().max() > 0, name
 
 
+def test_a_state_head_on_lat_trains_the_transformer(tiny, config, batch):
+    """With `anchor="learned"` the head reads [LAT] behind the blocks: gradients of its output alone reach them all."""
+    model = with_head(tiny, anchor="learned")
+    corrupted = mask_tokens(*batch.on_host().packed, stratified_times(batch.n_cells, rng()), rng())
+    out = model(corrupted.tokens, corrupted.values, batch.cu_seqlens, value_mask=corrupted.value_mask)
+    n_visible = (~corrupted.value_mask).float()
+    n_visible = torch.zeros(batch.n_cells).index_add_(0, out.cells, n_visible)
+    torch.testing.assert_close(out.read, model.state_head(out.cell_state, n_visible))
+    out.read.square().sum().backward()
+    for name, parameter in model.blocks.named_parameters():
+        assert parameter.grad.abs().max() > 0, name
+
+    chosen = config(anchor_objective="genes", scored_genes=2, place_prior=True, value_weight=1.0)
+    model = with_head(tiny, anchor="learned")
+    module = PretrainingModule(model, chosen, denominator=DENOMINATOR)
+    optimiser, losses = torch.optim.AdamW(module.parameters(), lr=0.01), []
+    for _ in range(30):
+        loss, _ = module.compute_loss(batch, rng(1))
+        optimiser.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
 def test_logits_are_those_that_the_model_gives(tiny, config, batch):
     """Without ranks and with every masked gene scored, the loss is the model's own cross-entropy."""
     model = with_head(tiny)

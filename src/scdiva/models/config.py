@@ -144,6 +144,8 @@ class ScDiVaConfig:
             - `"paper"`: :meth:`paper`, 93 M parameters;
             - `"base"`: 8 blocks of width 256, set encoder, state head and tied gene head, 30 M parameters for the
               41,818 genes of the human vocabulary. To be trained on one GPU;
+            - `"base-lat"`: the same without set encoder, 25 M parameters: the cell state is `[LAT]` as the transformer
+              returns it, as in the paper, and the state head reads it;
             - `"mini"`: the bundled scdiva-mini without its query head, which is trained apart: 4 blocks of width 128,
               8.9 M parameters for its 19,623 genes. To be trained on a CPU.
         **changes
@@ -159,8 +161,10 @@ class ScDiVaConfig:
         if name == "paper":
             return replace(cls.paper(), **changes)
         shared = {"state_head": True, "tie_gene_head": True}
+        base = {"dim": 256, "n_layers": 8, "n_heads": 8, "ffn_dim": 1024}
         size = {
-            "base": {"dim": 256, "n_layers": 8, "n_heads": 8, "ffn_dim": 1024},
+            "base": base,
+            "base-lat": {**base, "anchor": "learned"},
             "mini": {"dim": 128, "n_layers": 4, "n_heads": 4, "ffn_dim": 384, "n_genes": 19_623},
         }[name]
         return cls(**{**shared, **size, **changes})

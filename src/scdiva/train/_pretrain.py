@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable
+from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._rng import step_generator
@@ -92,15 +91,15 @@ def pretrain(
     study_key
         Column of its `obs` whose values are studies, such as `"dataset_id"`. None: the cells are one study.
     preset
-        `"paper"`, `"base"` or `"mini"`: where model and training start from; options, and fields in a file,
-        take precedence. See :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>` and
+        `"paper"`, `"base"`, `"base-lat"` or `"mini"`: where model and training start from; options, and fields in a
+        file, take precedence. See :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>` and
         :meth:`PretrainingConfig.preset <scdiva.train.PretrainingConfig.preset>`.
     model
         A :class:`~scdiva.models.ScDiVaConfig`, or those of its fields that differ from the preset's or its defaults;
         `n_genes` is the vocabulary's.
     init
         A saved model whose weights training starts from: a folder, the name of a bundled model or
-        ``"hf://owner/name"``. The architecture is that of this model; `model` and `preset` may only repeat it. The
+        ``"hf://owner/name"``. The architecture is that of this model, and `model` and `preset` must agree with it. The
         optimiser starts anew: the learning rate warms up again and falls to the end of `steps`. A query head keeps
         its weights and is not trained. Not for models of `tl.integrate` and `tl.adapt`. None: random weights.
     validation
@@ -318,10 +317,9 @@ def _init_config(
             f"model that {call} was given, and call it again with the pretrained one."
         )
     if config.query_head and not recorded:
-        warnings.warn(
+        warn(
             f"The query head of init={init!r} is kept as it is and not trained: tl.impute uses it with the new "
-            "weights. Train it again with scripts/query_head.py.",
-            stacklevel=3,
+            "weights. Train it again with scripts/query_head.py."
         )
     return config
 

@@ -156,7 +156,8 @@ class PretrainingConfig(OptimiserConfig):
         name
             - `"paper"`: :meth:`paper`. Its `batch_size` is the global batch: divide it by `accumulate` and devices; its
               `steps` are four epochs of the paper's corpus;
-            - `"base"`: one GPU; 50,000 steps of 8 batches of 65,536 tokens, some 600 cells of 800 genes a step;
+            - `"base"`, `"base-lat"`: one GPU; 50,000 steps of 8 batches of 65,536 tokens, some 600 cells of 800 genes a
+              step;
             - `"mini"`: a CPU; 2,500 steps of 32 cells of 128 genes. Steps, batch, context and learning rate are those
               of the transformer's first run in `scripts/train_mini.py`, `scored_genes`, `place_prior` and
               `value_weight` those of its last. That script trains set encoder and state head alone before; in a single
@@ -174,11 +175,13 @@ class PretrainingConfig(OptimiserConfig):
         if name == "paper":
             return replace(cls.paper(), **changes)
         shared = {"scored_genes": 32, "place_prior": True, "value_weight": 1.0}
+        base = {
+            "steps": 50_000, "batch_tokens": 65_536, "accumulate": 8, "learning_rate": 5e-4, "warmup_steps": 2000,
+            "validate_every": 1000,
+        }  # fmt: skip
         run = {
-            "base": {
-                "steps": 50_000, "batch_tokens": 65_536, "accumulate": 8, "learning_rate": 5e-4, "warmup_steps": 2000,
-                "validate_every": 1000,
-            },
+            "base": base,
+            "base-lat": base,
             "mini": {
                 "steps": 2500, "batch_size": 32, "context": 128, "learning_rate": 1e-3, "warmup_steps": 125,
                 "validate_every": 250, "checkpoint_every": 250, "autotune": False,

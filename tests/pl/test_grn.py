@@ -55,7 +55,7 @@ def test_lines_are_the_strongest_pairs(with_network, n_edges):
         np.testing.assert_allclose(widths, 0.5 + 2 * (expected - expected.min()) / span, rtol=1e-4)
     n = len(np.unique(np.concatenate(drawn.get_segments()), axis=0))
     assert len(dots(fig).get_offsets()) == n
-    assert fig.axes[0].get_title() == f"correlation: {len(expected)} strongest edges, {n} genes"
+    assert fig.axes[0].get_title() == f"Gene correlation: {len(expected)} strongest edges, {n} genes"
 
 
 def test_lines_end_at_their_genes_and_have_the_colour_of_their_sign(with_network):
@@ -176,7 +176,7 @@ def test_a_group_has_a_network_of_its_own(with_network, tmp_path):
     _, (left, right) = plt.subplots(1, 2)
     assert grn(adata, group="B cell", ax=right, save=tmp_path / "a.png") is None
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert right.get_title().startswith("correlation, B cell: ")
+    assert right.get_title().startswith("Gene correlation, B cell: ")
     assert "difference of\nPearson correlation\nB cell − rest" in "".join(
         text.get_text() for text in right.get_legend().get_texts()
     )

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 
 from scdiva.pl import attention
@@ -41,7 +42,7 @@ def test_fields_are_weights_of_sources_in_columns(with_network):
     expected = weights.T[np.ix_(at, at)]
     np.testing.assert_allclose(fields, np.where(expected == 0, np.nan, expected), rtol=1e-6)
     assert bar(fig) == "excess attention rank"
-    assert (fig.axes[0].get_xlabel(), fig.axes[0].get_ylabel()) == ("source", "target")
+    assert (fig.axes[0].get_xlabel(), fig.axes[0].get_ylabel()) == ("source gene", "target gene")
 
 
 def test_a_weight_of_0_that_is_kept_is_no_gap(with_network):
@@ -80,7 +81,7 @@ def test_sources_and_targets_may_differ(with_network):
     assert set(rows) == {f"GENE{i}" for i in np.argsort(-strength, kind="stable")[:10]}
     i, j = (adata.var_names.get_indexer(names) for names in (rows, columns))
     np.testing.assert_allclose(np.nan_to_num(fields), weights[np.ix_(j, i)].T, rtol=1e-6)
-    assert fig.axes[0].get_xlabel() == "source"
+    assert fig.axes[0].get_xlabel() == "source gene"
     rows, columns, _ = drawn(attention(adata, genes=["GENE2", "GENE5", "GENE1"], return_fig=True))
     assert (set(rows), set(columns)) == ({"GENE1", "GENE2", "GENE5"}, {"GENE1", "GENE5"})
 
@@ -141,3 +142,39 @@ def test_what_cannot_be_drawn_is_refused(with_network, tmp_path):
         with pytest.raises(error, match=words):
             attention(adata, **options)
     assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "title"),
+    [
+        ([3], [0, 1, 2], "Attention, layer 3, heads 0–2"),
+        ([0, 2, 3, 7], [], "Attention, layers 0, 2–3, 7, all heads"),
+        ([], [], "Attention, all layers, all heads"),
+    ],
+)
+def test_the_title_names_layers_and_heads(with_network, layers, heads, title):
+    adata, _ = with_network("attention", signed=False)
+    adata.uns["scdiva"]["scdiva_grn"] |= {"layers": np.array(layers, int), "heads": np.array(heads, int)}
+    assert attention(adata, return_fig=True).axes[0].get_title() == title
+
+
+def test_from_the_call_to_the_picture():
+    """Two heads of one layer of the bundled model, and what is drawn of each."""
+    import scdiva as sd
+
+    adata = sd.datasets.toy(48, 60)
+    shown = []
+    for head in (0, 3):
+        sd.tl.grn(
+            adata, "attention", layers=1, heads=head, groupby="cell_type", n_targets=None, key_added=f"head{head}"
+        )
+        fig = attention(adata, key=f"head{head}", group="type A", genes=list(adata.var_names[:12]), return_fig=True)
+        assert fig.axes[0].get_title() == f"Attention, layer 1, head {head}, type A"
+        rows, columns, fields = drawn(fig)
+        at = pd.DataFrame(fields, rows, columns)
+        table = sd.get.grn_df(adata, key=f"head{head}", group="type A", sources=columns, targets=rows)
+        assert len(table) == np.isfinite(fields).sum() > 50
+        for source, target, weight in zip(table["source"], table["target"], table["weight"], strict=True):
+            assert at.loc[target, source] == pytest.approx(weight, rel=1e-5)
+        shown.append(at.loc[sorted(rows), sorted(columns)].to_numpy())
+    assert np.nanmax(np.abs(shown[0] - shown[1])) > 1e-3

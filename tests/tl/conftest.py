@@ -37,8 +37,8 @@ def vocabulary(adata):
 def build(vocabulary):
     def build_model(**fields):
         config = ScDiVaConfig(
-            n_genes=vocabulary.n_genes, dim=16, n_layers=2, n_heads=2, ffn_dim=24, max_length=40,
-            anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, **fields,
+            n_genes=vocabulary.n_genes, dim=16, n_heads=2, ffn_dim=24, max_length=40,
+            anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, **{"n_layers": 2, **fields},
         )  # fmt: skip
         model = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
         with torch.no_grad():

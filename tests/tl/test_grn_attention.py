@@ -19,7 +19,7 @@ def cells(adata):
 
 @pytest.fixture
 def by_hand(ranked):
-    def excess(cells, model, rows=None) -> np.ndarray:
+    def excess(cells, model, rows=None, layers=None, heads=None) -> np.ndarray:
         """Sources (keys) × targets (queries); NaN for genes that no cell holds, and for a gene with itself."""
         of_target = [[] for _ in range(cells.n_vars)]  # for each cell that holds it, a rank of every source
         of_any = []
@@ -30,7 +30,9 @@ def by_hand(ranked):
             with torch.no_grad():
                 bounds = torch.tensor([0, n], dtype=torch.int32)
                 found = list(model.attention_weights(tokens, values, bounds))
-            mean = np.mean([w.double().mean(dim=0).numpy() for _, _, w in found], axis=0)[1:, 1:]  # without [LAT]
+            chosen = [w.double().numpy() for layer, _, w in found if layers is None or layer in layers]
+            mean = np.mean([w[slice(None) if heads is None else heads] for w in chosen], axis=(0, 1))
+            mean = mean[1:, 1:]  # without [LAT]
             for query in range(n):
                 ranks = np.zeros(cells.n_vars)
                 for key in range(n):
@@ -96,3 +98,43 @@ def test_some_sources_and_targets(cells, one, edges):
     expected = np.full((60, 60), np.nan)
     expected[np.ix_([3, 8], [1, 3, 20])] = edges(cells)[np.ix_([3, 8], [1, 3, 20])]
     np.testing.assert_allclose(edges(cells, "some"), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, None), ([0, 2], [1]), (None, 0), (0, [1, 0])])
+def test_layers_and_heads_are_chosen(cells, build, edges, by_hand, layers, heads):
+    model = build(n_layers=3)
+    attend(cells, model, layers=layers, heads=heads)
+    of_layers, of_heads = ([given] if isinstance(given, int) else given for given in (layers, heads))
+    close(edges(cells), by_hand(cells, model, layers=of_layers, heads=of_heads))
+    attend(cells, model, key_added="all")
+    assert np.nanmax(np.abs(edges(cells) - edges(cells, "all"))) > 3e-3
+    about = cells.uns["scdiva"]["scdiva_grn"]
+    assert about["layers"].tolist() == sorted(of_layers or [])
+    assert about["heads"].tolist() == sorted(of_heads or [])
+
+
+def test_layers_above_the_last_one_chosen_are_not_computed(cells, build, monkeypatch):
+    model = build(n_layers=3)
+    run = []
+    for number, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, number=number: run.append(number))
+    attend(cells, model, layers=1)
+    assert set(run) == {0}  # its output is the input of layer 1, whose weights need no pass
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"layers": 5}, ValueError, "the model has 2 layers, 0 to 1; layers names 5"),
+        ({"heads": [0, -1]}, ValueError, "the model has 2 heads, 0 to 1; heads names -1"),
+        ({"layers": []}, ValueError, "layers is empty"),
+        ({"layers": 1.5}, TypeError, "float"),
+        ({"layers": 0, "method": "embedding"}, ValueError, 'Pass method="attention"'),
+    ],
+)
+def test_layers_and_heads_that_are_not_there(cells, build, options, error, said):
+    before = cells.copy()
+    with pytest.raises(error, match=said):
+        sd.tl.grn(cells, model=build(), **{"method": "attention"} | options)
+    assert cells.uns.keys() == before.uns.keys()
+    assert not cells.varp

@@ -22,6 +22,7 @@ _WEIGHTS = {
     "embedding": "similarity of genes (z-score)",
 }
 """What the weights of each method are."""
+_TITLES = {"attention": "Attention", "correlation": "Gene correlation", "embedding": "Gene similarity by embeddings"}
 
 
 class Network(NamedTuple):
@@ -35,6 +36,8 @@ class Network(NamedTuple):
     group: str
     reference: str
     signed: bool
+    layers: NDArray[np.int64]
+    heads: NDArray[np.int64]
 
     @property
     def directed(self) -> bool:
@@ -53,8 +56,20 @@ class Network(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Method and group, as they are written over a picture."""
-        return f"{self.method}, {self.group}" if self.group else self.method
+        """What the network shows, with layers and heads of attention, and its group."""
+        parts = [_TITLES.get(self.method, self.method)]
+        if self.method == "attention":
+            parts += [_numbered("layer", self.layers), _numbered("head", self.heads)]
+        return ", ".join([*parts, self.group] if self.group else parts)
+
+
+def _numbered(what: str, numbers: NDArray[np.int64]) -> str:
+    """Name layers or heads: "all layers", "layer 3", "heads 0–2, 5"; none given are all."""
+    if not len(numbers):
+        return f"all {what}s"
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    text = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    return f"{what}{'s' * (len(numbers) > 1)} {text}"
 
 
 def network_of(adata: AnnData, key: str, group: str | None) -> Network:
@@ -86,6 +101,8 @@ def network_of(adata: AnnData, key: str, group: str | None) -> Network:
         group=groups[at] if groups else "",
         reference=str(about["reference"]),
         signed=bool(about["signed"]),
+        layers=np.atleast_1d(about.get("layers", np.empty(0, np.int64))),
+        heads=np.atleast_1d(about.get("heads", np.empty(0, np.int64))),
     )
 
 

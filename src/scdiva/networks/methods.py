@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -105,7 +106,7 @@ def attention_sums(pairs: Pairs, running: Running) -> tuple[NDArray[Any], ...]:
     for rows, (indptr, tokens, _), results in run_cells(
         pairs.model,
         pairs.source,
-        running._replace(what=attention_ranks, batch_size=1),
+        running._replace(what=partial(attention_ranks, layers=pairs.layers, heads=pairs.heads), batch_size=1),
         held_tokens=_HELD_TOKENS,
         only=pairs.group >= 0,
     ):
@@ -130,7 +131,15 @@ def attention_weights(
         return np.where(n > 0, (total - np.outer(usual, n)) / (n + PRIOR_CELLS), np.nan)
 
 
-def attention_ranks(model: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
+def attention_ranks(
+    model: ScDiVa,
+    tokens: Tensor,
+    values: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    layers: tuple[int, ...] | None = None,
+    heads: tuple[int, ...] | None = None,
+) -> Tensor:
     r"""Read out how the genes of one cell attend to each other.
 
     Attention weights (paper, eq. `mha`), without the column of `[LAT]`, are averaged over layers and heads; then the
@@ -143,6 +152,8 @@ def attention_ranks(model: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: T
         The model.
     tokens, values, cu_seqlens
         One cell, packed, of which the first `max_length` genes are read.
+    layers, heads
+        Layers and heads to average over; None: all. Layers above the last of them are not computed.
 
     Returns
     -------
@@ -150,9 +161,16 @@ def attention_ranks(model: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: T
     """
     most = model.config.max_length
     by_layer = model.attention_weights(tokens[:most], values[:most], cu_seqlens.clamp_max(most))
-    total = next(by_layer)[2][:, 1:, 1:].mean(dim=0)
-    for _, _, of_layer in by_layer:
-        total += of_layer[:, 1:, 1:].mean(dim=0)
+    chosen = range(model.config.n_layers) if layers is None else layers
+    total: Tensor | None = None
+    for layer, _, weights in by_layer:
+        if layer in chosen:
+            of_heads = weights if heads is None else weights[list(heads)]
+            mean = of_heads[:, 1:, 1:].mean(dim=0)
+            total = mean if total is None else total + mean
+        if layer == max(chosen):
+            break
+    assert total is not None
     order = total.cpu().numpy().argsort(axis=1)  # numpy sorts rows several times faster than torch
     ranks = np.empty(order.shape, dtype=np.float32)
     np.put_along_axis(ranks, order, np.arange(1, len(order) + 1, dtype=np.float32) / len(order), axis=1)

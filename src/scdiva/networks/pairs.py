@@ -74,6 +74,8 @@ class Pairs(NamedTuple):
         int (n_obs,), the graph to which a cell adds; -1: none.
     n_groups
         Graphs.
+    layers, heads
+        Layers and heads whose attention is averaged; None: all.
     """
 
     model: ScDiVa
@@ -83,6 +85,8 @@ class Pairs(NamedTuple):
     targets: NDArray[np.int64]
     group: NDArray[np.int64]
     n_groups: int
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:

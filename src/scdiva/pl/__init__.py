@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scdiva.pl._annotation import confusion_matrix, marker_heatmap, reliability
+from scdiva.pl._annotation import confusion_matrix, feature_heatmap, marker_heatmap, reliability
 from scdiva.pl._network import attention, grn, regulon
 from scdiva.pl._perturbation import delta_scatter, discrimination, hit_rate, perturbation, perturbation_scores
 from scdiva.pl._reconstruction import gene_overlap, reconstruction
@@ -14,6 +14,7 @@ __all__ = [
     "confusion_matrix",
     "delta_scatter",
     "discrimination",
+    "feature_heatmap",
     "gene_overlap",
     "generated",
     "grn",

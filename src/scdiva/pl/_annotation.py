@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scdiva import metrics
-from scdiva._checks import check_least
-from scdiva._constants import OBS_LABEL, PROBABILITY, REJECTED, UNS
+from scdiva._checks import check_least, no_entry, warn
+from scdiva._constants import OBS_LABEL, OBSM_EMBEDDING, PROBABILITY, REJECTED, UNS
 from scdiva.data.cells import log_normalised
 from scdiva.data.writing import our_uns
 from scdiva.get import annotation_df
@@ -236,6 +236,112 @@ def _markers(cells: AnnData, key: str, size: pd.Series, n_genes: int) -> pd.Data
     found = found[(found["scores"] > 0) & found["names"].isin(differs)].reset_index("type")
     best = found.sort_values("scores", ascending=False, kind="stable").drop_duplicates("names")
     return best.groupby("type").head(n_genes)
+
+
+@plot
+def feature_heatmap(
+    adata: AnnData,
+    groupby: str = OBS_LABEL,
+    *,
+    basis: str = OBSM_EMBEDDING,
+    n_cells: int | None = None,
+    ax: Axes | None = None,
+    return_fig: bool = False,
+    save: str | os.PathLike[str] | None = None,
+) -> Figure | None:
+    """Heatmap of the features of an embedding by cell type, with hierarchically clustered rows and columns.
+
+    Each feature (a column of the embedding) is standardised over all cells with a type. A row is the mean of the cells
+    of a type, or, with `n_cells`, a single cell. Types, features and the cells within a type are ordered by
+    hierarchical clustering (average linkage of Euclidean distances between means, of correlation distances between
+    features, optimal leaf order). Colours end at three standard deviations or the largest absolute value, whichever is
+    smaller.
+
+    Parameters
+    ----------
+    adata
+        Cells with the embedding and the types; nothing is written to it.
+    groupby
+        A column of ``adata.obs``, such as the predicted types of `scdiva.tl.annotate`. Cells without a value are not
+        drawn.
+    basis
+        Key of ``adata.obsm``. Cells without a finite embedding are not drawn, with a warning.
+    n_cells
+        Maximum number of cells drawn per type, evenly spaced in the order of `adata`. None: the mean of each type.
+    %(ax)s
+    %(return_fig)s
+    %(save)s
+
+    Returns
+    -------
+    Figure or None
+        The figure if `return_fig`, else None.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column or embedding.
+    ValueError
+        If the column has no or more than 100 groups, no cell has both a type and a finite embedding, the embedding does
+        not vary, `n_cells` is below 1, or `save` ends in no picture format.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(120, 100)
+    >>> sd.tl.embed(adata)
+    >>> sd.pl.feature_heatmap(adata, "cell_type", save="features.png")
+    """
+    if n_cells is not None:
+        check_least(n_cells=(n_cells, 1))
+    types = groups_of(adata, groupby, f"scdiva.tl.annotate(adata, ..., key_added={groupby!r})")
+    if basis not in adata.obsm:
+        raise no_entry("adata.obsm", basis, adata.obsm, "scdiva.tl.embed(adata)")
+    stored = adata.obsm[basis]
+    features = np.asarray(stored.toarray() if hasattr(stored, "toarray") else stored, dtype=np.float64)
+    features = features.reshape(len(features), -1)
+    labelled, finite = types.notna().to_numpy(), np.isfinite(features).all(axis=1)
+    if n_lost := int((labelled & ~finite).sum()):
+        warn(f"{n_lost:,} of {labelled.sum():,} cells have no finite embedding and are not drawn")
+    kept = np.flatnonzero(labelled & finite)
+    if not len(kept):
+        raise ValueError(f"no cell has both a value in adata.obs[{groupby!r}] and a finite adata.obsm[{basis!r}].")
+    types, features = types.iloc[kept].cat.remove_unused_categories(), features[kept]
+    spread = features.std(axis=0)
+    varies = spread > 1e-9 * np.abs(features).max(axis=0)
+    if not varies.any():
+        raise ValueError(f"adata.obsm[{basis!r}] is the same in all {len(kept):,} cells.")
+    number = np.flatnonzero(varies)  # of each feature in obsm
+    features = (features[:, number] - features[:, number].mean(axis=0)) / spread[number]
+
+    code, names, sizes = types.cat.codes.to_numpy(), types.cat.categories, types.value_counts(sort=False)
+    means = np.stack([features[code == i].mean(axis=0) for i in range(len(names))])
+    along = similar_order(means)
+    rows, label = means[along], "mean feature (z-score)"
+    ends = np.arange(1, len(along) + 1)
+    if n_cells is not None:
+        blocks = []
+        for i in along:
+            cells = features[code == i]
+            cells = cells[np.linspace(0, len(cells) - 1, min(n_cells, len(cells))).round().astype(int)]
+            blocks.append(cells[similar_order(cells)])
+        rows, label, ends = np.concatenate(blocks), "feature (z-score)", np.cumsum([len(block) for block in blocks])
+    across = similar_order(rows.T, "correlation" if len(rows) > 2 else "euclidean")
+    values = rows[:, across]
+    limit = min(3.0, float(np.abs(values).max())) or 1.0
+    shown = [f"{names[i]} ({sizes.iloc[i]:,})" for i in along]
+    width = float(np.clip(0.03 * len(across), 3.0, 9.0)) + text_inches(shown) + 1.2
+    height = float(np.clip(0.012 * len(rows), 0.24 * len(shown), 12.0)) if n_cells else 0.24 * len(shown)
+    fig, axes = axes_for(ax, (width, max(height, 1.6) + 0.8))
+    draw_heatmap(
+        axes, values, [], [str(n) for n in number[across]] if len(across) <= 40 else [], label,
+        vmin=-limit, vmax=limit, cmap="RdBu_r", rasterized=True, extend="both",
+    )  # fmt: skip
+    starts = np.concatenate([[0], ends[:-1]])
+    axes.set_yticks((starts + ends) / 2, shown)
+    axes.hlines(ends[:-1], 0, len(across), color="white", linewidth=1.0 if n_cells else 0.4)
+    axes.set(xlabel=f"features of {basis} ({len(across):,})", ylabel=f"{groupby} (cells)")
+    return fig
 
 
 @plot

@@ -239,6 +239,10 @@ def attention(
 ) -> Figure | None:
     """Draw the weights between genes as a heatmap, similar genes side by side.
 
+    For single layers or heads, select them where attention is computed:
+    ``scdiva.tl.grn(adata, "attention", layers=3, heads=[0, 1, 2], key_added="layer3")``, then ``key="layer3"`` here.
+    The title names them.
+
     Rows are targets (queries of attention), columns are sources (keys). Genes are ordered by hierarchical clustering of
     their weights to and from the others (average linkage, correlation, optimal leaf order), the same on both sides
     where both have the same genes. Weights with a sign, and differences between groups, have a colour map with white at
@@ -317,7 +321,7 @@ def attention(
         axes, values, names[rows], names[columns], network.unit.replace("\n", " ", 1), extend="both",
         vmin=low, vmax=high, cmap="RdBu_r" if both else "Blues", rasterized=True,
     )  # fmt: skip
-    axes.set(xlabel="source", ylabel="target")
+    axes.set(xlabel="source gene", ylabel="target gene")
     axes.set_title(network.title, fontsize=10)
     return fig
 

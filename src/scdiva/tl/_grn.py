@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Sequence
 from os import PathLike
@@ -38,6 +39,8 @@ def grn(
     reference: str | None = None,
     n_targets: int | None = 100,
     min_fraction: float = 0.01,
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     layer: str | None = None,
     use_raw: bool = False,
@@ -65,13 +68,13 @@ def grn(
             expression as far as it is linear in the states that :func:`embed` gives these cells. Each is taken in
             standard deviations over all pairs of genes, and the weight is their mean.
         `"attention"`
-            Attention from key (source) to query (target), averaged over layers and heads, ranked within the query and
-            divided by the number of keys (paper, section "Gene Regulatory Network Inference and Logic"); 0 in a cell
-            without the source. The weight is the mean of that over the cells that hold the target, less its mean over
-            all genes of these and all other cells: above 0 the target attends to the source more than genes usually
-            do. Targets of few cells are drawn towards 0, as if a hundred cells more attended as usual. Known targets of
-            factors stand out in it about as far as they do by which genes are expressed together alone, gene families
-            further (the benchmarks in the docs).
+            Attention from key (source) to query (target), averaged over `layers` and `heads`, ranked within the query
+            and divided by the number of keys (paper, section "Gene Regulatory Network Inference and Logic"); 0 in a
+            cell without the source. The weight is the mean of that over the cells that hold the target, less its mean
+            over all genes of these and all other cells: above 0 the target attends to the source more than genes
+            usually do. Targets of few cells are drawn towards 0, as if a hundred cells more attended as usual. Known
+            targets of factors stand out in it about as far as they do by which genes are expressed together alone,
+            gene families further (the benchmarks in the docs).
         `"correlation"`
             Pearson's correlation of log-normalised expression. It needs no model but for the names of genes, and is
             there to be compared with.
@@ -91,6 +94,9 @@ def grn(
         weight); None keeps all.
     min_fraction
         Genes expressed in a smaller share of the cells, in each group, take no part.
+    layers, heads
+        For `"attention"`: layers and attention heads of the model, counted from 0, that are averaged; one number, a
+        list, or None for all.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
@@ -111,9 +117,9 @@ def grn(
         float32 CSR `(n_vars, n_vars)`: row = source, column = target. What is not stored is no edge. With `groupby`,
         `adata.varp[f"{key_added}_{group}"]` for each group instead (a slash in its name becomes an underscore).
     `adata.uns["scdiva"][key_added]`
-        The parameters of the call; `groups` and the `keys` of their networks; the names of the `sources` and `targets`
-        that took part; `cells`, the number of cells of each network; `signed`, whether a weight below 0 is as strong as
-        one above.
+        The parameters of the call, `layers` and `heads` as lists (empty: all); `groups` and the `keys` of their
+        networks; the names of the `sources` and `targets` that took part; `cells`, the number of cells of each
+        network; `signed`, whether a weight below 0 is as strong as one above.
 
     :func:`scdiva.get.grn_df` lists the edges. Of several columns of one gene the first stands for it.
 
@@ -123,10 +129,11 @@ def grn(
         If `groupby`, `layer` or `gene_ids` does not exist.
     ValueError
         If a gene that is named is unknown, not measured or expressed too rarely; if a group does not exist or has fewer
-        than 10 cells; if the sums over cells would take more than 4 GiB; if an argument is out of range; or
+        than 10 cells; if `layers` or `heads` are given for another method than `"attention"`, or name one that the
+        model lacks; if the sums over cells would take more than 4 GiB; if an argument is out of range; or
         for what :func:`embed` refuses.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is no AnnData object, or a layer or head is no whole number.
 
     Examples
     --------
@@ -141,6 +148,7 @@ def grn(
     from scdiva.networks.pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share
 
     check_choices(method=(method, tuple(METHODS)))
+    chosen_layers, chosen_heads = _numbers("layers", layers, method), _numbers("heads", heads, method)
     check_least(n_targets=(1 if n_targets is None else n_targets, 1))
     if not 0 <= min_fraction <= 1:
         raise ValueError(f"min_fraction must be a share, from 0 to 1, got {min_fraction}.")
@@ -152,6 +160,8 @@ def grn(
     running = how_to_run(None, device, "fp32")
     loaded, source, parameters = open_for(model, adata, running, reading, empty=empty, embeds=method != "correlation")
     del parameters["precision"]
+    _check_numbers("layers", chosen_layers, loaded.config.n_layers)
+    _check_numbers("heads", chosen_heads, loaded.config.n_heads)
 
     chosen, n_groups = chosen.without(source.lengths == 0), len(chosen.numbered)
     of_var = tokens_of_var(adata, source.tokens, source.reading.use_raw)
@@ -163,7 +173,7 @@ def grn(
     tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
     way = METHODS[method]
     check_size((n_groups, len(of_sources), len(of_targets)), way.bytes_each, min_fraction)
-    pairs = Pairs(loaded, source, tokens, of_sources, of_targets, chosen.code, n_groups)
+    pairs = Pairs(loaded, source, tokens, of_sources, of_targets, chosen.code, n_groups, chosen_layers, chosen_heads)
 
     sums = way.sums(pairs, running)
     signed, columns = way.signed or chosen.reference is not None, column_of[tokens]
@@ -183,11 +193,33 @@ def grn(
         "targets": names[columns[of_targets]],
         "n_targets": n_targets or 0,
         "min_fraction": float(min_fraction),
+        "layers": np.array(chosen_layers or (), dtype=np.int64),
+        "heads": np.array(chosen_heads or (), dtype=np.int64),
         "cells": np.bincount(chosen.code[chosen.code >= 0], minlength=n_groups)[: len(keys)],
         "signed": signed,
         "seconds": time.monotonic() - begun,
     }
     return write(adata, "tl.grn", key_added, parameters, copy=copy, varp=graphs)
+
+
+def _numbers(name: str, given: int | Sequence[int] | None, method: str) -> tuple[int, ...] | None:
+    """Return chosen layers or heads in ascending order, each once; refuse them for a method that has none."""
+    if given is None:
+        return None
+    if method != "attention":
+        raise ValueError(f'{name}={given!r} selects attention weights. Pass method="attention", or leave {name} out.')
+    each = list(given) if isinstance(given, Sequence | np.ndarray) else [given]
+    numbers = tuple(sorted({operator.index(number) for number in each}))
+    if not numbers:
+        raise ValueError(f"{name} is empty. Name at least one, or pass None for all.")
+    return numbers
+
+
+def _check_numbers(name: str, chosen: tuple[int, ...] | None, n: int) -> None:
+    """Refuse layers or heads that the model lacks."""
+    wrong = [number for number in chosen or () if not 0 <= number < n]
+    if wrong:
+        raise ValueError(f"the model has {n} {name}, 0 to {n - 1}; {name} names {wrong[0]}.")
 
 
 def _keys(key_added: str, groups: Sequence[str]) -> list[str]:

@@ -336,6 +336,7 @@ CALLS: dict[str, Call] = {
     "pl.confusion_matrix": Call(BLOOD, ours("pl.confusion_matrix", labels_key="cell_type"), after(annotated)),
     "pl.reliability": Call(BLOOD, ours("pl.reliability"), after(annotated)),
     "pl.marker_heatmap": Call(BLOOD, ours("pl.marker_heatmap"), after(annotated)),
+    "pl.feature_heatmap": Call(BLOOD, ours("pl.feature_heatmap"), after(EMBED, annotated)),
     "pl.integration, cell lines": Call(
         LINES, ours("pl.integration", batch_key="batch"), after(EMBED, INTEGRATE)
     ),

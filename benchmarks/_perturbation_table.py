@@ -32,6 +32,8 @@ SCORES = {
     COVERAGE: "in 95%",
 }
 COSTS = {"cpu_seconds": "CPU seconds", "peak_mib": "peak MiB"}
+SMALL = {"norman_doubles": "{} doubles, 500 genes", "norman_singles": "{} singles, 500 genes"}
+"""Sets that are a small part of a published screen."""
 EACH = {
     "pearson_delta": "Pearson Δ",
     "pearson_delta_top20": "Pearson Δ of the top 20",
@@ -39,8 +41,8 @@ EACH = {
 }
 WORDS = (
     "Log-normalised mean expression of conditions that were held out, all cells of a perturbation being one condition "
-    "(in a group where groups are left out). norman_doubles and norman_singles: K562 of Norman's screen, 500 genes; a "
-    "fifth of the combinations is held out in turn, or of the single perturbations with every combination that one of "
+    "(in a group where groups are left out). norman_doubles and norman_singles: 15 doubles and 18 singles of a subset "
+    "of Norman's screen in K562, 3,375 cells with 500 genes, not the complete screen of the literature; a fifth of the combinations is held out in turn, or of the single perturbations with every combination that one of "
     "them is part of (scores are over the singles); folds are drawn anew for each seed. glioma: nine perturbations in "
     "three lines, of one line in turn the control cells alone are given; kang_ifnb: IFN-beta, the same for each cell "
     "type with 20 cells of both kinds. The simple baselines are those that the result of `tl.predict_perturbation` "
@@ -61,7 +63,7 @@ GEARS_WORDS = (
     "not at hand; where a perturbed gene is in none of them, GEARS knows nothing of it but what it was trained on."
 )
 ATTEMPT_WORDS = (
-    "norman_doubles and norman_singles as above, by the expected response alone, with one number or step of it "
+    "norman_doubles (15 doubles, 500 genes) and norman_singles (18 singles, 500 genes) as above, by the expected response alone, with one number or step of it "
     "changed: what was tried to tell combinations better, above all those both of whose parts were perturbed alone, "
     "where adding the parts up is hard to beat. Discrimination there is among all of these combinations."
 )
@@ -87,6 +89,11 @@ LITERATURE_WORDS = (
 )
 
 
+def named(name: str, n_conditions: int) -> str:
+    """Return a set with its conditions, and its genes where these are a small part of all."""
+    return f"{name}: {SMALL[name].format(n_conditions)}" if name in SMALL else f"{name} ({n_conditions})"
+
+
 def scores(rows: list[dict]) -> str:
     """A line for each set and method."""
     keys = [key for key in SCORES if any(key in row for row in rows)]
@@ -95,7 +102,7 @@ def scores(rows: list[dict]) -> str:
         most = max(other["n_conditions"] for other in rows if other["set"] == row["set"])
         fewer = f" ({row['n_conditions']})" if row["n_conditions"] < most else ""
         costs = (f"{row[key]:,.0f}" if key in row else "-" for key in COSTS)
-        name = f"{row['set']} ({most})"
+        name = named(row["set"], most)
         lines.append([name, PREDICTED[row["arm"]] + fewer, *(value(row, key) for key in keys), *costs])
     header = ["set (conditions)", "method", *(SCORES[key] for key in keys), *COSTS.values()]
     return in_two(header, lines, 2, 7) if len(header) > 9 else table(header, lines)
@@ -107,12 +114,15 @@ def each(rows: list[dict], metric: str) -> str:
     lines = []
     for name in dict.fromkeys(row["set"] for row in rows):
         parts = {row["arm"]: row["each"] for row in rows if row["set"] == name}
+        label = name
+        if name in SMALL:
+            label = named(name, max(row["n_conditions"] for row in rows if row["set"] == name))
         for part in sorted({part for of_arm in parts.values() for part in of_arm}):
             found = [parts.get(arm, {}).get(part, {}) for arm in arms]
             if any(metric in one for one in found):
                 n = max(one.get("n_conditions", 0) for one in found)
                 figures = (f"{one[metric]:.3f}" if metric in one else "-" for one in found)
-                lines.append([f"{name}, {part} ({n})", *figures])
+                lines.append([f"{label}, {part} ({n})", *figures])
     return table(["set, part (conditions)", *(PREDICTED[arm] for arm in arms)], lines) if lines else ""
 
 
@@ -144,7 +154,10 @@ def perturbation_tables(result: dict) -> list[str]:
 
 def perturbation_attempts(result: dict) -> str:
     """A line for each attempt."""
-    parts = {"norman_doubles": "doubles", "both_seen": "both parts seen", "norman_singles": "singles"}
+    parts = {
+        "norman_doubles": "15 doubles, 500 genes", "both_seen": "5 of them, both parts seen",
+        "norman_singles": "18 singles, 500 genes",
+    }  # fmt: skip
     names = {"pearson_delta": "Pearson Δ", "pearson_delta_top20": "top 20"}
     lines = [
         [f"{row['attempt']}: {row['what']}", *(" / ".join(f"{v:.3f}" for v in row[part].values()) for part in parts)]

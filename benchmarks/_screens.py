@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import anndata as ad
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+import scdiva as sd
 from scdiva.data.conditions import perturbation_parts
 
 CONDITION, GROUP = "condition", "group"
@@ -23,7 +25,10 @@ Split = str
 
 
 class Screen(NamedTuple):
-    """A file, how it is split, its column and name of controls, that of groups if any, and the cells to keep."""
+    """A file, how it is split, its column and name of controls, that of groups if any, and the cells to keep.
+
+    `reader` names the function of `scdiva.datasets` that reads the file and writes its labels.
+    """
 
     file: str
     by: Split
@@ -32,6 +37,7 @@ class Screen(NamedTuple):
     groupby: str | None = None
     keep: dict[str, list[str]] | None = None
     separator: str = "+"
+    reader: str = ""
 
 
 DEVEL = "perturbench_devel_norman_mcfaline_5961_500g"
@@ -40,7 +46,18 @@ SCREENS = {
     "norman_singles": Screen(DEVEL, "single", keep={"cell_type": ["k562"]}),
     "glioma": Screen(DEVEL, "group", groupby="cell_type", keep={"cell_type": ["A172", "T98G", "U87MG"]}),
     "kang_ifnb": Screen("kang_ifnb_2800", "group", groupby="cell_type"),
+    "norman_2019_doubles": Screen("norman_2019_raw", "combination", reader="norman_2019"),
+    "norman_2019_singles": Screen("norman_2019_raw", "single", reader="norman_2019"),
+    "adamson_2016": Screen("adamson_2016_upr_perturb_seq", "single", reader="adamson_2016"),
+    "kang_2018": Screen("kang_2018", "group", groupby="cell_type", reader="kang_2018"),
 }
+
+
+def read_screen(folder: Path, screen: Screen) -> ad.AnnData:
+    """Read the file of a screen, by its reader where it has one."""
+    file = folder / f"{screen.file}.h5ad"
+    adata: ad.AnnData = getattr(sd.datasets, screen.reader)(file) if screen.reader else ad.read_h5ad(file)
+    return adata
 
 
 def prepared(adata: ad.AnnData, screen: Screen, layer: str | None = None, max_cells: int = MAX_CELLS) -> ad.AnnData:

@@ -234,6 +234,18 @@ def mouse_pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
     return _read("mouse_pancreas", path)
 
 
+def folder_of_data() -> Path:
+    """Return the folder in which data sets are kept."""
+    import pooch
+
+    return Path(settings.data_dir or os.environ.get("SCDIVA_DATA_DIR") or pooch.os_cache("scdiva"))
+
+
+def mirror_of_data() -> str:
+    """Return the address that data sets are downloaded from; empty: none is named."""
+    return (settings.data_url or os.environ.get("SCDIVA_DATA_URL", "")).rstrip("/")
+
+
 def _read(name: str, path: str | os.PathLike[str] | None) -> AnnData:
     """Read the user's copy, the one in the folder of data sets, or one that is downloaded into it."""
     if path is not None:
@@ -242,8 +254,7 @@ def _read(name: str, path: str | os.PathLike[str] | None) -> AnnData:
 
     with resources.files("scdiva.datasets").joinpath("published.tsv").open(encoding="utf-8") as table:
         entry = {row["name"]: row for row in csv.DictReader(table, delimiter="\t")}[name]
-    folder = Path(settings.data_dir or os.environ.get("SCDIVA_DATA_DIR") or pooch.os_cache("scdiva"))
-    mirror = (settings.data_url or os.environ.get("SCDIVA_DATA_URL", "")).rstrip("/")
+    folder, mirror = folder_of_data(), mirror_of_data()
     file = folder / entry["file"]
     if not file.is_file() and not mirror:
         raise FileNotFoundError(

@@ -161,7 +161,7 @@ class ScDiVaConfig:
         if name == "paper":
             return replace(cls.paper(), **changes)
         shared = {"state_head": True, "tie_gene_head": True}
-        base = {"dim": 256, "n_layers": 8, "n_heads": 8, "ffn_dim": 1024}
+        base: dict[str, Any] = {"dim": 256, "n_layers": 8, "n_heads": 8, "ffn_dim": 1024}
         size = {
             "base": base,
             "base-lat": {**base, "anchor": "learned"},

@@ -42,8 +42,9 @@ EACH = {
 WORDS = (
     "Log-normalised mean expression of conditions that were held out, all cells of a perturbation being one condition "
     "(in a group where groups are left out). norman_doubles and norman_singles: 15 doubles and 18 singles of a subset "
-    "of Norman's screen in K562, 3,375 cells with 500 genes, not the complete screen of the literature; a fifth of the combinations is held out in turn, or of the single perturbations with every combination that one of "
-    "them is part of (scores are over the singles); folds are drawn anew for each seed. glioma: nine perturbations in "
+    "of Norman's screen in K562, 3,375 cells with 500 genes, not the complete screen of the literature; a fifth of "
+    "the combinations is held out in turn, or of the single perturbations with every combination that one of them is "
+    "part of (scores are over the singles); folds are drawn anew for each seed. glioma: nine perturbations in "
     "three lines, of one line in turn the control cells alone are given; kang_ifnb: IFN-beta, the same for each cell "
     "type with 20 cells of both kinds. The simple baselines are those that the result of `tl.predict_perturbation` "
     "carries. Pearson Δ is the correlation of predicted and observed change from the control cells over all genes, or "
@@ -63,9 +64,10 @@ GEARS_WORDS = (
     "not at hand; where a perturbed gene is in none of them, GEARS knows nothing of it but what it was trained on."
 )
 ATTEMPT_WORDS = (
-    "norman_doubles (15 doubles, 500 genes) and norman_singles (18 singles, 500 genes) as above, by the expected response alone, with one number or step of it "
-    "changed: what was tried to tell combinations better, above all those both of whose parts were perturbed alone, "
-    "where adding the parts up is hard to beat. Discrimination there is among all of these combinations."
+    "norman_doubles (15 doubles, 500 genes) and norman_singles (18 singles, 500 genes) as above, by the expected "
+    "response alone, with one number or step of it changed: what was tried to tell combinations better, above all "
+    "those both of whose parts were perturbed alone, where adding the parts up is hard to beat. Discrimination there "
+    "is among all of these combinations."
 )
 
 PAPER = {
@@ -79,9 +81,10 @@ LITERATURE = {
 PAPER_WORDS = (
     "What the paper prints (section on perturbation prediction; the rest is drawn): Pearson correlation / MSE of "
     "differentially expressed genes. Which genes, splits and seeds is not said, nor whether the correlation is of "
-    "changes. **None of it was measured here**: these files do not come with the package. "
-    "`python benchmarks/perturbation.py --h5ad` runs all arms above on them; its help names the columns as pertpy "
-    "downloads them."
+    "changes. **None of it was measured here**: these files do not come with the package. `python "
+    "benchmarks/perturbation.py --data FOLDER --sets norman_2019_doubles norman_2019_singles adamson_2016` runs all "
+    "arms above on the complete screens, once their files are in FOLDER (`sd.datasets.norman_2019(download=True)`, "
+    "`sd.datasets.adamson_2016(download=True)`)."
 )
 LITERATURE_WORDS = (
     "What others report for Norman's combinations, Pearson Δ over the top 100 genes; splits differ. Simple baselines "

@@ -123,8 +123,9 @@ TASKS = (
         "best simple baseline.",
         _sets(
             {
-                "norman_doubles": "Norman, 15 doubles, 500 genes", "norman_singles": "Norman, 18 singles, 500 genes",
-            },  # fmt: skip
+                "norman_doubles": "Norman, 15 doubles, 500 genes",
+                "norman_singles": "Norman, 18 singles, 500 genes",
+            },
             "{}: pearson_delta, above the best baseline", "ours",
             ["no_change", "train_mean", "matching_mean", "additive", "linear"], "pearson_delta",
         ),

@@ -49,8 +49,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 # python -OO leaves no docstring, and nothing to fill in
 _SHARED = {text.partition("\n")[0]: text for text in re.split(r"\n+(?=\S)", (__doc__ or "").rstrip())[1:]}
-_SHARED["finetuning"] = _SHARED["finetune, epochs, lr, freeze, lora, context, checkpoint_dir"]
 _SHARED["reading"] = "\n".join(list(_SHARED.values())[-6:])
+_SHARED["finetuning"] = _SHARED["finetune, epochs, lr, freeze, lora, context, checkpoint_dir"]
 
 
 def with_shared_docs(function: F) -> F:

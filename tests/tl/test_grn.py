@@ -16,7 +16,7 @@ import scdiva as sd
 METHODS = ("embedding", "attention", "correlation")
 OF_THE_CALL = {
     "method", "model", "vocabulary", "groupby", "groups", "keys", "reference", "sources", "targets", "n_targets",
-    "min_fraction", "cells", "signed", "seconds", "layer", "use_raw", "input", "gene_ids",
+    "min_fraction", "layers", "heads", "cells", "signed", "seconds", "layer", "use_raw", "input", "gene_ids",
     "species", "duplicates", "empty", "share_genes", "share_counts",
 }  # fmt: skip
 

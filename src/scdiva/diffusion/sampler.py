@@ -313,10 +313,10 @@ def predict_in_parts(
 
 
 def likeliest_cell(predicted: Predicted) -> Sampled:
-    """Choose the gene of each position of a cell all of which is predicted, none twice, and read its value.
+    """Choose the gene of each position of a cell that was predicted part by part, no gene twice, and its value.
 
-    Those genes are taken whose probabilities, summed over the positions, are largest, and each position gets that with
-    which the logarithms of the probabilities add up to most (:func:`likeliest_genes`).
+    As one step of :func:`sample` for each part, one after the other (:func:`likeliest_genes`). A gene of the cell can
+    only be chosen in its own part, since it was visible in the others.
 
     Parameters
     ----------
@@ -327,10 +327,14 @@ def likeliest_cell(predicted: Predicted) -> Sampled:
     -------
     `tokens` and `values`, `(L,)`.
     """
-    device, length = predicted.logits.device, len(predicted.logits)
-    rows = torch.arange(length, device=device)
-    at, genes = likeliest_genes(predicted.logits, torch.zeros_like(rows), 1.0, rows)
-    chosen = torch.empty_like(rows).index_copy_(0, at, genes)
+    logits, part = predicted.logits, predicted.part
+    chosen, taken = torch.empty_like(part), torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    for number in range(int(part.max()) + 1):
+        at = (part == number).nonzero().squeeze(1)
+        rows = torch.arange(len(at), device=at.device)
+        which, genes = likeliest_genes(logits[at].masked_fill(taken, -torch.inf), torch.zeros_like(rows), 1.0, rows)
+        chosen[at[which]] = genes
+        taken[genes] = True
     return Sampled(chosen + N_SPECIAL, predicted.values_of(chosen))
 
 

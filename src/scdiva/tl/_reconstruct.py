@@ -75,10 +75,9 @@ def reconstruct(
     transformer is not run, and the reconstructed cell is ordered by its own predicted scores.
 
     **Mask-free reconstruction.** The paper's table 1 uses "a mask-free strategy, reordering sampled gene-value pairs
-    based on model probabilities" and does not define it further. With `mask_ratio=0` all positions are predicted: the
-    L genes with the largest probabilities summed over positions are chosen and assigned to the positions that suit
-    them. `mask_free="folds"` is our reading: the positions are divided at random into ten parts, each of which is
-    masked at its ranks and predicted from the other nine. `mask_free="stream"` is the literal reading: one pass over
+    based on model probabilities" and does not define it further. With `mask_ratio=0` every position is predicted.
+    `mask_free="folds"` is our reading: the positions are divided at random into ten parts, each of which is masked at
+    its ranks and predicted from the other nine in one step. `mask_free="stream"` is the literal reading: one pass over
     the unmasked cell, identity and value read from the hidden state of each position. No loss trains visible
     positions of a masked diffusion model, so it does this poorly. A copy of the input would score 0, 1 and 1 (L-Dist,
     BLEU, Spearman) by construction; neither reading copies.

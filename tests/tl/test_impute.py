@@ -194,7 +194,7 @@ def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, hea
     data, draw = adata.copy(), np.random.default_rng(0)
     data.X = log_normalised(adata)[0].astype(np.float64)
     data.X.data = np.log1p(np.expm1(data.X.data) * draw.uniform(0.7, 1.3, data.X.nnz))
-    plain, where_expressed = imputation._expected, []
+    plain, where_expressed = imputation.expected_values, []
 
     def kept(chance, value, width, depth, observed, expressed, one):
         found = plain(chance, value, width, depth, observed, expressed, one)
@@ -203,7 +203,7 @@ def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, hea
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(imputation, "_expected", kept)
+        patch.setattr(imputation, "expected_values", kept)
         mean, _ = imputed(data, headed, expressed=True, keep_observed=False)
     assert sd.tl.impute(data, model=headed, expressed=True, copy=True).uns["scdiva"][KEY]["expressed_as"] == "mean"
     shown = np.concatenate(where_expressed, axis=1)

@@ -174,14 +174,11 @@ def reconstruct(
         layers = _layers(cells, columns, adata.shape, [f"{key}{ending}" for ending in _ENDINGS])
         scores = _scores(cells, source.n_tokens, by_rank=by_rank)
         notes = {"mask_ratio": ratio, "n_steps": steps, "use_ranks": by_rank, "seed": str(seed), "scores": scores}
-        if not ratio:
-            notes["mask_free"] = mask_free
-        results.append((key, layers, parameters | notes))
+        results.append((key, layers, parameters | notes | ({} if ratio else {"mask_free": mask_free})))
+        name, recall = ("masked", "masked_recall") if ratio else ("all", "visible_recall")
+        logger.info("reconstructed %d cells: recall of %s genes %.3f", adata.n_obs, name, scores[recall])
     made = None
     for key, layers, notes in results:
-        scores = notes["scores"]
-        name, recall = ("all", "visible_recall") if not notes["mask_ratio"] else ("masked", "masked_recall")
-        logger.info("reconstructed %d cells: recall of %s genes %.3f", adata.n_obs, name, scores[recall])
         first = made is None
         written_to = write(made or adata, "tl.reconstruct", key, notes, copy=copy and first, layers=layers)
         made = written_to if first else made
@@ -308,7 +305,7 @@ def _filled_in(
             expected = network.state_head.expected(out.read, panel)
         logits = network.logits(out, rows, genes=panel, expected=expected)
         of_position = network.values(out, torch.full_like(tokens, MASK))
-        of_genes = None if expected is None else expected.values
+        of_genes = None if expected is None else expected.values  # noqa: PD011
         return likeliest_cell(Predicted(logits, of_position, of_genes, torch.zeros_like(tokens)))
 
     def all_predicted(network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor, row: int) -> Tensor:

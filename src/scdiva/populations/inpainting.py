@@ -90,12 +90,16 @@ def impute_by_masking(
     for start in range(0, len(wanted), GENES):
         some = slice(start, start + GENES)
         observed = matrix[:, cells.measured[wanted[some]]].toarray()
-        there = observed > 0
-        missed = np.square(np.where(there, observed - value[:, some], 0)).sum(axis=0)
-        width = np.sqrt((missed + FEW * SPREAD**2) / (there.sum(axis=0) + FEW)).astype(np.float32)
+        there, often = observed > 0, (observed > 0).sum(axis=0) + FEW
+        # the mean of a gene's values is met, as far as enough cells show it
+        values = value[:, some] + np.where(there, observed - value[:, some], 0).sum(axis=0) / often
+        missed = np.square(np.where(there, observed - values, 0)).sum(axis=0)
+        width = np.sqrt((missed + FEW * SPREAD**2) / often).astype(np.float32)
         # the transformer reads the values of visible genes, and so the depth of the cell
         depth = np.zeros(cells.n_cells, dtype=np.float32)
-        mean, spread = expected_values(chance[:, some], value[:, some], width, depth, observed, expressed, one)
+        mean, spread = expected_values(
+            chance[:, some], values.astype(np.float32), width, depth, observed, expressed, one
+        )
         kept = there & keep_observed
         yield wanted[some], np.where(kept, observed, mean), np.where(kept, 0, spread)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva._constants import MASK, N_SPECIAL
+from scdiva._constants import N_SPECIAL
 from scdiva.data.cells import log_normalised
 from scdiva.populations import inpainting
 
@@ -296,15 +296,18 @@ def test_what_generation_refuses(adata, build, contents, how, match):
 
 
 def test_other_calls_run_with_such_a_model(adata, build):
-    """None refuses it for what it lacks."""
+    """No call refuses it for the parts that it lacks."""
     model, data = build(**KINDS["learned"]), adata.copy()
     sd.tl.embed(data, model)
+    assert np.isfinite(data.obsm["X_scdiva"]).all()
     sd.tl.log_likelihood(data, model, n_samples=2)
-    sd.tl.grn(data, "attention", model=model, n_targets=5, min_fraction=0)
-    adapted = sd.tl.adapt(data, model)
-    assert adapted is not None
-    assert np.isfinite(data.obs["scdiva_log_likelihood"]).all()
     assert (data.obs["scdiva_log_likelihood"] < 0).all()
-    table = sd.tl.gene_embedding(data, model, copy=True)
-    assert table is not None
-    assert MASK < N_SPECIAL
+    sd.tl.gene_embedding(data, model)
+    assert np.isfinite(data.varm["X_scdiva"][:55]).all()
+    for method in ("attention", "embedding", "correlation"):
+        sd.tl.grn(data, method, model=model, n_targets=5, min_fraction=0, key_added=method)
+        assert data.varp[method].nnz > 0
+    sd.tl.corrected_expression(data, "batch", data.var_names[:2], use_rep="X_scdiva", model=model)
+    assert np.isfinite(data.obsm["scdiva_corrected"]).all(axis=None)
+    sd.tl.embed(data, sd.tl.adapt(data, model), key_added="adapted")
+    assert np.isfinite(data.obsm["adapted"]).all()

@@ -72,7 +72,8 @@ def impute_genes(
     whole = states_of(model, cells)
     often = np.bincount(cells.tokens, minlength=int(measured.max()) + 1)[measured]
     known = np.sort(measured[np.argsort(-often, kind="stable")[:KNOWN]])
-    odds, depth = depth_of(fit_to(model, cells, whole, draw, known, RIDGE), cells, whole)
+    of_known = fit_to(model, cells, whole, draw, known, RIDGE)
+    odds, depth = depth_of(of_known, cells, whole)
 
     rows = drawn(n, len(measured) // N_FOLDS, draw)
     asked = [number for number in range(N_FOLDS) if (fold[wanted] == number).any()]
@@ -97,6 +98,7 @@ def impute_genes(
             np.random.default_rng(step_seed(seed, number, "impute")),
             RIDGE,
             depth_known=True,
+            usual_spread=float(np.median(of_known.corrections.spread)),
         )
         log_odds, value = fitted.added(states.state, log_odds, value)
         chance = expit(log_odds + odds[:, None])

@@ -247,6 +247,18 @@ def test_a_prompt_has_its_scores_order_and_a_share_of_each_cell():
     assert inpainting.places(rank, 40).tolist() == [10]
 
 
+def test_scores_of_drawn_values_fall_with_the_rank_and_shown_ones_stay():
+    draw = np.random.default_rng(0)
+    denominator, shown = draw.uniform(0.5, 2, 50), draw.random(50) < 0.3
+    true = np.linspace(3, 0.3, 50) * denominator
+    values = np.where(shown, true, true + draw.normal(0, 0.4, 50)).clip(0.05)
+    made = inpainting.values_in_order(values, shown, denominator)
+    np.testing.assert_array_equal(made[shown], values[shown])
+    assert (np.diff(made / denominator) <= 1e-4).all()
+    assert np.abs(made - true).mean() < 0.5 * np.abs(values - true).mean()
+    assert (made > 0).all()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_places_ascend_and_fit(seed):
     draw = np.random.default_rng(seed)

@@ -226,8 +226,10 @@ def draw_by_diffusion(
             draw_values=drawn,
             generator=step_generator(seed, at, "generate"),
         )
-        counts = (made.values.double().expm1() * depth / TARGET_SUM).round().clamp_min(1)
-        return torch.stack([(made.tokens - N_SPECIAL).double(), counts], dim=1)
+        numbers, shown = (made.tokens - N_SPECIAL).cpu().numpy(), (tokens != MASK).cpu().numpy()
+        ordered = values_in_order(made.values.cpu().numpy(), shown, denominator[panel[numbers]])
+        counts = np.maximum(np.rint(np.expm1(ordered) * depth / TARGET_SUM), 1)
+        return torch.from_numpy(np.stack([numbers, counts], axis=1))
 
     found = []
     device, precision = running.device, running.precision
@@ -294,6 +296,21 @@ def prompt_of(
         rank = np.concatenate([rank, (some + 0.5) / len(own)])
     order = np.lexsort((tokens, -values / denominator[tokens]))
     return tokens[order], values[order], np.sort(rank)
+
+
+def values_in_order(
+    values: NDArray[np.floating], shown: NDArray[np.bool_], denominator: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Make values of a cell's genes by rank such that their scores, value / denominator, fall with the rank.
+
+    The value head predicts the value at a rank whatever gene is drawn there. Genes are ordered by their scores, so the
+    scores are regressed on the ranks (isotonic regression, in which values that were `shown` do not move).
+    """
+    from sklearn.isotonic import isotonic_regression
+
+    weight = np.where(shown, 1e6, 1.0)
+    score = isotonic_regression(values / denominator, sample_weight=weight, increasing=False)
+    return np.where(shown, values, score * denominator)
 
 
 def places(rank: NDArray[np.float64], length: int) -> Ints:

@@ -68,10 +68,11 @@ def generate(
 
     **A model that predicts through its transformer alone** (no state head, as in the paper, or a cell state from the
     transformer) draws by the reverse process instead (paper, algorithm "scDiVa Inference"): from masked positions at
-    their ranks, in `n_steps` steps, each revealing random positions. Predicted values are expectations, so counts are
+    their ranks, in `n_steps` steps, each revealing random positions. Predicted values are expectations, so values are
     drawn around them with the standard deviation that values of the gene have around predictions in 128 cells of
-    `adata`, at the depth of the source cell. How the source cell or the group enters is set by `prompt`; unconditional
-    cells are drawn with `from_state=False`.
+    `adata`. They are then adjusted such that scores decrease with the rank, as in a serialised cell (isotonic
+    regression), and rounded to counts at the depth of the source cell. `prompt` sets how the source cell, and with it
+    the group, enters; unconditional cells are drawn with `from_state=False`.
 
     Parameters
     ----------
@@ -95,11 +96,14 @@ def generate(
         Inference"), and in each the state is read from those that are there, the fixed ones at first. Only the number
         of genes and the depth are the data's. Without a state head: the cell is drawn from fully masked positions.
     prompt
-        What a new cell is given of its source, for a model without a state head. `"genes"` (default): a random 30% of
-        the source's genes with their values stay visible at their ranks, the rest is generated (in-painting). The
-        model was trained for this; 30% of the cell are a copy. `"state"`: the source's cell state is added to the
-        input embedding of `[LAT]`, and nothing is visible. The paper's objective does not train this input, so a model
-        with `anchor="learned"` hardly follows it. Between two groups, the genes come from both or the state is mixed.
+        How a model without a state head is conditioned on the source cell. `"genes"` (default): a random 30% of the
+        source's genes stay visible at their ranks with their values, and the rest is generated (in-painting), which is
+        what the model was trained for. 30% of the new cell is thus a copy, and in a weakly trained model it carries
+        most of the information on the group. `"state"`: the source's cell state is added to the input embedding of
+        `[LAT]`, and nothing is visible. The paper's objective does not train this input: with `anchor="learned"` it
+        made predictions worse in our measurements (see the page on decisions), so use it only for a model
+        whose `[LAT]` starts from a state (`anchor="encoder"`). Between two groups, visible genes come from both cells,
+        or the states are interpolated.
     n_steps
         Steps in which genes are revealed. None: 32 for a model without a state head; 8 with a state head and
         `from_state=False`.

@@ -266,6 +266,9 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
         ),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
+        ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
+        ({"n_steps": 4}, ValueError, "all at once: leave out n_steps"),
+        ({"prompt": "genes"}, ValueError, "leave out prompt"),
     ],
 )
 def test_refused_calls_say_why(adata, headed, contents, arguments, error, match):
@@ -283,9 +286,7 @@ def test_refused_calls_say_why(adata, headed, contents, arguments, error, match)
     assert contents(data) == was
 
 
-def test_a_state_head_enough_cells_and_anndata_are_needed(adata, one, headed):
-    with pytest.raises(ValueError, match="state_head=False"):
-        sd.tl.generate(adata, 2, one)
+def test_enough_cells_and_anndata_are_needed(adata, headed):
     with pytest.raises(ValueError, match=r"10 cells .*20 or more"):
         sd.tl.generate(adata[:10].copy(), 2, headed)
     with pytest.raises(TypeError, match="AnnData"):

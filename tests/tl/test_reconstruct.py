@@ -105,15 +105,64 @@ def test_the_transformer_is_run_for_ranks_alone(few, headed, done):
         reconstructed(few, broken, use_ranks=True)
 
 
-def test_with_nothing_masked_cells_are_copied(few, headed):
-    data = reconstructed(few, headed, mask_ratio=0, n_steps=4)
+@pytest.mark.parametrize("how", [{}, {"use_ranks": True}, {"use_ranks": True, "mask_free": "stream"}])
+def test_with_nothing_masked_every_position_is_predicted(few, headed, how):
+    """A copy would score 0, 1 and 1; the scores are those of what is written."""
+    data = reconstructed(few, headed, mask_ratio=0, **how)
     found = layers(data)
-    np.testing.assert_array_equal(found[""], found["_true"])
-    np.testing.assert_array_equal(found["_rank"], found["_true_rank"])
     assert not found["_masked"].any()
-    scores = data.uns["scdiva"][KEY]["scores"]
-    assert (scores["l_dist"], scores["bleu"], scores["value_spearman"], scores["visible_recall"]) == (0, 1, 1, 1)
-    assert np.isnan(scores["masked_recall"])
+    assert (found[""] != found["_true"]).any(axis=1).all()
+    scores, notes = data.uns["scdiva"][KEY]["scores"], data.uns["scdiva"][KEY]
+    assert notes["mask_free"] == how.get("mask_free", "folds")
+    assert np.isnan([scores["masked_recall"], scores["marginal_recall"]]).all()
+    recall, distance = [], []
+    for true, made in zip(found["_true_rank"], found["_rank"], strict=True):
+        there = (true > 0) & (made > 0)
+        recall.append(there.sum() / (true > 0).sum())
+        distance.append(np.abs(true - made)[there].mean())
+    assert [scores["visible_recall"], scores["coverage"]] == pytest.approx([np.mean(recall)] * 2)
+    assert scores["l_dist"] == pytest.approx(np.mean(distance))
+    assert scores["l_dist"] > 0
+    assert scores["bleu"] < 1
+
+
+@pytest.mark.parametrize("use_ranks", [False, True])
+def test_a_part_is_predicted_without_its_own_genes(few, headed, use_ranks):
+    """Where the values of genes at masked positions change, so does nothing that is predicted at them."""
+    from scdiva.tl._reconstruct import N_PARTS, _filled_in
+
+    length, row = 30, 4
+    fill = _filled_in(headed, 0.0, 1, np.arange(3, 58), 1, by_rank=use_ranks, around=None)
+    drawn = torch.randperm(length, generator=sd._rng.step_generator(1, row, "reconstruct"))
+    part = drawn.argsort() % N_PARTS
+    assert torch.bincount(part).tolist() == [3] * N_PARTS
+    tokens, values = torch.arange(3, 3 + length), torch.linspace(4.0, 0.5, length)
+    made = []
+    for genes in (tokens, torch.where(part == 0, tokens + 27, tokens)):  # the first part, so that no gene is taken yet
+        bounds = torch.tensor([0, length], dtype=torch.int32)
+        with torch.inference_mode():
+            made.append(fill(headed, genes, values, bounds, torch.tensor([row])))
+    if use_ranks:
+        torch.testing.assert_close(made[0][part == 0], made[1][part == 0], rtol=0, atol=0)
+    else:  # ranks are new: the likeliest three genes of the part are there in both
+        assert len(set(made[0][:, 0].tolist()) & set(made[1][:, 0].tolist())) >= 3
+    assert not torch.equal(made[0], made[1])
+
+
+def test_several_reconstructions_are_those_of_several_calls(few, headed):
+    several = reconstructed(few, headed, mask_ratio=[0, 0.3, 0.3], n_steps=[1, 1, 4], use_ranks=True)
+    for number, (ratio, steps) in enumerate([(0, 1), (0.3, 1), (0.3, 4)]):
+        one = reconstructed(few, headed, mask_ratio=ratio, n_steps=steps, use_ranks=True)
+        for ending in DTYPES:
+            assert (several.layers[f"{KEY}_{number + 1}{ending}"] != one.layers[KEY + ending]).nnz == 0
+        mine, theirs = several.uns["scdiva"][f"{KEY}_{number + 1}"], one.uns["scdiva"][KEY]
+        assert (mine["mask_ratio"], mine["n_steps"]) == (ratio, steps)
+        assert mine["scores"] == pytest.approx(theirs["scores"], nan_ok=True)
+    assert KEY not in several.layers
+    fig = sd.pl.reconstruction(several, return_fig=True)
+    titles = [ax.get_title().split("\n")[0] for ax in fig.axes[:3]]
+    assert titles == ["nothing masked", "30% masked, 1 step", "30% masked, 4 steps"]
+    plt.close(fig)
 
 
 def test_with_everything_masked_cells_keep_their_length(few, headed):
@@ -144,14 +193,13 @@ def test_a_cell_depends_neither_on_the_others_nor_on_the_order_of_genes(few, hea
 
 @settings(max_examples=25, deadline=None)
 @given(
-    mask_ratio=st.floats(0, 1),
-    n_steps=st.integers(1, 6),
+    plan=st.tuples(st.floats(0.001, 1), st.integers(1, 6)) | st.just((0, 1)),
     use_ranks=st.booleans(),
     rng=st.integers(0, 99),
 )
-def test_no_sample_is_malformed(few, headed, **how):
+def test_no_sample_is_malformed(few, headed, plan, **how):
     """A place has one gene that is measured, no gene has two places, and no value is negative or not finite."""
-    data = reconstructed(few[:3].copy(), headed, **how)
+    data = reconstructed(few[:3].copy(), headed, mask_ratio=plan[0], n_steps=plan[1], **how)
     found = layers(data)
     for i in range(3):
         length = (found["_true_rank"][i] > 0).sum()
@@ -242,6 +290,12 @@ def test_the_bundled_model_finds_more_masked_genes_than_chance(blood):
         ({"mask_ratio": np.nan}, ValueError, "mask_ratio must be in"),
         ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
         ({"n_steps": 1.5}, TypeError, "float"),
+        ({"mask_ratio": [0.1, 2]}, ValueError, r"mask_ratio must be in \[0, 1\], got 2"),
+        ({"mask_ratio": [0.1, 0.2], "n_steps": [1, 2, 3]}, ValueError, "mask_ratio has 2 values and n_steps 3"),
+        ({"n_steps": []}, ValueError, "n_steps 0: give one value each"),
+        ({"mask_ratio": 0, "n_steps": 4}, ValueError, "pass n_steps=1, not 4"),
+        ({"mask_free": "copy"}, ValueError, "mask_free"),
+        ({"mask_ratio": 0, "mask_free": "stream"}, ValueError, "pass use_ranks=True"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
         ({"layer": "blank"}, ValueError, "1 of 12 cells .*counts .*cell0"),
@@ -257,10 +311,12 @@ def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, e
     assert contents(data) == was
 
 
-def test_ranks_need_a_state_head(few, one):
-    with pytest.raises(ValueError, match=r"no state head.*leave out use_ranks=True"):
-        sd.tl.reconstruct(few.copy(), one, use_ranks=True)
-    assert KEY in reconstructed(few, one).layers
+def test_a_model_without_a_state_head_keeps_ranks(few, one, contents):
+    data, was = few.copy(), contents(few)
+    with pytest.raises(ValueError, match=r"state_head=False.*leave out use_ranks=False"):
+        sd.tl.reconstruct(data, one, use_ranks=False)
+    assert contents(data) == was
+    assert reconstructed(few, one).uns["scdiva"][KEY]["use_ranks"] is True
 
 
 def test_the_baseline_knows_the_other_cells_alone(few, headed, done):

@@ -208,12 +208,134 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float, row: Tensor) ->
     return torch.cat(rows), torch.cat(genes)
 
 
-def _order_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
-    """Order of the packed positions by cell, falling score, token (the order that the serialiser gives)."""
+def order_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
+    """Order of packed positions by cell, falling score and token, as the serialiser has it.
+
+    Parameters
+    ----------
+    tokens, values, cells
+        `(T,)`, of each position.
+    denominator
+        float32 `(n_tokens,)`, by which values are divided.
+
+    Returns
+    -------
+    int64 `(T,)`.
+    """
     score = values.float() / denominator.to(values.device)[tokens].float()
     order = torch.argsort(tokens, stable=True)
     order = order[torch.argsort(score[order], descending=True, stable=True)]
     return order[torch.argsort(cells[order], stable=True)]
+
+
+class Predicted(NamedTuple):
+    """What a denoiser predicts at each position of one cell, see :func:`predict_in_parts`.
+
+    Attributes
+    ----------
+    logits
+        `(L, n_genes)`; -inf for genes that were visible.
+    values
+        `(L,)`.
+    gene_values
+        `(n_parts, n_genes)`, what is added to the value of a gene at a position of each part; None: nothing.
+    part
+        int64 `(L,)`.
+    """
+
+    logits: Tensor
+    values: Tensor
+    gene_values: Tensor | None
+    part: Tensor
+
+    def values_of(self, genes: Tensor) -> Tensor:
+        """Return the values `(L,)` of these genes (token minus `N_SPECIAL`), one at each position; 0 or more."""
+        values = self.values
+        if self.gene_values is not None:
+            values = values + self.gene_values[self.part, genes]
+        return values.clamp_min(0)
+
+
+@torch.no_grad()
+def predict_in_parts(
+    denoiser: Denoiser, tokens: Tensor, values: Tensor, part: Tensor, *, by_cell: bool = False
+) -> Predicted:
+    """Predict every position of one complete cell from the others: its parts are masked one at a time.
+
+    Parameters
+    ----------
+    denoiser
+        As in :func:`sample`; called once, with a copy of the cell for each part.
+    tokens, values
+        The cell, `(L,)`, in the order of its ranks; masked positions keep theirs.
+    part
+        int64 `(L,)`, number of the part that each position belongs to, from 0, none of them empty.
+    by_cell
+        As in :func:`sample`.
+
+    Returns
+    -------
+    The predictions at each position, made where its own part was masked and the rest was visible.
+
+    Raises
+    ------
+    ValueError
+        If the denoiser returned the wrong number of rows, NaN or +inf.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion.sampler import predict_in_parts
+    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # knows nothing of eight genes
+    ...     return torch.zeros(int((tokens == 1).sum()), 8), torch.ones(len(tokens))
+    ...
+    >>> found = predict_in_parts(denoiser, torch.arange(3, 7), torch.ones(4), torch.tensor([0, 1, 0, 1]))
+    >>> found.logits.softmax(1)[0, :4]  # of the four genes two are visible
+    tensor([0.1667, 0.0000, 0.1667, 0.0000])
+    """
+    n_parts, length = int(part.max()) + 1, len(tokens)
+    masked = (part == torch.arange(n_parts, device=part.device)[:, None]).flatten()
+    copies = tokens.repeat(n_parts).masked_fill(masked, MASK)
+    bounds = torch.arange(n_parts + 1, dtype=torch.int32, device=tokens.device) * length
+    cells = cell_of_token(bounds, len(copies))
+    logits, predicted, *of_genes = denoiser(copies, values.repeat(n_parts).masked_fill(masked, 0.0), bounds, masked)
+    if predicted.shape != copies.shape or not bool(torch.isfinite(predicted[masked]).all()):
+        raise ValueError(
+            f"The denoiser must return {len(copies)} values, finite where they are asked for, got shape "
+            f"{tuple(predicted.shape)}. If that is right, the weights may be damaged."
+        )
+    at = masked.nonzero().squeeze(1)
+    of_rows = torch.arange(n_parts, device=tokens.device) if by_cell else cells[at]
+    logits = available_logits(logits, copies, cells, n_parts, None, of_rows)
+    back = (at % length).argsort()  # rows come part by part
+    row = part if by_cell else back
+    return Predicted(logits[row], predicted[at][back].to(values.dtype), of_genes[0] if of_genes else None, part)
+
+
+def likeliest_cell(predicted: Predicted) -> Sampled:
+    """Choose the gene of each position of a cell that was predicted part by part, no gene twice, and its value.
+
+    As one step of :func:`sample` for each part, one after the other (:func:`likeliest_genes`). A gene of the cell can
+    only be chosen in its own part, since it was visible in the others.
+
+    Parameters
+    ----------
+    predicted
+        Of the cell.
+
+    Returns
+    -------
+    `tokens` and `values`, `(L,)`.
+    """
+    logits, part = predicted.logits, predicted.part
+    chosen, taken = torch.empty_like(part), torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    for number in range(int(part.max()) + 1):
+        at = (part == number).nonzero().squeeze(1)
+        rows = torch.arange(len(at), device=at.device)
+        which, genes = likeliest_genes(logits[at].masked_fill(taken, -torch.inf), torch.zeros_like(rows), 1.0, rows)
+        chosen[at[which]] = genes
+        taken[genes] = True
+    return Sampled(chosen + N_SPECIAL, predicted.values_of(chosen))
 
 
 @torch.no_grad()
@@ -331,6 +453,6 @@ def sample(
         tokens[at] = genes + N_SPECIAL
         values[at] = expected if draw_values is None else draw_values(expected, own, genes)
     if score_denominator is not None:
-        order = _order_by_score(tokens, values, cells, score_denominator)
+        order = order_by_score(tokens, values, cells, score_denominator)
         tokens, values = tokens[order], values[order]
     return Sampled(tokens, values)

@@ -185,6 +185,15 @@ class ScDiVaConfig:
         return self.anchor_linear_dim + self.anchor_learned_dim if self.anchor == "encoder" else self.dim
 
     @property
+    def by_transformer(self) -> bool:
+        """Whether genes and values are predicted through the transformer alone, as in the paper.
+
+        So it is without a state head, and where the cell state that a state head reads comes from the transformer. Such
+        a model saw masked genes at their ranks only.
+        """
+        return not self.state_head or self.anchor == "learned"
+
+    @property
     def input_length(self) -> int:
         """Most genes of a cell that the model reads: those of the set encoder where there is one, else `max_length`."""
         return max(self.anchor_length, self.max_length) if self.anchor == "encoder" else self.max_length

@@ -23,6 +23,7 @@ def denoiser_of(
     own: Tensor | None = None,
     genes: Tensor | None = None,
     stream: bool = True,
+    state: Tensor | None = None,
 ) -> Denoiser:
     """Make a denoiser of a model, for :func:`scdiva.diffusion.sample` and :func:`scdiva.diffusion.log_likelihood`.
 
@@ -48,6 +49,8 @@ def denoiser_of(
         Whether the transformer is run. Without it (and with a state head) the cell state alone speaks: orders of
         magnitude faster, and blind to how genes go together beyond it. Unless ranks are read, one prediction then holds
         for all masked genes of a cell, and logits have a row for each cell (`by_cell`).
+    state
+        `(B, state_dim)`, cell states that `[LAT]` starts from. None: as the model reads them from what is visible.
 
     Returns
     -------
@@ -92,7 +95,7 @@ def denoiser_of(
         if drawn is not None:
             tokens = drawn[(numbers - N_SPECIAL).clamp_min(0)].masked_fill(masked, MASK)
         visible = ~(value_mask | masked)
-        out = model(tokens, values, cu_seqlens, value_mask=value_mask, use_transformer=stream)
+        out = model(tokens, values, cu_seqlens, value_mask=value_mask, anchor_state=state, use_transformer=stream)
         expected = None if model.state_head is None else expected_of(out, visible)
         ranked = None
         if denominator is not None:

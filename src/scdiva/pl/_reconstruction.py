@@ -38,7 +38,8 @@ def reconstruction(
     it was masked; of more than 20,000, so many are drawn at random. Above, its rank in the cell; in the middle, its
     log-normalised value; on the dashed lines both agree. Below, the errors of the values of masked genes, predicted −
     true; where none was masked, those of all genes, in grey. It reaches as far as 99.5% of them; the few beyond are in
-    the outermost bars. The paper's figure of generation has these columns: nothing masked, one step, 32 steps.
+    the outermost bars. The three columns of the paper's figure are written by
+    `scdiva.tl.reconstruct(adata, model, mask_ratio=[0, 0.3, 0.3], n_steps=[1, 1, 32])`.
 
     Over the panels stands Spearman's correlation, ties at their mean rank, within each cell and then the mean over the
     cells; over cells together it would be higher, since cells differ in their number of genes. Cells with fewer than

@@ -64,6 +64,7 @@ def fit_population(
     ridge: float = RIDGE,
     *,
     depth_known: bool = False,
+    usual_spread: float | None = None,
 ) -> Corrections:
     r"""Correct what a model expects of genes in cells of a state, by the cells themselves.
 
@@ -89,6 +90,8 @@ def fit_population(
     depth_known
         Whether `log_odds` and `values` hold each cell's own shift and depth already, as they must where only some of
         the genes are fitted; else they are fitted too.
+    usual_spread
+        Spread of genes that one or two cells express; None: the median of the other genes.
 
     Returns
     -------
@@ -105,7 +108,7 @@ def fit_population(
     design = (along[:, kept] / scale[kept]).astype(np.float32)
     observed = sp.csr_matrix(expression)
     odds = _fit_odds(design, log_odds, observed, ridge, depth_known=depth_known)
-    value, spread = _fit_values(design, values, observed, ridge, depth_known=depth_known)
+    value, spread = _fit_values(design, values, observed, ridge, usual_spread, depth_known=depth_known)
     return Corrections(pca.mean_, axes, odds, value, spread)
 
 
@@ -181,7 +184,13 @@ def _fit_odds(design: Matrix, offset: Matrix, observed: sp.csr_matrix, ridge: fl
 
 
 def _fit_values(
-    design: Matrix, offset: Matrix, observed: sp.csr_matrix, ridge: float, *, depth_known: bool
+    design: Matrix,
+    offset: Matrix,
+    observed: sp.csr_matrix,
+    ridge: float,
+    usual_spread: float | None,
+    *,
+    depth_known: bool,
 ) -> tuple[Matrix, Matrix]:
     d, n_cells = design.shape[1], observed.getnnz(axis=0)
     at = observed.tocoo()
@@ -196,7 +205,9 @@ def _fit_values(
     spread = np.sqrt(np.bincount(gene, np.square(left), len(n_cells)) / np.maximum(n_cells, 1))
     # of a gene that one or two cells express nothing is known: as the others
     known = n_cells > 2
-    spread[~known] = np.median(spread[known]) if known.any() else 0.0
+    if usual_spread is None:
+        usual_spread = float(np.median(spread[known])) if known.any() else 0.0
+    spread[~known] = usual_spread
     return found, spread.astype(np.float32)
 
 

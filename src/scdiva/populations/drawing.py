@@ -92,6 +92,7 @@ def draw_cells(
     fixed: dict[int, float],
     from_state: bool,
     seed: int,
+    n_steps: int = N_STEPS,
 ) -> Drawn:
     """Draw all cells.
 
@@ -109,11 +110,10 @@ def draw_cells(
         Whether the states are given, or read from what of a cell is drawn already.
     seed
         Of all draws, with a cell's number.
+    n_steps
+        Steps in which genes are revealed where no states are given.
     """
-    one, two = (np.concatenate([getattr(order, part) for order in orders]) for part in ("one", "two"))
-    fraction = np.repeat([order.fraction for order in orders], [order.n_cells for order in orders])
-    pick = np.random.default_rng(step_seed(seed, 0, "length")).random(len(one)) < fraction
-    source = np.where(pick, two, one)
+    one, two, fraction, source = mixture(orders, seed)
     share = fraction[:, None].astype(np.float32)
     mixed = States(
         (1 - share) * states.state[one] + share * states.state[two],
@@ -133,10 +133,39 @@ def draw_cells(
                 raced = map(_race, log_odds, n_genes, draws)
                 chosen = ((genes, values[i, genes]) for i, genes in enumerate(raced))
             else:
-                chosen = _sampled(fitted, numbers, n_genes, own, fixed, seed)
+                chosen = _sampled(fitted, numbers, n_genes, own, fixed, seed, n_steps)
             for i, (genes, mean) in enumerate(chosen):
                 found.append(_counted(fitted, genes, mean, own[i], fixed, draws[i]))
                 bar.update()
+    return gathered(found, source)
+
+
+def mixture(orders: list[Order], seed: int) -> tuple[Ints, Ints, NDArray[np.float64], Ints]:
+    """Say of each new cell between which two cells it lies, how far from the first, and which gives its depth.
+
+    Parameters
+    ----------
+    orders
+        Of :func:`place_orders`.
+    seed
+        Of the draw of the last, either of the two.
+    """
+    one, two = (np.concatenate([getattr(order, part) for order in orders]) for part in ("one", "two"))
+    fraction = np.repeat([order.fraction for order in orders], [order.n_cells for order in orders])
+    pick = np.random.default_rng(step_seed(seed, 0, "length")).random(len(one)) < fraction
+    return one, two, fraction, np.where(pick, two, one)
+
+
+def gathered(found: list[tuple[Ints, Matrix, Ints]], source: Ints) -> Drawn:
+    """Join cells, each with tokens, values and counts.
+
+    Parameters
+    ----------
+    found
+        The cells.
+    source
+        Number of the cell that each is like.
+    """
     parts = [np.concatenate([cell[part] for cell in found]) for part in range(3)]
     indptr = np.concatenate([[0], np.cumsum([len(cell[0]) for cell in found])])
     return Drawn(indptr, parts[0], parts[1], parts[2], source)
@@ -178,19 +207,47 @@ def _counted(
     draw: np.random.Generator,
 ) -> tuple[Ints, Matrix, Ints]:
     """Draw counts of the genes of a cell; give tokens, values, whose sum is that of the source's own, and counts."""
+    counts = draw_counts(expected, fitted.corrections.spread[genes], total_count(own), draw)
+    return as_cell(fitted.genes[genes], counts, own, fixed)
+
+
+def as_cell(tokens: Ints, counts: Ints, own: Matrix, fixed: dict[int, float]) -> tuple[Ints, Matrix, Ints]:
+    """Make a cell of counts and of fixed values.
+
+    Parameters
+    ----------
+    tokens, counts
+        Genes that are not fixed, and their counts.
+    own
+        Values of the cell whose depth and sum the new one has.
+    fixed
+        Values of genes that every cell shows, by token.
+
+    Returns
+    -------
+    Tokens, log-normalised values, whose counts add up to those of `own`, and counts.
+    """
     depth, total = total_count(own), float(np.expm1(own.astype(np.float64)).sum())
-    counts = draw_counts(expected, fitted.corrections.spread[genes], depth, draw)
     shown = np.array([token for token, value in fixed.items() if value > 0], dtype=np.int64)
     given = np.array([fixed[token] for token in shown.tolist()], dtype=np.float64)
     left = max(total - float(np.expm1(given).sum()), TARGET_SUM / depth)
     values = np.log1p(left * counts / max(counts.sum(), 1))
     fixed_counts = np.maximum(1, np.rint(np.expm1(given) * depth / TARGET_SUM)).astype(np.int64)
-    tokens = np.concatenate([fitted.genes[genes], shown])
-    return tokens, np.concatenate([values, given]).astype(np.float32), np.concatenate([counts, fixed_counts])
+    return (
+        np.concatenate([tokens, shown]),
+        np.concatenate([values, given]).astype(np.float32),
+        np.concatenate([counts, fixed_counts]),
+    )
 
 
 def _sampled(
-    fitted: Fitted, numbers: Ints, n_genes: Ints, own: list[Matrix], fixed: dict[int, float], seed: int
+    fitted: Fitted,
+    numbers: Ints,
+    n_genes: Ints,
+    own: list[Matrix],
+    fixed: dict[int, float],
+    seed: int,
+    n_steps: int,
 ) -> Iterator[tuple[Ints, Matrix]]:
     """Draw genes, and the values expected of them, step by step; as many cells at a time as there are threads."""
     shown = {token: value for token, value in fixed.items() if value > 0}
@@ -219,7 +276,7 @@ def _sampled(
             tokens,
             values,
             torch.tensor([0, length], dtype=torch.int32),
-            n_steps=N_STEPS,
+            n_steps=n_steps,
             remasking="random",
             allowed=allowed,
             draw_values=drawn,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from scdiva._rng import step_seed
 from scdiva._settings import progress_bar
 from scdiva.models import ScDiVa
 from scdiva.populations.corrections import Matrix, fit_population
@@ -71,7 +72,8 @@ def impute_genes(
     whole = states_of(model, cells)
     often = np.bincount(cells.tokens, minlength=int(measured.max()) + 1)[measured]
     known = np.sort(measured[np.argsort(-often, kind="stable")[:KNOWN]])
-    odds, depth = depth_of(fit_to(model, cells, whole, draw, known, RIDGE), cells, whole)
+    of_known = fit_to(model, cells, whole, draw, known, RIDGE)
+    odds, depth = depth_of(of_known, cells, whole)
 
     rows = drawn(n, len(measured) // N_FOLDS, draw)
     asked = [number for number in range(N_FOLDS) if (fold[wanted] == number).any()]
@@ -92,21 +94,23 @@ def impute_genes(
             (log_odds + odds[:, None])[rows],
             (value + depth[:, None])[rows],
             observed[rows],
-            draw,
+            # of its own, so that parts left out change nothing of the others
+            np.random.default_rng(step_seed(seed, number, "impute")),
             RIDGE,
             depth_known=True,
+            usual_spread=float(np.median(of_known.corrections.spread)),
         )
         log_odds, value = fitted.added(states.state, log_odds, value)
         chance = expit(log_odds + odds[:, None])
         for start in range(0, len(part), GENES):
             some = slice(start, start + GENES)
             shown = observed[:, some].toarray()
-            found = _expected(chance[:, some], value[:, some], fitted.spread[some], depth, shown, expressed, one)
+            found = expected_values(chance[:, some], value[:, some], fitted.spread[some], depth, shown, expressed, one)
             kept = (shown > 0) & keep_observed
             yield part[some], np.where(kept, shown, found[0]), np.where(kept, 0, found[1])
 
 
-def _expected(
+def expected_values(
     chance: Matrix,
     value: Matrix,
     width: Matrix,
@@ -115,11 +119,28 @@ def _expected(
     expressed: bool = False,
     one: NDArray[np.floating] | None = None,
 ) -> tuple[Matrix, Matrix]:
-    """Give expected values, or those of genes that are expressed, and how far observed ones would be from them.
+    """Combine the probability that genes are expressed and their values there to expected values and their spread.
 
     Values of the genes that a shallow cell shows are high, for one count is a large share of it: so it is of genes of
     few counts, not of abundant ones, and each gene has a slope of its own. And the expected counts of a gene add up to
     those observed.
+
+    Parameters
+    ----------
+    chance, value
+        `(n, k)`, probability that each cell expresses a gene, and its log-normalised value if so.
+    width
+        `(k,)`, standard deviation of observed values around `value`.
+    depth
+        `(n,)`, by how much the values of each cell lie above those predicted.
+    observed
+        `(n, k)`, log-normalised.
+    expressed, one
+        As for :func:`impute_genes`.
+
+    Returns
+    -------
+    Expected values, or those of genes that are expressed, and standard deviations around them, `(n, k)` each.
     """
     there = observed > 0
     often = there.sum(axis=0)

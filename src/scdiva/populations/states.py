@@ -84,15 +84,6 @@ def on_cpu(model: ScDiVa) -> Iterator[None]:
         model.to(home)
 
 
-def check_head(model: ScDiVa) -> None:
-    """Raise ValueError if a model can't predict what cells of a state express."""
-    if model.state_head is None or model.config.anchor == "learned":
-        raise ValueError(
-            f"The model has state_head={model.config.state_head} and anchor={model.config.anchor!r}: it does not say "
-            "what cells of a state express. Take one with a state head, as the bundled model is."
-        )
-
-
 def states_of(model: ScDiVa, cells: AdaptationCells) -> States:
     """Read the states of all cells, each from all of its genes."""
     found = np.empty((cells.n_cells, model.state_dim), dtype=np.float32)

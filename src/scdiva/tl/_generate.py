@@ -13,7 +13,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_least
+from scdiva._checks import check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
 from scdiva._rng import seed_of, step_seed
@@ -44,6 +44,8 @@ def generate(
     fraction: float | Sequence[float] | None = None,
     fixed: Mapping[str, float] | None = None,
     from_state: bool = True,
+    prompt: Literal["genes", "state"] | None = None,
+    n_steps: int | None = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -51,6 +53,8 @@ def generate(
     species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
 ) -> AnnData:
     r"""Draw new cells like those of a data set, of a group of it, or between two groups.
 
@@ -62,6 +66,14 @@ def generate(
     Given the state and their number, genes are independent and are drawn all at once. The transformer is not run:
     a classifier separates cells that it draws step by step from real ones far better than these (see the benchmarks).
 
+    **A model that predicts through its transformer alone** (no state head, as in the paper, or a cell state from the
+    transformer) draws by the reverse process instead (paper, algorithm "scDiVa Inference"): from masked positions at
+    their ranks, in `n_steps` steps, each revealing random positions. Predicted values are expectations, so values are
+    drawn around them with the standard deviation that values of the gene have around predictions in 128 cells of
+    `adata`. They are then adjusted such that scores decrease with the rank, as in a serialised cell (isotonic
+    regression), and rounded to counts at the depth of the source cell. `prompt` sets how the source cell, and with it
+    the group, enters; unconditional cells are drawn with `from_state=False`.
+
     Parameters
     ----------
     adata
@@ -70,7 +82,7 @@ def generate(
     n_cells
         Cells to draw; of each group, where groups are asked for.
     model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; with a state head.
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     groupby, groups
         Column of `adata.obs`, and those of its groups that are drawn from; None: all of them.
     between, fraction
@@ -82,11 +94,25 @@ def generate(
     from_state
         False: no state is given; genes are revealed in eight steps (reverse process; paper, algorithm "scDiVa
         Inference"), and in each the state is read from those that are there, the fixed ones at first. Only the number
-        of genes and the depth are the data's.
+        of genes and the depth are the data's. Without a state head: the cell is drawn from fully masked positions.
+    prompt
+        How a model without a state head is conditioned on the source cell. `"genes"` (default): a random 30% of the
+        source's genes stay visible at their ranks with their values, and the rest is generated (in-painting), which is
+        what the model was trained for. 30% of the new cell is thus a copy, and in a weakly trained model it carries
+        most of the information on the group. `"state"`: the source's cell state is added to the input embedding of
+        `[LAT]`, and nothing is visible. The paper's objective does not train this input: with `anchor="learned"` it
+        made predictions worse in our measurements (see the page on decisions), so use it only for a model
+        whose `[LAT]` starts from a state (`anchor="encoder"`). Between two groups, visible genes come from both cells,
+        or the states are interpolated.
+    n_steps
+        Steps in which genes are revealed. None: 32 for a model without a state head; 8 with a state head and
+        `from_state=False`.
     %(reading)s
     rng
         Seed, or a generator; None takes `scdiva.settings.seed`. A new cell depends on the seed and its number, not on
         threads.
+    device, precision
+        As for :func:`embed`, for a model without a state head; with one, all runs in float32 on the CPU.
 
     Returns
     -------
@@ -99,8 +125,8 @@ def generate(
     ------
     ValueError
         If an argument is out of range, a group or a fixed gene is not there, a group has no cell with a known gene,
-        fewer than 20 cells have one, `fixed` leaves nothing to be drawn, the model has no state head, or the matrix is
-        refused as by :func:`embed`.
+        fewer than 20 cells have one, `fixed` leaves nothing to be drawn, `prompt` or `n_steps` does not apply to the
+        model, or the matrix is refused as by :func:`embed`.
     KeyError
         If `groupby` is no column of `adata.obs`.
     TypeError
@@ -121,30 +147,44 @@ def generate(
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
+    running = how_to_run(None, device, precision)
+
     from scdiva.models.pretrained import load_for
-    from scdiva.populations.drawing import draw_cells, place_orders
-    from scdiva.populations.states import check_head, fit_to, on_cpu, states_of
+    from scdiva.populations import inpainting
+    from scdiva.populations.drawing import N_STEPS, draw_cells, place_orders
+    from scdiva.populations.states import fit_to, on_cpu, states_of
     from scdiva.train.adaptation import read_cells
 
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
-    check_head(loaded)
-    var, most = reading.var(adata), None if from_state else loaded.config.max_length
+    by_transformer = loaded.config.by_transformer
+    _check_steps(by_transformer, from_state, prompt, n_steps)
+    if not by_transformer:
+        running = how_to_run(None, "cpu", "fp32")
+    var, most = reading.var(adata), None if from_state and not by_transformer else loaded.config.max_length
     if fixed:  # names are refused before a cell is read
         _fixed(fixed, column_tokens(var, loaded.vocabulary, reading), var.index, most)
-    _, opened, parameters = open_for(loaded, adata, how_to_run(None, "cpu", "fp32"), reading, empty="nan")
+    _, opened, parameters = open_for(loaded, adata, running, reading, empty="nan")
     shown = _fixed(fixed or {}, opened.tokens, var.index, most)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
-    with on_cpu(loaded):
-        with torch_threads_kept(1):  # products too small to share
-            cells, rows = read_cells(opened, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
-            states = states_of(loaded, cells)
-            if group is not None:  # differences of groups are met group by group
-                of_cell = group[rows]
-                states = states._replace(group=(of_cell[:, None] == np.unique(of_cell)).astype(np.float32))
-            fitted = fit_to(loaded, cells, states, draw)
+    with torch_threads_kept(1):  # products too small to share
+        cells, rows = read_cells(opened, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
+    if by_transformer:
+        n_steps = n_steps or inpainting.N_STEPS
+        prompt = (prompt or "genes") if from_state else None
         orders = place_orders(plan, rows, draw)
-        made = draw_cells(fitted, cells, states, orders, shown, from_state, seed)
+        made = inpainting.draw_by_diffusion(loaded, cells, orders, shown, prompt, n_steps, seed, running)
+    else:
+        with on_cpu(loaded):
+            with torch_threads_kept(1):
+                states = states_of(loaded, cells)
+                if group is not None:  # differences of groups are met group by group
+                    of_cell = group[rows]
+                    states = states._replace(group=(of_cell[:, None] == np.unique(of_cell)).astype(np.float32))
+                fitted = fit_to(loaded, cells, states, draw)
+            orders = place_orders(plan, rows, draw)
+            n_steps = n_steps or N_STEPS
+            made = draw_cells(fitted, cells, states, orders, shown, from_state, seed, n_steps)
     columns = columns_of(opened.tokens, opened.scan.counts_per_gene)
     result = _result(adata, opened.var, made, columns, orders, rows, groupby, between)
     names, values = list(fixed or {}), list((fixed or {}).values())
@@ -156,6 +196,8 @@ def generate(
             "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
             "fraction": np.array([order.fraction for order in plan] if between is not None else [], dtype=float),
             "from_state": bool(from_state),
+            "prompt": prompt or "",
+            "n_steps": int(n_steps) if by_transformer or not from_state else 1,
             # not by name: a gene may have a name that is no key of a file
             "fixed": {"gene": np.array(names, dtype=object), "value": np.array(values, float)} if fixed else {},
             "seed": str(seed),
@@ -164,6 +206,20 @@ def generate(
     }
     logger.info("drew %d cells in %.0f s", result.n_obs, time.monotonic() - begun)
     return result
+
+
+def _check_steps(by_transformer: bool, from_state: bool, prompt: str | None, n_steps: int | None) -> None:
+    """Raise ValueError for options that this model or this way of drawing does not have."""
+    check_least(n_steps=(1 if n_steps is None else n_steps, 1))
+    if prompt is not None:
+        check_choices(prompt=(prompt, ("genes", "state")))
+        if not by_transformer or not from_state:
+            why = (
+                "from_state=False gives none" if by_transformer else "the model has a state head, which reads the state"
+            )
+            raise ValueError(f"prompt says what a new cell is given of its source, but {why}: leave out prompt.")
+    if n_steps is not None and from_state and not by_transformer:
+        raise ValueError("With a state head and a state, genes are drawn all at once: leave out n_steps.")
 
 
 def _plan(

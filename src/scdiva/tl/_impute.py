@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +43,8 @@ def impute(
     species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
     key_added: str = C.IMPUTED,
     copy: bool = False,
 ) -> AnnData | None:
@@ -62,6 +65,19 @@ def impute(
     (:func:`scdiva.populations.corrections.fit_population`). The transformer is not run: one that is trained for these
     queries raised the rank correlation within genes by .007 and no other score, at seven times the seconds.
 
+    **A model that predicts through its transformer alone** (no state head, as in the paper, or a cell state from the
+    transformer) imputes by in-painting. A quarter of each cell's positions is masked at a time at their ranks. With
+    :math:`p_i(g)` the probability of gene g at masked position i, :math:`v_i` the value predicted there, and s the
+    masked share, :math:`m_g = \sum_i p_i(g)` is the probability that g is masked given that it is not visible, and
+
+    .. math::
+
+        p = \frac{m_g}{s + (1 - s)\, m_g}, \qquad \mu = \frac{\sum_i p_i(g)\, v_i}{\sum_i p_i(g)}
+
+    by Bayes' theorem (:func:`scdiva.populations.inpainting.chance_and_value`): the mean over the four parts for a gene
+    that was not detected, and from its own part for one that was. Expected counts are then corrected gene by gene as
+    above. Of a cell longer than the model's `max_length` only the first `max_length` genes are read.
+
     An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
     `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped
     out: the counts expected of a Poisson variable that is not zero, :math:`\lambda / (1 - e^{-\lambda})`, with
@@ -76,7 +92,7 @@ def impute(
         Names of genes, as in `adata.var_names`: a table of their values is written. None: all that the model knows, as
         dense layers. The values are the same either way; a few genes take less time and memory.
     model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; with a state head.
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     keep_observed
         Whether values above zero stay what they are, with a spread of 0; False: they too are expected ones.
     expressed
@@ -84,7 +100,10 @@ def impute(
         known to have dropped out. It does not separate missed genes from absent ones, so leave it where that is asked.
     %(reading)s
     rng
-        Seed, or a generator; None takes `scdiva.settings.seed`. It draws the cells fitted to, where there are many.
+        Seed, or a generator; None takes `scdiva.settings.seed`. It draws the parts of genes that are masked, and the
+        cells fitted to, where there are many.
+    device, precision
+        As for :func:`embed`, for a model without a state head; with one, all runs in float32 on the CPU.
     key_added
         Name of what is written.
     copy
@@ -104,8 +123,8 @@ def impute(
     Raises
     ------
     ValueError
-        If a gene is not there or not known to the model, or is named as no column of a file can be; names repeat, the
-        model has no state head, fewer than 20 cells or a cell without a known gene are given, the result would be too
+        If a gene is not there or not known to the model, or is named as no column of a file can be; names repeat,
+        fewer than 20 cells or a cell without a known gene are given, the result would be too
         large, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
@@ -135,33 +154,44 @@ def impute(
             f"{'the' if genes is None else 'fewer'} genes that you need: sd.tl.impute(adata, [...])."
         )
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    running = how_to_run(None, device, precision)
 
     from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept
     from scdiva.data.genes import column_tokens, columns_of
     from scdiva.models.pretrained import load_for
     from scdiva.populations.imputation import impute_genes
-    from scdiva.populations.states import check_head, on_cpu
+    from scdiva.populations.inpainting import impute_by_masking
+    from scdiva.populations.states import on_cpu
     from scdiva.train.adaptation import read_cells
 
     seed = seed_of(rng)
     loaded, var = load_for(model, "cpu"), reading.var(adata)
-    check_head(loaded)
+    by_transformer = loaded.config.by_transformer
+    if not by_transformer:
+        running = how_to_run(None, "cpu", "fp32")
     names, tokens = var.index.to_numpy(), column_tokens(var, loaded.vocabulary, reading)
     if genes is not None and (unknown := [name for name in genes if name not in names[tokens != C.UNKNOWN]]):
         raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")
-    loaded, source, parameters = open_for(model, adata, how_to_run(None, "cpu", "fp32"), reading)
+    loaded, source, parameters = open_for(model, adata, running, reading)
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
     if genes is not None:
         _check_written(genes, names, source.tokens, columns)
     mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
-    with on_cpu(loaded), torch_threads_kept(1):
+    with contextlib.ExitStack() as held:
+        if not by_transformer:
+            held.enter_context(on_cpu(loaded))
+            held.enter_context(torch_threads_kept(1))
         cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
         # where each measured gene goes in the result; -1: nowhere
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
         own = np.flatnonzero(target >= 0)
         one = one_count(cells.values, cells.indptr) if expressed else None
-        for some, *found in impute_genes(loaded, cells, own, seed, keep_observed, expressed, one):
+        if by_transformer:
+            imputed = impute_by_masking(loaded, cells, rows, own, seed, running, keep_observed, expressed, one)
+        else:
+            imputed = impute_genes(loaded, cells, own, seed, keep_observed, expressed, one)
+        for some, *found in imputed:
             place = np.ix_(rows, target[some])
             mean[place], deviation[place] = found
     parameters |= {

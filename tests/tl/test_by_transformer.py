@@ -1,0 +1,325 @@
+"""Reconstruction, generation and imputation by models that predict through their transformer alone."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import scdiva as sd
+from scdiva._constants import N_SPECIAL
+from scdiva.data.cells import log_normalised
+from scdiva.populations import inpainting
+
+KINDS = {
+    "learned": {"anchor": "learned"},
+    "residual": {"anchor": "encoder", "anchor_residual": True},
+    "both": {"anchor": "learned", "state_head": True, "state_rank": 6},
+}
+"""As in the paper; with a set encoder and no state head; with a state head that reads the transformer's state."""
+CALLS = {
+    "masked": lambda cells, model, **how: reconstructed(cells, model, **how),
+    "steps": lambda cells, model, **how: reconstructed(cells, model, n_steps=3, **how),
+    "folds": lambda cells, model, **how: reconstructed(cells, model, mask_ratio=0, **how),
+    "stream": lambda cells, model, **how: reconstructed(cells, model, mask_ratio=0, mask_free="stream", **how),
+    "imputed": lambda cells, model, **how: imputed(cells, model, **how),
+    "given genes": lambda cells, model, **how: drawn(cells, model, **how),
+    "given a state": lambda cells, model, **how: drawn(cells, model, prompt="state", **how),
+    "given nothing": lambda cells, model, **how: drawn(cells, model, from_state=False, **how),
+}
+
+
+def reconstructed(cells, model, **how):
+    done = sd.tl.reconstruct(cells, model, copy=True, **{"rng": 3} | how)
+    return np.concatenate([done.layers[f"scdiva_reconstructed{end}"].toarray() for end in ("", "_rank")])
+
+
+def imputed(cells, model, **how):
+    done = sd.tl.impute(cells, model=model, copy=True, **{"rng": 3} | how)
+    return np.concatenate([done.layers["scdiva_imputed"], done.layers["scdiva_imputed_sd"]])[:, :55]
+
+
+def drawn(cells, model, n_cells=4, **how):
+    made = sd.tl.generate(cells, n_cells, model, **{"rng": 3, "n_steps": 3} | how)
+    return np.concatenate([made.X.toarray(), made.layers["counts"].toarray()])
+
+
+@pytest.fixture(scope="module")
+def few(adata):
+    return adata[:24].copy()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, build):
+    return build(**KINDS[request.param])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_blocks_are_run(few, model, call):
+    """With other weights in the blocks the result is another one, and with broken ones an error or none."""
+    noised = copy.deepcopy(model)
+    with torch.no_grad():
+        for number, weight in enumerate(noised.blocks.parameters()):
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
+    one, other = CALLS[call](few, model), CALLS[call](few, noised)
+    assert np.isfinite(one).all()
+    assert (one != other).mean() > 0.01
+    np.testing.assert_array_equal(one, CALLS[call](few, model))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_threads_change_nothing_and_the_seed_changes_it(few, build, call):
+    model = build(**KINDS["learned"])
+    one = CALLS[call](few, model)
+    with sd.settings.override(threads=3):
+        np.testing.assert_array_equal(one, CALLS[call](few, model))
+    if call != "stream":  # nothing is drawn
+        assert (one != CALLS[call](few, model, rng=4)).any()
+
+
+@pytest.mark.parametrize("call", ["masked", "folds", "imputed"])
+def test_lower_precision_gives_about_the_same(few, build, call):
+    model = build(**KINDS["learned"])
+    one, other = CALLS[call](few, model), CALLS[call](few, model, precision="bf16")
+    assert (one != other).any()
+    assert np.isclose(one, other, rtol=0.1, atol=0.1).mean() > 0.5
+
+
+def test_masked_genes_keep_their_ranks(few, model):
+    done = sd.tl.reconstruct(few, model, copy=True, rng=3)
+    rank, true, masked = (
+        done.layers[f"scdiva_reconstructed{end}"].toarray() for end in ("_rank", "_true_rank", "_masked")
+    )
+    shown = (true > 0) & ~masked
+    np.testing.assert_array_equal(rank[shown], true[shown])
+    for cell in range(few.n_obs):
+        hidden = set(true[cell][masked[cell]])
+        assert set(rank[cell][(rank[cell] > 0) & ~shown[cell]]) == hidden
+    assert np.isfinite(done.uns["scdiva"]["scdiva_reconstructed"]["scores"]["masked_match"])
+
+
+def test_a_cell_depends_on_no_other(few, build):
+    model = build(**KINDS["learned"])
+    for how in ({}, {"mask_ratio": 0}, {"mask_ratio": 0, "mask_free": "stream"}):
+        whole, part = reconstructed(few, model, **how), reconstructed(few[:5].copy(), model, **how)
+        np.testing.assert_array_equal(whole[[0, 1, 2, 3, 4, 24, 25, 26, 27, 28]], part)
+
+
+def test_the_value_at_each_rank_is_read_off_the_stream(few, build):
+    """With one pass over the unmasked cell: the value head at each position, whatever the gene."""
+    from scdiva.data.cells import open_cells
+
+    model = build(**KINDS["learned"])
+    done = sd.tl.reconstruct(few, model, mask_ratio=0, mask_free="stream", copy=True)
+    source = open_cells(few, model.vocabulary, max_length=40, entropy_floor=model.config.entropy_floor)
+    for _, (indptr, tokens, values) in source.windows(4096):
+        part = slice(indptr[2], indptr[3])
+        asked = torch.tensor(tokens[part].astype(np.int64)), torch.tensor(values[part])
+        out = model(*asked, torch.tensor([0, part.stop - part.start], dtype=torch.int32))
+        expected = model.heads.value(out.hidden).squeeze(-1).clamp_min(0).detach().numpy()
+    rank, made = (done.layers[f"scdiva_reconstructed{end}"].toarray()[2] for end in ("_rank", ""))
+    there = np.flatnonzero(rank)
+    np.testing.assert_allclose(made[there[np.argsort(rank[there])]], expected, rtol=1e-4, atol=1e-5)
+
+
+# imputation
+
+
+def test_imputed_genes_are_the_same_alone_and_among_others(few, model):
+    whole = imputed(few, model)
+    for columns in ([12], [40, 3]):
+        done = sd.tl.impute(few, list(few.var_names[columns]), model, rng=3, copy=True)
+        np.testing.assert_allclose(done.obsm["scdiva_imputed"], whole[:24, columns], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(done.obsm["scdiva_imputed_sd"], whole[24:, columns], rtol=1e-5, atol=1e-6)
+
+
+def test_observed_values_are_kept_and_counts_add_up(adata, model):
+    values = log_normalised(adata)[0].toarray()[:, :55]
+    there = values > 0
+    kept, spread = np.split(imputed(adata, model), 2)
+    np.testing.assert_allclose(kept[there], values[there], rtol=1e-5)
+    assert (spread[there] == 0).all()
+    free, free_spread = np.split(imputed(adata, model, keep_observed=False), 2)
+    np.testing.assert_array_equal(free[~there], kept[~there])
+    assert (free_spread > 0).all()
+    # up to a tenth or two of the logarithm: of genes in few cells, the model's own expectation counts for more
+    ratio = np.log(np.expm1(free).sum(axis=0) / np.expm1(values).sum(axis=0))
+    assert np.abs(ratio[there.sum(axis=0) > 60]).max() < 0.5
+
+
+def test_a_gene_does_not_influence_its_own_imputation_where_it_was_detected(few, build):
+    """Its own part is masked: its value changes nothing of what is predicted there."""
+    model = build(**KINDS["learned"])
+    length, genes = 30, torch.arange(3, 58)
+    tokens, values, part = torch.arange(3, 33), torch.linspace(4, 0.5, 30), torch.arange(length) % 4
+    found = []
+    for shown in (values, values + 0.4 * (part == 1)):
+        denoise = inpainting.denoiser_of(model, genes=genes)
+        with torch.inference_mode():
+            predicted = inpainting.predict_in_parts(denoise, tokens, shown, part)
+        found.append(torch.stack(inpainting.chance_and_value(predicted, tokens - N_SPECIAL)))
+    own = part == 1
+    torch.testing.assert_close(found[0][:, :30][:, own], found[1][:, :30][:, own], rtol=0, atol=0)
+    assert not torch.allclose(found[0][:, :30][:, ~own], found[1][:, :30][:, ~own])
+    assert not torch.allclose(found[0][:, 30:], found[1][:, 30:])
+
+
+# generation
+
+
+def rows_of(made, adata):
+    return adata.obs_names.get_indexer(made.obs["scdiva_source"])
+
+
+def test_a_cell_drawn_is_laid_out_as_by_the_state_head(adata, model, headed):
+    made = sd.tl.generate(adata, 3, model, groupby="cell_type", n_steps=4, rng=3)
+    other = sd.tl.generate(adata, 3, headed, groupby="cell_type", rng=3)
+    assert made.shape == other.shape
+    assert list(made.obs) == list(other.obs)
+    assert list(made.layers) == list(other.layers)
+    assert made.uns["scdiva"]["generate"].keys() == other.uns["scdiva"]["generate"].keys()
+    assert (made.uns["scdiva"]["generate"]["prompt"], made.uns["scdiva"]["generate"]["n_steps"]) == ("genes", 4)
+    counts, x, rows = made.layers["counts"].toarray(), made.X.toarray(), rows_of(made, adata)
+    known = np.expm1(log_normalised(adata)[0][:, :55].toarray()).sum(1)[rows]
+    np.testing.assert_allclose(x, np.log1p(known[:, None] * counts / counts.sum(1, keepdims=True)), rtol=1e-4)
+    lengths = (adata.X[rows][:, :55].toarray() > 0).sum(1)
+    np.testing.assert_array_equal((x > 0).sum(1), np.minimum(lengths, 40))
+    assert (adata.obs["cell_type"].to_numpy()[rows] == made.obs["cell_type"].to_numpy()).all()
+
+
+def test_of_its_source_a_cell_shows_as_many_genes_as_said(adata, build, ranked):
+    """With nothing left to be revealed the prompt stands alone: a share of the source's genes, counts as they were."""
+    model = build(**KINDS["learned"])
+    shared = {}
+    for name, how in {"genes": {}, "state": {"prompt": "state"}, "none": {"from_state": False}}.items():
+        made = sd.tl.generate(adata, 40, model, n_steps=2, rng=3, **how)
+        real, new = adata.X[rows_of(made, adata)][:, :55].toarray(), made.layers["counts"].toarray()
+        shared[name] = ((real == new) & (new > 0)).sum(1) / (new > 0).sum(1)
+    assert shared["genes"].min() > 0.25
+    assert shared["genes"].mean() > shared["none"].mean() + 0.15
+    assert abs(shared["state"].mean() - shared["none"].mean()) < 0.1
+
+
+def test_fixed_genes_have_their_values_in_every_cell(adata, model):
+    one, gone = adata.var_names[[3, 7]]
+    for how in ({}, {"prompt": "state"}, {"from_state": False}):
+        x = sd.tl.generate(adata, 6, model, fixed={one: 2.0, gone: 0}, n_steps=3, rng=3, **how).to_df()
+        np.testing.assert_allclose(x[one], 2.0, rtol=1e-6)
+        assert (x[gone] == 0).all()
+
+
+def test_between_two_groups_genes_come_from_both(adata, build):
+    model = build(**KINDS["learned"])
+    between = {"groupby": "cell_type", "between": ("type A", "type B"), "fraction": [0.0, 0.5, 1.0]}
+    for how in ({}, {"prompt": "state"}):
+        made = sd.tl.generate(adata, 5, model, n_steps=2, rng=3, **between, **how)
+        assert list(made.obs["scdiva_fraction"]) == [0.0] * 5 + [0.5] * 5 + [1.0] * 5
+        of_source = adata.obs["cell_type"].to_numpy()[rows_of(made, adata)]
+        assert (set(of_source[:5]), set(of_source[10:])) == ({"type A"}, {"type B"})
+
+
+def test_a_prompt_has_its_scores_order_and_a_share_of_each_cell():
+    draw = np.random.default_rng(0)
+    denominator = draw.uniform(0.5, 2, 100)
+
+    def cell(tokens):
+        values = draw.uniform(0.2, 4, len(tokens)).astype(np.float32)
+        order = np.argsort(-values / denominator[tokens])
+        return tokens[order], values[order]
+
+    first, second = cell(np.arange(3, 43)), cell(np.arange(50, 70))
+    tokens, values, rank = inpainting.prompt_of(first, second, 0.25, 0.4, {80: 1.0, 90: 0.0}, denominator, draw)
+    assert (np.diff(values / denominator[tokens]) <= 0).all()
+    assert (np.diff(rank) >= 0).all()
+    assert (np.isin(tokens, first[0]).sum(), np.isin(tokens, second[0]).sum()) == (12, 2)
+    assert 80 in tokens
+    assert 90 not in tokens
+    # of one cell alone, each gene stands where it stood
+    tokens, values, rank = inpainting.prompt_of(first, first, 0.0, 0.4, {}, denominator, draw)
+    at = inpainting.places(rank, 40)
+    np.testing.assert_array_equal(first[0][at], tokens)
+    np.testing.assert_array_equal(first[1][at], values)
+    # a fixed gene stands where its score would
+    value = np.float32(first[1][9] / denominator[first[0][9]] * denominator[80] * 0.999)
+    _, _, rank = inpainting.prompt_of(first, first, 0.0, 0.0, {80: value}, denominator, draw)
+    assert inpainting.places(rank, 40).tolist() == [10]
+
+
+def test_scores_of_drawn_values_fall_with_the_rank_and_shown_ones_stay():
+    draw = np.random.default_rng(0)
+    denominator, shown = draw.uniform(0.5, 2, 50), draw.random(50) < 0.3
+    true = np.linspace(3, 0.3, 50) * denominator
+    values = np.where(shown, true, true + draw.normal(0, 0.4, 50)).clip(0.05)
+    made = inpainting.values_in_order(values, shown, denominator)
+    np.testing.assert_array_equal(made[shown], values[shown])
+    assert (np.diff(made / denominator) <= 1e-4).all()
+    assert np.abs(made - true).mean() < 0.5 * np.abs(values - true).mean()
+    assert (made > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_ascend_and_fit(seed):
+    draw = np.random.default_rng(seed)
+    length = int(draw.integers(1, 30))
+    rank = np.sort(draw.random(int(draw.integers(0, length + 1))) ** 3)
+    at = inpainting.places(rank, length)
+    assert (np.diff(at) > 0).all()
+    assert ((at >= 0) & (at < length)).all()
+    if len(rank) * 10 < length:
+        assert np.abs(at / length - rank).max(initial=0) < 0.2
+
+
+def test_the_spread_of_values_is_that_around_what_is_predicted(build, adata):
+    """A value head that always says 2: genes have the root mean squared difference from it."""
+    from scdiva.data.cells import open_cells
+    from scdiva.train.adaptation import read_cells
+
+    model = copy.deepcopy(build(**KINDS["learned"]))
+    with torch.no_grad():
+        for weight in model.heads.value.parameters():
+            weight.zero_()
+        [*model.heads.value.parameters()][-1].fill_(2.0)
+    cells, _ = read_cells(open_cells(adata, model), np.zeros(adata.n_obs, dtype=np.int64), whole=True)
+    spread = inpainting.value_spread(model, cells, 0)
+    values = cells.matrix(int(cells.measured.max()) + 1)[:, cells.measured].toarray()
+    plain = np.sqrt([np.square(column[column > 0] - 2).mean() for column in values.T])
+    assert np.corrcoef(spread, plain)[0, 1] > 0.8
+    assert abs(spread.mean() / plain.mean() - 1) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"prompt": "none"}, "prompt"),
+        ({"prompt": "genes", "from_state": False}, "from_state=False gives none: leave out prompt"),
+        ({"n_steps": 0}, "n_steps must be at least 1"),
+        ({"fixed": True}, "fixed shows 40 genes"),
+    ],
+)
+def test_what_generation_refuses(adata, build, contents, how, match):
+    if "fixed" in how:
+        how = {"fixed": dict.fromkeys(adata.var_names[:40], 1.0)}
+    data, was = adata.copy(), contents(adata)
+    with pytest.raises(ValueError, match=match):
+        sd.tl.generate(data, 2, build(**KINDS["learned"]), **how)
+    assert contents(data) == was
+
+
+def test_other_calls_run_with_such_a_model(adata, build):
+    """No call refuses it for the parts that it lacks."""
+    model, data = build(**KINDS["learned"]), adata.copy()
+    sd.tl.embed(data, model)
+    assert np.isfinite(data.obsm["X_scdiva"]).all()
+    sd.tl.log_likelihood(data, model, n_samples=2)
+    assert (data.obs["scdiva_log_likelihood"] < 0).all()
+    sd.tl.gene_embedding(data, model)
+    assert np.isfinite(data.varm["X_scdiva"][:55]).all()
+    for method in ("attention", "embedding", "correlation"):
+        sd.tl.grn(data, method, model=model, n_targets=5, min_fraction=0, key_added=method)
+        assert data.varp[method].nnz > 0
+    sd.tl.corrected_expression(data, "batch", data.var_names[:2], use_rep="X_scdiva", model=model)
+    assert np.isfinite(data.obsm["scdiva_corrected"]).all(axis=None)
+    sd.tl.embed(data, sd.tl.adapt(data, model), key_added="adapted")
+    assert np.isfinite(data.obsm["adapted"]).all()

@@ -22,6 +22,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,9 +118,7 @@ def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Pat
             "studies": packed.study_names,
             "validation_studies": list(VALIDATION),
         },
-        "stages": {
-            name: {**stage, "validation": _last_validation(arguments.out / name)} for name, stage in STAGES.items()
-        },
+        "stages": {name: {**stage, **_trained(arguments.out / name)} for name, stage in STAGES.items()},
         "shared": SHARED,
     }
     card = BUNDLED / "README.md"
@@ -127,9 +126,13 @@ def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Pat
     return save_model(model, model.vocabulary, BUNDLED, card=text, metadata=metadata, dtype="float16", overwrite=True)
 
 
-def _last_validation(folder: Path) -> dict[str, float]:
-    config = json.loads((folder / "model" / "config.json").read_text())
-    return {name: round(value, 4) for name, value in config["metadata"]["metrics"].items()}
+def _trained(folder: Path) -> dict[str, Any]:
+    """Optimiser steps of a stage, and its last validation."""
+    metadata = json.loads((folder / "model" / "config.json").read_text())["metadata"]
+    return {
+        "steps_done": metadata["steps"],
+        "validation": {name: round(value, 4) for name, value in metadata["metrics"].items()},
+    }
 
 
 def main() -> None:

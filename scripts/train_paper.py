@@ -121,9 +121,52 @@ def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Pat
         "stages": {name: {**stage, **_trained(arguments.out / name)} for name, stage in STAGES.items()},
         "shared": SHARED,
     }
-    card = BUNDLED / "README.md"
-    text = card.read_text() if card.exists() else None
+    text = card(metadata, model.n_parameters, model.config.n_genes)
     return save_model(model, model.vocabulary, BUNDLED, card=text, metadata=metadata, dtype="float16", overwrite=True)
+
+
+def card(metadata: dict[str, Any], n_parameters: int, n_genes: int) -> str:
+    """Model card, from what the training recorded."""
+    corpus = metadata["corpus"]
+    lines = "\n".join(
+        f"| {name} | {stage['context']:,} | {stage['steps_done']:,} x {stage['batch_size']} "
+        f"| {stage['steps_done'] * stage['batch_size']:,} | {stage['validation']['val/perplexity']:,.0f} |"
+        for name, stage in metadata["stages"].items()
+    )
+    return f"""# scdiva-paper-mini
+
+A small model of the kind that the ScDiVa paper describes: a bidirectional transformer over the top 1,200 genes of a
+cell, with rotary positions by rank. The cell state is the output of `[LAT]`. It has no set encoder, no state head and
+no query head. It was trained with the paper's objective and nothing else: identity cross-entropy plus 10 times the
+squared error of masked values, t ~ U(0, 1). It is not the authors' model and shares no weights with it.
+
+Use it to run the tasks of the paper with `finetune=True`, to test code for larger models, and as a start for
+`sd.train.pretrain(init="scdiva-paper-mini")`. After about one CPU hour of training it is far from converged: do not
+use it for results. The benchmarks page "Fine-tuning" compares it with `scdiva-mini` and with simple methods.
+
+## Architecture
+
+{n_parameters:,} parameters, {n_genes:,} genes, {MODEL["n_layers"]} blocks of width {MODEL["dim"]},
+{MODEL["n_heads"]} heads. The gene head is tied to the gene embeddings (the paper's is not), and genes are ranked with
+an entropy floor of 0.3 nats (the paper has none). Gene embeddings started from the SVD of the corpus.
+
+## Training
+
+{corpus["n_cells"]:,} human cells of {len(corpus["studies"])} public studies, mostly blood and bone marrow,
+{corpus["n_tokens"]:,} detected genes. Validation studies: {", ".join(corpus["validation_studies"])}.
+Command: `{metadata["command"]}` ({metadata["machine"]}).
+
+| stage | genes of a cell | steps x cells | cells seen | validation perplexity of masked genes |
+|---|--:|--:|--:|--:|
+{lines}
+
+A uniform prediction has a perplexity of {n_genes:,}. Perplexities at different numbers of genes cannot be compared.
+
+## Limitations
+
+Human genes only. Not for diagnosis. Licence BSD-3-Clause; the cells come from public repositories under their own
+terms.
+"""
 
 
 def _trained(folder: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from scdiva._constants import FINETUNED
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
 from scdiva.data.batch import CellBatch
+from scdiva.models.config import ScDiVaConfig
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.layers import Block, perceptron
@@ -414,8 +415,24 @@ class LowRankLinear(nn.Module):
         return self.layer
 
 
+def tuned_config(model: ScDiVa, config: FinetuneConfig) -> ScDiVaConfig:
+    """Architecture of a model after fine-tuning: a state that comes from the transformer then reads `context` genes.
+
+    Parameters
+    ----------
+    model
+        Before it.
+    config
+        `context` is read.
+    """
+    length = config.context if runs_transformer(model) else model.config.max_length
+    return replace(model.config, max_length=length, integrated=False, adapted="no")
+
+
 def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
     """Copy a model for fine-tuning, with fixed weights and low-rank updates as configured.
+
+    What `tl.adapt` and `tl.integrate` fitted on the previous cell state is left out: the copy's embedding is its state.
 
     Parameters
     ----------
@@ -427,12 +444,11 @@ def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
     seed
         Of the low-rank updates.
     """
-    through = runs_transformer(model)
-    length = config.context if through else model.config.max_length
-    new = ScDiVa(replace(model.config, max_length=length), generator=step_generator(seed, 0, "weights"))
-    new.load_state_dict(model.state_dict())
+    new = ScDiVa(tuned_config(model, config), generator=step_generator(seed, 0, "weights"))
+    weights = model.state_dict()
+    new.load_state_dict({name: weights[name] for name in new.state_dict()})
     new.vocabulary, new.origin = model.vocabulary, model.origin
-    new.metadata = None if model.metadata is None else dict(model.metadata)
+    new.metadata = {name: value for name, value in (model.metadata or {}).items() if name != "adaptation"}
     if config.freeze or config.lora:
         fixed = new if config.lora else nn.ModuleList([new.embedding, *list(new.blocks)[: config.freeze]])
         fixed.requires_grad_(False)
@@ -550,8 +566,9 @@ def finetune_for_integration(
     """
     config = planned(fields, cells.n_cells, seed, precision)
     network = network_for(model, config, seed)
-    context = config.context if runs_transformer(model) else None
-    objective = IntegrationObjective(cells, batches, labels, state_dim=network.state_dim, context=context, seed=seed)
+    objective = IntegrationObjective(
+        cells, batches, labels, state_dim=network.state_dim, context=network.config.input_length, seed=seed
+    )
     history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
     network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "integrate", "training": config.to_dict()}}
     return network, history

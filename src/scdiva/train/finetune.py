@@ -28,8 +28,10 @@ from scdiva.data.batch import CellBatch
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
+from scdiva.nn.annotation import AnnotationHead, Read
 from scdiva.nn.layers import Block, perceptron
 from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.annotation import balanced_weights
 from scdiva.train.base import TaskModule, decay_groups
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY
 from scdiva.train.config import FinetuneConfig
@@ -267,6 +269,48 @@ class IntegrationObjective(Objective):
         """
         state = network.encode(*cells.packed).float()
         return F.normalize(state - state.mean(dim=0), dim=1)
+
+
+class AnnotationObjective(Objective):
+    r"""Cross-entropy of an MLP head on the cell state (paper, section on annotation).
+
+    Every label weighs the same: :math:`\sum_i w_{y_i} \ell_i / \sum_i w_{y_i}` over the cells of a batch, with w the
+    inverse number of training cells of the label. The paper names no weights.
+
+    Parameters
+    ----------
+    cells
+        Training cells.
+    labels
+        Label numbers from 0, int64 `(n_cells,)`.
+    head
+        A head of method `"probe"`; its classifier is trained in place, and its standardisation stays.
+    context
+        Genes kept of each cell.
+    """
+
+    weights: Tensor
+
+    def __init__(self, cells: AdaptationCells, labels: np.ndarray, head: AnnotationHead, *, context: int) -> None:
+        super().__init__()
+        self.cells, self.labels, self.context, self.n_items = cells, labels, context, cells.n_cells
+        self.head = head.requires_grad_(True)
+        self.register_buffer("weights", balanced_weights(labels, head.sizes.n_labels), persistent=False)
+
+    def data(self) -> Iterator[np.ndarray]:
+        """Cells and labels."""
+        yield from (self.cells.indptr, self.cells.tokens, self.cells.values, self.labels)
+
+    def forward(
+        self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss, and `accuracy`, the share of the cells whose label has the largest logit."""
+        packed = self.cells.take(rows, self.context).to(self.weights.device).packed
+        features = self.head.features(Read(network.encode(*packed), *packed))
+        logits = self.head.classifier(self.head.inputs(features, None)).float()
+        labels = torch.from_numpy(self.labels[rows]).to(logits.device)
+        accuracy = (logits.detach().argmax(dim=1) == labels).float().mean()
+        return F.cross_entropy(logits, labels, weight=self.weights), {"accuracy": accuracy}
 
 
 @dataclass(frozen=True)
@@ -571,4 +615,39 @@ def finetune_for_integration(
     )
     history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
     network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "integrate", "training": config.to_dict()}}
+    return network, history
+
+
+def finetune_for_annotation(
+    model: ScDiVa,
+    cells: AdaptationCells,
+    labels: np.ndarray,
+    head: AnnotationHead,
+    config: FinetuneConfig,
+    device: str,
+    checkpoint_dir: str | PathLike[str] | None,
+) -> tuple[ScDiVa, dict[str, list[float]]]:
+    """Fine-tune a copy of a model, and a head on its cell state, to predict labels.
+
+    Parameters
+    ----------
+    model
+        Not changed.
+    cells, labels, head
+        As for :class:`AnnotationObjective`; the head is trained in place, from its present weights, and on the CPU
+        afterwards.
+    config
+        From :func:`planned`.
+    device, checkpoint_dir
+        As for :func:`finetune`.
+
+    Returns
+    -------
+    The fine-tuned model, and the losses at every step.
+    """
+    network = network_for(model, config, config.seed)
+    objective = AnnotationObjective(cells, labels, head, context=network.config.input_length)
+    history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
+    head.cpu()
+    network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "annotate", "training": config.to_dict()}}
     return network, history

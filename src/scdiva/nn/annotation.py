@@ -108,9 +108,9 @@ class Neighbors(nn.Module):
 class AnnotationHead(nn.Module):
     r"""Classifier of cells on a model's state, with calibrated probabilities and a measure of novelty.
 
-    The features of a cell are :math:`u = [\hat z, \hat x] / \sqrt 2` for `"linear"`: the cell state and a projection of the
-    cell's genes fitted on the reference, each scaled to length 1. They are :math:`u = \hat z` for `"probe"` and `"knn"`.
-    The classifier maps them to logits :math:`\ell`:
+    For `"linear"` the features of a cell are :math:`u = [\hat z, \hat x] / \sqrt 2`: the cell state and a projection of
+    the cell's genes fitted on the reference, each scaled to length 1. For `"probe"` and `"knn"` they are
+    :math:`u = \hat z`. The classifier maps them to logits :math:`\ell`:
 
     - `"linear"`: a linear layer on standardised features and standardised single genes;
     - `"probe"`: a multilayer perceptron with two hidden layers on standardised features (paper, section on annotation);

@@ -84,9 +84,9 @@ def annotate(
       the integrated embedding; the other methods read the state before it.
 
     With `finetune=True` all weights of the model that the cell state depends on are trained together with the head of
-    `"probe"`, by cross-entropy (paper, section on annotation). They start from the given model and a head trained on it.
-    At least a tenth of the labelled cells is held out and never trained on: whole batches of `batch_key`, or single
-    cells if there is one batch or no label is in two. The result is always the fine-tuned model. `accuracy_before` and
+    `"probe"`, by cross-entropy (paper, section on annotation), from the given model and a head trained on it. At least
+    a tenth of the labelled cells is held out and never trained on: whole batches of `batch_key`, or single cells if
+    there is one batch or no label is in two. The result is always the fine-tuned model. `accuracy_before` and
     `loss_before` are measured on the held-out cells before fine-tuning.
 
     In all fits each label has the same weight, however few cells it has.

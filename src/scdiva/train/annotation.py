@@ -1,8 +1,8 @@
 """Fit an annotation head on labelled cells held in memory, and calibrate its predictions on held-out ones.
 
-:func:`fit_head` fits it, :func:`held_out` predicts held-out cells in three folds, and :func:`calibrate` fits temperature
-and novelty on these predictions. A model that is fine-tuned (:mod:`scdiva.train.finetune`) has one split in place of the
-folds, :func:`hold_out` and :func:`predicted`.
+:func:`fit_head` fits it, :func:`held_out` predicts held-out cells in three folds, and :func:`calibrate` fits
+temperature and novelty on these predictions. For a model that is fine-tuned (:mod:`scdiva.train.finetune`) there is one
+split in place of the folds: :func:`hold_out` and :func:`predicted`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BLOCK_CELLS = 2048
 """Cells read at once."""
 HELD_OUT = 0.1
 """Minimum share of the labelled cells that fine-tuning holds out."""
-PROBE_STEPS, PROBE_CELLS, PROBE_RATE = 600, 256, 1e-3
+PROBE_STEPS, PROBE_CELLS, PROBE_RATE = 300, 256, 2e-3
 """Training steps of the multilayer perceptron, cells of a step, and maximum learning rate."""
 
 
@@ -98,7 +98,7 @@ def fit_head(
     have one.
 
     The multilayer perceptron of `"probe"` is trained on the labelled cells by cross-entropy with balanced label weights
-    (AdamW, 600 steps of 256 cells, cosine decay of the learning rate from 1e-3).
+    (AdamW, 300 steps of 256 cells, cosine decay of the learning rate from 2e-3).
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def held_out(head: AnnotationHead, reference: Reference, seed: int) -> HeldOut:
 def hold_out(labels: np.ndarray, batch: np.ndarray, seed: int) -> np.ndarray:
     """Select labelled cells to hold out: whole batches, at least a tenth of the cells; else a tenth of the cells.
 
-    Every label keeps a training cell: of a label that is in the selected batches only, no cell is held out. Single cells
+    Every label keeps a training cell: no cell is held out of a label that is in the selected batches only. Single cells
     are held out where there is one batch or no label is in two; none is where each label has one cell.
 
     Parameters

@@ -144,11 +144,6 @@ def test_notes_come_back(fitted, tmp_path):
         assert found[name] == given.notes[name], name
 
 
-def test_a_folder_of_an_earlier_version_has_a_width_more(folder, fitted, cells):
-    loaded = load(edited(folder, lambda s: s["sizes"].update(hidden=0)))
-    pd.testing.assert_frame_equal(written(loaded, cells)[0], written(fitted["linear"], cells)[0])
-
-
 def test_without_held_out_cells_nothing_is_lost(fitted, tmp_path):
     notes = {"ece": np.nan, "reliability": {}}
     found = load(replace(fitted["knn"], notes=notes, novelty=np.zeros(0, dtype=np.float32)).save(tmp_path / "one"))
@@ -213,7 +208,7 @@ def test_another_model_is_refused(folder, cells):
         (lambda s: s["sizes"].update(more=1), "more"),
         (lambda s: s["sizes"].update(n_genes=-1), "n_genes out of range"),
         (lambda s: s["sizes"].update(own_dim=2.5), "float"),
-        (lambda s: s["sizes"].update(method="probe"), "method must be one of"),
+        (lambda s: s["sizes"].update(method="finetune"), "method must be one of"),
         (lambda s: s["sizes"].update(n_known=10**12), "n_known out of range"),
         (lambda s: s["sizes"].update(n_tokens=10**12), "another model"),
         (lambda s: s["sizes"].update(state_dim=10**12), "another model"),

@@ -149,7 +149,16 @@ def finetune_annotator(
     import torch
 
     from scdiva.models.inference import runs_transformer
-    from scdiva.train.annotation import Reference, calibrate, fit_head, hold_out, predicted, read_cells, state_centroids
+    from scdiva.train.annotation import (
+        Reference,
+        calibrate,
+        fit_head,
+        hold_out,
+        predicted,
+        read_cells,
+        set_moments,
+        state_centroids,
+    )
     from scdiva.train.finetune import finetune_for_annotation, planned, tuned_config
 
     n_labels, held = _checked(types, labels), hold_out(labels, cells.batch, seed)
@@ -165,7 +174,9 @@ def finetune_annotator(
             model, cells.subset(training), labels[training], head, config, running.device, checkpoint_dir
         )
         reference = reference._replace(states=torch.from_numpy(embed_all(network, cells, running)))
-        head.centroids.copy_(state_centroids(head, read_cells(head, reference, training)[0], labels[training]))
+        features = read_cells(head, reference, training)[0]
+        set_moments(head, features)
+        head.centroids.copy_(state_centroids(head, features, labels[training]))
         notes = calibrate(head, predicted(head, reference, asked))
     if notes["loss"] >= before["loss"]:
         warn(

@@ -41,14 +41,17 @@ FEW_LABELLED = 50
 """Labelled cells of a label, on average, from which on it is fitted on these alone."""
 SHARPNESS = 20.0
 """Logits per unit of cosine with a centroid, in guessing the labels of those."""
+VARIANCE_OFFSET = 1e-12
+"""Added to the variance of a feature, which may be 0."""
 ABSENT = -30.0
 """Logit of a label that a fold has no cell of."""
 BLOCK_CELLS = 2048
 """Cells read at once."""
 HELD_OUT = 0.1
 """Minimum share of the labelled cells that fine-tuning holds out."""
-PROBE_STEPS, PROBE_CELLS, PROBE_RATE = 300, 256, 2e-3
-"""Training steps of the multilayer perceptron, cells of a step, and maximum learning rate."""
+PROBE_STEPS, PROBE_EPOCHS, PROBE_CELLS, PROBE_RATE = 300, 100, 256, 2e-3
+"""Maximum number of training steps of the multilayer perceptron and of passes over its cells, cells of a step, and
+maximum learning rate."""
 
 
 class Reference(NamedTuple):
@@ -98,7 +101,7 @@ def fit_head(
     have one.
 
     The multilayer perceptron of `"probe"` is trained on the labelled cells by cross-entropy with balanced label weights
-    (AdamW, 300 steps of 256 cells, cosine decay of the learning rate from 2e-3).
+    (AdamW, 300 steps of 256 cells or 100 epochs, cosine decay of the learning rate from 2e-3).
 
     Parameters
     ----------
@@ -130,8 +133,7 @@ def fit_head(
         head.own.weight.copy_(own)
     head.gene_tokens.copy_(torch.from_numpy(genes))
     u, expression = read_cells(head, reference, np.arange(cells.n_cells)[:: -(-cells.n_cells // MOST_FITTED)])
-    head.feature_mean.copy_(u.mean(dim=0))
-    head.feature_scale.copy_(u.std(dim=0).clamp_min(1e-6))
+    set_moments(head, u)
     if expression is not None:
         head.gene_mean.copy_(expression.mean(dim=0))
         head.gene_scale.copy_(expression.std(dim=0) + DEVIATION_OFFSET)
@@ -298,6 +300,14 @@ def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> 
     return torch.cat(features), torch.cat(genes) if genes else None
 
 
+@torch.no_grad()
+def set_moments(head: AnnotationHead, u: Tensor) -> None:
+    """Set the mean and standard deviation by which a head standardises, to those of features `(n, dim)`; in place."""
+    variance, mean = torch.var_mean(u, dim=0)
+    head.feature_mean.copy_(mean)
+    head.feature_scale.copy_((variance + VARIANCE_OFFSET).sqrt())
+
+
 def state_centroids(head: AnnotationHead, u: Tensor, y: np.ndarray) -> Tensor:
     """Centroids `(n_labels, state_dim)` of the states in features u `(n, dim)`."""
     return _centroids(F.normalize(u[:, : head.sizes.state_dim], dim=1), y, head.sizes.n_labels)
@@ -409,7 +419,7 @@ def _train_perceptron(classifier: nn.Sequential, x: Tensor, y: np.ndarray, seed:
                 layer.reset_parameters()
     size = min(PROBE_CELLS, len(y))
     labels, weight = torch.from_numpy(y), balanced_weights(y, len(classifier(x[:1])[0]))
-    rows = shuffled(np.arange(len(y)), size, seed, whole=True)
+    rows, steps = shuffled(np.arange(len(y)), size, seed, whole=True), min(PROBE_STEPS, PROBE_EPOCHS * (len(y) // size))
 
     def loss_of(step: int) -> Tensor:
         chosen = torch.from_numpy(next(rows))
@@ -418,8 +428,8 @@ def _train_perceptron(classifier: nn.Sequential, x: Tensor, y: np.ndarray, seed:
     _, stopped = train_steps(
         classifier,
         loss_of,
-        lambda step: PROBE_RATE * (0.05 + 0.95 * 0.5 * (1 + np.cos(np.pi * (step - 1) / PROBE_STEPS))),
-        steps=PROBE_STEPS,
+        lambda step: PROBE_RATE * (0.05 + 0.95 * 0.5 * (1 + np.cos(np.pi * (step - 1) / steps))),
+        steps=steps,
         desc="training the classifier",
     )
     if stopped == "interrupted":

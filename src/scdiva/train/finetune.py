@@ -31,7 +31,7 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, Read
 from scdiva.nn.layers import Block, perceptron
 from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.annotation import balanced_weights
+from scdiva.train.annotation import VARIANCE_OFFSET, balanced_weights
 from scdiva.train.base import TaskModule, decay_groups
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY
 from scdiva.train.config import FinetuneConfig
@@ -277,6 +277,9 @@ class AnnotationObjective(Objective):
     Every label weighs the same: :math:`\sum_i w_{y_i} \ell_i / \sum_i w_{y_i}` over the cells of a batch, with w the
     inverse number of training cells of the label. The paper names no weights.
 
+    Features are standardised within the batch (Ioffe & Szegedy 2015, without their affine map), since the moments of
+    the head's former state no longer hold once the state changes.
+
     Parameters
     ----------
     cells
@@ -284,7 +287,8 @@ class AnnotationObjective(Objective):
     labels
         Label numbers from 0, int64 `(n_cells,)`.
     head
-        A head of method `"probe"`; its classifier is trained in place, and its standardisation stays.
+        A head of method `"probe"`; its classifier is trained in place. Its moments are not used and not changed:
+        :func:`scdiva.train.annotation.set_moments`.
     context
         Genes kept of each cell.
     """
@@ -307,7 +311,8 @@ class AnnotationObjective(Objective):
         """Loss, and `accuracy`, the share of the cells whose label has the largest logit."""
         packed = self.cells.take(rows, self.context).to(self.weights.device).packed
         features = self.head.features(Read(network.encode(*packed), *packed))
-        logits = self.head.classifier(self.head.inputs(features, None)).float()
+        variance, mean = torch.var_mean(features, dim=0)
+        logits = self.head.classifier((features - mean) / (variance + VARIANCE_OFFSET).sqrt()).float()
         labels = torch.from_numpy(self.labels[rows]).to(logits.device)
         accuracy = (logits.detach().argmax(dim=1) == labels).float().mean()
         return F.cross_entropy(logits, labels, weight=self.weights), {"accuracy": accuracy}

@@ -31,7 +31,6 @@ _EXPECTED_WARNINGS = (
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
     ".*`IterableDataset` has `__len__` defined.*",
     ".*You're resuming from a checkpoint that ended before the epoch ended.*",
-    ".*but have no `val_dataloader`.*",
     ".*isinstance.treespec, LeafSpec.*",
     ".*Total length of `list` across ranks is zero.*",
 )

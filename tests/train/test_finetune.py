@@ -277,7 +277,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(model, tmp_path, how, fields
 
 def test_a_checkpoint_of_another_run_is_refused(model, tmp_path):
     tune(model, configured(epochs=1), checkpoint_dir=tmp_path)
-    with pytest.raises(ValueError, match="other cells or labels. Choose another checkpoint_dir"):
+    with pytest.raises(ValueError, match=r"other cells or labels\. Choose another checkpoint_dir"):
         tune(model, configured(epochs=1), checkpoint_dir=tmp_path, labels=(LABELS + 1) % 3)
     with pytest.raises(ValueError, match="steps: 3 then, 6 now"):
         tune(model, configured(epochs=2), checkpoint_dir=tmp_path)

@@ -213,10 +213,10 @@ def ours(adata: ad.AnnData, task: Task, job: dict) -> Made:
     reference, query = parts_of(adata, task)
     method = job["arm"].removeprefix("ours").removeprefix("_") or "linear"
     hidden = UNLABELLED if (reference.obs[KNOWN] == UNLABELLED).any() else None
+    how = {"finetune": True} if method == "finetune" else {"method": method}
     sd.tl.annotate(
-        query, KNOWN, reference, method=method, model=job["model"], batch_key=BATCH, unlabeled_category=hidden,
-        rng=job["seed"],
-    )  # fmt: skip
+        query, KNOWN, reference, model=job["model"], batch_key=BATCH, unlabeled_category=hidden, rng=job["seed"], **how
+    )
     key = "scdiva_label"
     said = {"predicted": query.obs[key].to_numpy().astype(str)}
     # a cell of which nothing can be said, NaN, is surely wrong and like no type
@@ -226,7 +226,7 @@ def ours(adata: ad.AnnData, task: Task, job: dict) -> Made:
 
 
 ARMS = {
-    "ours": ours, "ours_knn": ours, "ours_finetune": ours,
+    "ours": ours, "ours_knn": ours, "ours_probe": ours, "ours_finetune": ours,
     "logistic": logistic, "logistic_balanced": logistic_balanced, "svm": svm, "centroid": centroid, "knn": knn,
     "scanvi": scanvi,
 }  # fmt: skip

@@ -32,8 +32,9 @@ WORDS = (
     "bins, all queries of a set together. Seeds draw the fits and which labels are given; logistic regression, SVM, "
     "centroids and 15-NN draw nothing. The fits of a row ran on one thread in a process of their own; seconds are of "
     "one fit and its annotation, peak MiB is all that the process held, libraries included; the machine had other work "
-    'to do. `method="centroid"` and `method="probe"` were removed after this, and `method="finetune"` trained low-rank '
-    "updates, where it now trains all weights that the state comes from."
+    'to do. `method="centroid"` was removed after this. The rows of `method="probe"` and `method="finetune"` are of an '
+    "earlier version with other heads, whose fine-tuning trained low-rank updates; the present "
+    '`method="probe"` and `finetune=True` were not measured here.'
 )
 
 LITERATURE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from scdiva.models._folder import kind_of, write_sums
 from scdiva.nn.annotation import METHODS
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
+FITS = (*METHODS, "finetune")
 FILES = ["annotator.json", "annotator.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
 MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.safetensors", "README.md")]
 
@@ -56,12 +58,13 @@ def _quick():
 @pytest.fixture(scope="module")
 def fitted(cells, model):
     made = {}
-    for method in METHODS:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("warnings.warn", lambda *_, **__: None)  # fine-tuning may not help, and says so
-            made[method] = sd.tl.annotate(
-                cells[:20].copy(), "cell_type", cells[20:].copy(), method=method, model=model, rng=0,
-                parents={"type A": "low", "type B": "low"},
+    for name in FITS:
+        how = {"finetune": True, "epochs": 2} if name == "finetune" else {"method": name}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # fine-tuning may not help
+            made[name] = sd.tl.annotate(
+                cells[:20].copy(), "cell_type", cells[20:].copy(), model=model, rng=0,
+                parents={"type A": "low", "type B": "low"}, **how,
             )  # fmt: skip
     return made
 
@@ -98,12 +101,14 @@ def retensored(folder, change):
     return signed(folder)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_saved_and_loaded_it_is_the_same(method, fitted, cells, tmp_path):
-    given = fitted[method]
+@pytest.mark.parametrize("name", FITS)
+def test_saved_and_loaded_it_is_the_same(name, fitted, cells, tmp_path):
+    given = fitted[name]
+    method = "probe" if name == "finetune" else name
     folder = given.save(tmp_path / "here" / "annotator")
     found = load(folder, device="cpu")
     assert (found.method, found.labels, found.parents) == (method, given.labels, given.parents)
+    assert found.model.finetuned_for == ("annotate" if name == "finetune" else None)
     for name in ("tokens", "novelty"):
         one, other = getattr(found, name), getattr(given, name)
         np.testing.assert_array_equal(one, other)
@@ -133,14 +138,10 @@ def test_notes_come_back(fitted, tmp_path):
     assert found["inner"]["n"] == 3
     for name, column in given.notes["reliability"].items():
         np.testing.assert_array_equal(found["reliability"][name], column)
+    np.testing.assert_array_equal(found["history"]["loss"], given.notes["history"]["loss"])
     assert np.isnan(found["reliability"]["accuracy"]).any()  # of empty bins
-    for name in ("labels_key", "seed", "temperature", "n_held_out", "accuracy", "ece", "improved", "stopped"):
+    for name in ("labels_key", "seed", "temperature", "n_held_out", "accuracy", "ece", "finetuned", "loss_before"):
         assert found[name] == given.notes[name], name
-
-
-def test_a_folder_of_an_earlier_version_has_a_width_more(folder, fitted, cells):
-    loaded = load(edited(folder, lambda s: s["sizes"].update(hidden=0)))
-    pd.testing.assert_frame_equal(written(loaded, cells)[0], written(fitted["linear"], cells)[0])
 
 
 def test_without_held_out_cells_nothing_is_lost(fitted, tmp_path):
@@ -207,7 +208,7 @@ def test_another_model_is_refused(folder, cells):
         (lambda s: s["sizes"].update(more=1), "more"),
         (lambda s: s["sizes"].update(n_genes=-1), "n_genes out of range"),
         (lambda s: s["sizes"].update(own_dim=2.5), "float"),
-        (lambda s: s["sizes"].update(method="probe"), "method must be one of"),
+        (lambda s: s["sizes"].update(method="finetune"), "method must be one of"),
         (lambda s: s["sizes"].update(n_known=10**12), "n_known out of range"),
         (lambda s: s["sizes"].update(n_tokens=10**12), "another model"),
         (lambda s: s["sizes"].update(state_dim=10**12), "another model"),

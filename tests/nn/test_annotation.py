@@ -15,7 +15,7 @@ from scdiva.nn.annotation import CLIP, METHODS, AnnotationHead, HeadSizes, Neigh
 N_TOKENS, STATE_DIM = 20, 5
 SIZES = {
     "linear": {"own_dim": 3, "n_genes": 6},
-    "finetune": {"own_dim": 3, "n_genes": 6},
+    "probe": {},
     "knn": {"n_known": 30, "n_neighbors": 4},
 }
 
@@ -35,7 +35,8 @@ def make_head(method: str, n_labels: int = 4, **more) -> AnnotationHead:
             elif name in ("centroids", "classifier.known"):
                 value.copy_(nn.functional.normalize(torch.randn(value.shape, generator=draw), dim=1))
             else:
-                value.copy_(torch.randn(value.shape, generator=draw))
+                width = value.shape[1] if method == "probe" and name.endswith("weight") else 1
+                value.copy_(torch.randn(value.shape, generator=draw) / width**0.5)
     return head.eval().requires_grad_(False)
 
 
@@ -88,6 +89,12 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
         near = np.argsort(((p["classifier.known"] - u) ** 2).sum(axis=1))[:k]
         votes = np.bincount(p["classifier.label"][near].astype(int), minlength=s.n_labels)
         logits = np.log((votes + 1 / s.n_labels) / (k + 1))
+    elif s.method == "probe":
+        h = x
+        for number in (0, 2, 4):
+            h = p[f"classifier.{number}.weight"] @ h + p[f"classifier.{number}.bias"]
+            h = h / (1 + np.exp(-h)) if number < 4 else h
+        logits = h
     else:
         logits = p["classifier.weight"] @ x + p["classifier.bias"]
     e = np.exp((logits - logits.max()) / p["temperature"][0])
@@ -186,6 +193,18 @@ def test_sizes_and_layout():
     head = make_head("linear")
     assert head.classifier.weight.shape == (4, STATE_DIM + 3 + 6)
     assert make_head("knn").own is None
+    probe = make_head("probe")
+    assert probe.own is None
+    assert [tuple(w.shape) for w in probe.classifier.parameters() if w.ndim == 2] == [(128, 5), (128, 128), (4, 128)]
+
+
+def test_a_probe_reads_the_state_alone():
+    head, cells = make_head("probe"), make_cells()
+    other = [(state, tokens[:1], 2 * values[:1]) for state, tokens, values in cells]
+    for one, same in zip(head(read(cells)), head(read(other)), strict=True):
+        assert torch.equal(one, same)
+    scaled = [(3 * state, tokens, values) for state, tokens, values in cells]
+    torch.testing.assert_close(head(read(scaled))[0], head(read(cells))[0])
 
 
 def test_a_fresh_head_answers_without_bias():

@@ -14,14 +14,14 @@ import torch
 import scdiva as sd
 from scdiva.tl import _annotate
 
-METHODS = ("linear", "knn", "finetune")
+METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ("scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty")
 NOTES = {
     "labels", "method", "labels_key", "temperature", "ece", "accuracy", "n_held_out", "reliability", "max_novelty",
-    "n_genes", "n_labelled", "own_directions", "model", "seed", "seconds",
+    "n_genes", "n_labelled", "own_directions", "model", "seed", "seconds", "finetuned", "loss",
 }  # fmt: skip
-NOTES_OF_TRAINING = {"steps", "stopped", "start_loss", "end_loss", "improved"}
-pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not predict")
+NOTES_OF_TRAINING = {"steps", "history", "loss_before", "accuracy_before"}
+pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not lower")
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,15 @@ def reference(cells):
     return cells[cells.obs["batch"] != "batch 3"].copy()
 
 
-def annotate(data, reference, model, **arguments):
+def how(method):
+    """Arguments of a method."""
+    return {"finetune": True} if method == "finetune" else {"method": method}
+
+
+def annotate(data, reference, model, method="linear", **arguments):
     """Annotate a copy; the copy."""
     data = data.copy()
-    sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3} | arguments)
+    sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3} | how(method) | arguments)
     return data
 
 
@@ -53,7 +58,7 @@ def annotate(data, reference, model, **arguments):
 def test_what_is_documented_is_written_and_nothing_else(plain, query, reference, method, contents, weights, same):
     data, before, given = query.copy(), weights(plain), contents(reference)
     state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    annotator = sd.tl.annotate(data, "cell_type", reference, method=method, model=plain, batch_key="batch", rng=3)
+    annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, batch_key="batch", rng=3, **how(method))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
     assert same(weights(plain), before)
@@ -78,7 +83,10 @@ def test_what_is_documented_is_written_and_nothing_else(plain, query, reference,
         assert np.isfinite(data.obs[key]).all()
     np.testing.assert_array_equal(data.obs[KEYS[1]], probability.max(axis=1))
     assert list(notes["labels"]) == names == list(annotator.labels)
-    assert (notes["method"], notes["labels_key"], notes["model"]) == (method, "cell_type", "ScDiVa")
+    assert notes["finetuned"] == (method == "finetune")
+    assert (notes["method"], notes["labels_key"], notes["model"]) == (
+        "probe" if method == "finetune" else method, "cell_type", "ScDiVa",
+    )  # fmt: skip
     assert (notes["n_genes"], notes["n_labelled"]) == (55, 160)
     assert 0 <= notes["ece"] <= 1
     assert np.isnan(notes["max_novelty"])
@@ -86,9 +94,8 @@ def test_what_is_documented_is_written_and_nothing_else(plain, query, reference,
     assert notes["reliability"]["n_cells"].sum() == notes["n_held_out"]
 
 
-@pytest.mark.parametrize("method", ["linear", "finetune"])
-def test_it_finds_the_types(plain, query, reference, truth, method):
-    data = annotate(query, reference, plain, method=method)
+def test_it_finds_the_types(plain, query, reference, truth):
+    data = annotate(query, reference, plain)
     assert (data.obs["scdiva_label"] == truth).mean() > 0.9
     assert data.uns["scdiva"]["scdiva_label"]["accuracy"] > 0.85
     assert abs(data.obs["scdiva_label_novelty"].mean()) < 1  # 0 among held-out cells of the reference
@@ -117,6 +124,13 @@ def test_the_seed_determines_every_bit(plain, query, reference, method):
         ({"batch_key": "nowhere"}, KeyError, r"reference\.obs has no column 'nowhere'"),
         ({"batch_key": "hole"}, ValueError, r"reference\.obs\['hole'\].*3 of 160"),
         ({"method": "forest"}, ValueError, "method .*'linear', 'knn', .*got 'forest'"),
+        ({"method": "knn", "finetune": True}, ValueError, 'finetune=True trains .* method="probe"'),
+        ({"epochs": 3, "lora": 2}, ValueError, "epochs, lora set how .* finetune=True"),
+        ({"checkpoint_dir": "run"}, ValueError, "checkpoint_dir set how .* finetune=True"),
+        ({"finetune": True, "epochs": 0}, ValueError, "epochs must be at least 1"),
+        ({"finetune": True, "lr": -1.0}, ValueError, "learning_rate"),
+        ({"finetune": True, "lora": 4}, ValueError, "lora appl.* set encoder"),
+        ({"finetune": True, "labels_key": "one"}, ValueError, r"reference\.obs\['one'\].*160 cells.*1"),
         ({"reject": 0}, ValueError, "reject must be"),
         ({"reject": 1.0}, ValueError, "reject must be"),
         ({"reject": np.nan}, ValueError, "reject must be"),
@@ -198,7 +212,10 @@ def test_an_annotator_takes_no_labels(plain, query, reference, contents):
         {"reference": reference},
         {"batch_key": "batch"},
         {"unlabeled_category": "?"},
-        {"method": "finetune"},
+        {"method": "probe"},
+        {"finetune": True},
+        {"epochs": 2},
+        {"checkpoint_dir": "here"},
     ):
         with pytest.raises(ValueError, match=f"This annotator is fitted: leave {next(iter(more))} out"):
             sd.tl.annotate(data, model=annotator, **more)

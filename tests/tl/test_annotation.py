@@ -14,9 +14,9 @@ from sklearn.metrics import roc_auc_score
 import scdiva as sd
 from scdiva.tl._annotation import ancestors, named
 
-METHODS = ("linear", "knn", "finetune")
+METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ["scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty"]
-pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not predict")
+pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not lower")
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,15 @@ def reference(cells):
     return cells[cells.obs["batch"] != "batch 3"].copy()
 
 
-def fit(data, reference, model, **arguments):
+def how(method):
+    """Arguments of a method."""
+    return {"finetune": True} if method == "finetune" else {"method": method}
+
+
+def fit(data, reference, model, method="linear", **arguments):
     """Annotate a copy; the annotator and the copy."""
     data = data.copy()
-    return sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3} | arguments), data
+    return sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3} | how(method) | arguments), data
 
 
 def again(data, annotator, **arguments):
@@ -51,7 +56,7 @@ def assert_alike(one, other, atol=0.0):
     np.testing.assert_allclose(one.obs[KEYS[2]], other.obs[KEYS[2]], rtol=0, atol=20 * atol)
 
 
-@pytest.mark.parametrize("method", ["linear", "knn", "finetune"])
+@pytest.mark.parametrize("method", METHODS)
 def test_labelled_and_unlabelled_cells_in_one_object(plain, cells, query, reference, method):
     """As scANVI's users write it, with a missing value, and as two objects: the same."""
     new = (cells.obs["batch"] == "batch 3").to_numpy()
@@ -215,41 +220,21 @@ def test_the_batch_decides_for_fine_tuning_and_projection(plain, query, referenc
     assert not np.array_equal(*(data.obsm["scdiva_label_probability"] for data in found))
 
 
-def test_fine_tuning_starts_from_projections_within_batches(plain, query, reference, monkeypatch):
-    """Not within labels, by which its cells are ordered; and held-out cells have no part in it."""
-    from scdiva.train import annotation
-
-    seen, given = [], annotation.fit_head
-
-    def watched(part, *rest):
-        seen.append(part)
-        return given(part, *rest)
-
-    monkeypatch.setattr(annotation, "fit_head", watched)
-    known = reference.copy()
-    known.obs["cell_type"] = known.obs["cell_type"].where(np.arange(160) % 8 != 0)
-    _, data = fit(known, None, plain, method="finetune", batch_key="batch")
-    part, trained = seen[0], data.uns["scdiva"]["scdiva_label"]
-    assert trained["steps"] > 0
-    assert part.cells.n_batches == 2
-    assert len(np.unique(part.cells.batch)) == 1 or (part.cells.batch != part.labels).mean() > 0.3
-    assert (part.labels == -1).any()  # unlabelled cells have a part in what needs no labels
-    assert part.cells.n_cells < 160
-
-
-def test_of_an_integrated_model_the_zero_shot_methods_read_the_embedding(plain, cells, query, reference):
+def test_of_an_integrated_model_neighbours_read_the_embedding(plain, cells, query, reference):
     model = sd.tl.integrate(cells.copy(), "batch", model=plain, steps=3, rng=0)
-    for method in METHODS[:2]:
+    for method in METHODS:
         annotator, data = fit(query, reference, model, method=method)
-        width = model.integration.dim if method != "linear" else plain.state_dim
+        width = model.integration.dim if method == "knn" else plain.state_dim
         assert annotator.head.sizes.state_dim == width
         assert_alike(again(query, annotator), data)
+        if method == "finetune":  # its embedding is the state that it was fine-tuned on
+            assert annotator.model.integration is None
     # the state before the head is that of the model without one
     assert_alike(data := fit(query, reference, model)[1], fit(query, reference, plain)[1])
     assert data.obs["scdiva_label"].notna().all()
 
 
-@pytest.mark.parametrize("method", ["linear", "knn", "finetune"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_model_whose_state_comes_through_the_transformer(build, query, reference, method, tmp_path):
     model = build(anchor="learned")
     few = reference[np.arange(0, 160, 4)].copy()
@@ -350,13 +335,13 @@ def test_the_users_threads_and_model_stay_as_they_were(plain, query, reference):
         torch.set_num_threads(n)
 
 
-def test_fine_tuning_on_one_cell_of_each_label_is_the_logistic_regression_and_says_so(plain, query, reference):
-    known, linear, tuned = reference.copy(), query.copy(), query.copy()
+def test_fine_tuning_on_one_cell_of_each_label_has_no_held_out_cell(plain, query, reference):
+    known = reference.copy()
     types = known.obs["cell_type"].astype(str)
-    known.obs["single"] = types.where(~types.duplicated(), "none")
-    shared = {"model": plain, "unlabeled_category": "none", "rng": 0}
-    sd.tl.annotate(linear, "single", known, **shared)
-    with pytest.warns(UserWarning, match="held out to judge fine-tuning"):
-        sd.tl.annotate(tuned, "single", known, method="finetune", **shared)
-    np.testing.assert_array_equal(tuned.obsm["scdiva_label_probability"], linear.obsm["scdiva_label_probability"])
-    assert not tuned.uns["scdiva"]["scdiva_label"]["improved"]
+    known.obs["cell_type"] = types.where(~types.duplicated(), "none")
+    annotator, data = fit(query, known, plain, method="finetune", unlabeled_category="none", epochs=3)
+    notes = data.uns["scdiva"]["scdiva_label"]
+    assert (notes["n_held_out"], notes["temperature"], notes["steps"]) == (0, 1.0, 3)
+    assert np.isnan([notes["accuracy"], notes["loss"], notes["accuracy_before"], notes["loss_before"]]).all()
+    assert not len(annotator.novelty)
+    assert data.obs["scdiva_label"].notna().all()

@@ -123,7 +123,7 @@ def test_two_classes_and_a_class_that_a_fold_lacks():
     y = (x[:, 0] + 0.5 * torch.from_numpy(draw.normal(size=40)) > 0).long().numpy()
     layer = nn.Linear(4, 3)
     layer.requires_grad_(False)
-    A._train(layer, x, x, np.where(y == 1, 2, 0))  # nothing of label 1
+    A._train(layer, x, x, np.where(y == 1, 2, 0), 0)  # nothing of label 1
     theirs = LogisticRegression(C=A.INVERSE_PENALTY, class_weight="balanced").fit(x.numpy(), y)
     probability = layer(x).softmax(dim=1).numpy()
     np.testing.assert_allclose(probability[:, [0, 2]], theirs.predict_proba(x.numpy()), atol=1e-5)
@@ -255,6 +255,7 @@ def test_the_temperature_has_the_least_cross_entropy(seed, sharp):
     losses = [-log_softmax(found.logits / t, axis=1)[own].mean() for t in grid]
     loss = -log_softmax(found.logits / notes["temperature"], axis=1)[own].mean()
     assert loss <= min(losses) + 1e-5
+    assert notes["loss"] == pytest.approx(loss)
     assert float(head.temperature) == pytest.approx(notes["temperature"])
 
 
@@ -339,7 +340,7 @@ def test_of_few_labels_unlabelled_cells_take_part(reference):
     alone = fit(given, "linear")
     u, genes = A.read_cells(alone, given, shown)
     with torch.no_grad():
-        A._train(alone.classifier, alone.inputs(u, genes), u, few[shown])
+        A._train(alone.classifier, alone.inputs(u, genes), u, few[shown], 0)
     assert not torch.equal(helped.classifier.weight, alone.classifier.weight)
     hidden = np.flatnonzero(few < 0)
     u, genes = A.read_cells(helped, given, hidden)
@@ -363,3 +364,77 @@ def test_of_very_many_unlabelled_cells_some_take_part(monkeypatch):
     assert (rows >= 2).all()
     assert (np.diff(rows) > 0).all()
     assert (rows == A._helpers(np.repeat([0, 1, -1], [1, 1, 30]), 0)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 4)), min_size=2, max_size=80), st.integers(0, 9))
+def test_every_label_keeps_a_training_cell(cells, seed):
+    labels, batch = np.array(cells).T
+    known = labels >= 0
+    if not known.any():
+        return
+    held = A.hold_out(labels, batch, seed)
+    assert not held[~known].any()
+    training, asked = set(labels[known & ~held]), set(labels[held])
+    assert training == set(labels[known])  # so the one cell of a label is never held out
+    assert asked or len(training) == known.sum()  # something is, unless all labels have one cell
+    np.testing.assert_array_equal(held, A.hold_out(labels, batch, seed))
+
+
+def test_a_tenth_is_held_out_and_whole_batches_where_there_are_some():
+    labels = np.arange(200) % 3
+    assert A.hold_out(labels, np.zeros(200, dtype=int), 0).sum() == 20
+    batch = np.repeat([0, 1, 2, 3], [8, 8, 8, 176])
+    for seed in range(8):
+        held = A.hold_out(labels, batch, seed)
+        of = set(batch[held])
+        assert held.sum() == np.isin(batch, list(of)).sum()
+        assert held.mean() >= 0.1 or of == {0, 1, 2}
+        assert len(of) < 4
+    assert len({A.hold_out(labels, batch, seed).tobytes() for seed in range(8)}) > 1
+    assert A.hold_out(labels, np.repeat([0, 1], 100), 0).sum() == 100
+
+
+def test_labels_that_are_in_one_batch_each_are_held_out_cell_by_cell():
+    labels = np.repeat([0, 1], [30, 10])
+    assert A.hold_out(labels, labels, 0).sum() == 4
+    assert not A.hold_out(np.arange(5), np.zeros(5, dtype=int), 0).any()
+
+
+def test_weights_of_labels_are_those_of_sklearn():
+    labels = np.repeat([0, 1, 3], [5, 2, 13])
+    weights = A.balanced_weights(labels, 5)
+    np.testing.assert_allclose(weights[labels], compute_sample_weight("balanced", labels), rtol=1e-6)
+    assert weights[[2, 4]].tolist() == [0, 0]
+
+
+def test_a_probe_reads_nothing_but_states(reference):
+    head = fit(reference, "probe")
+    assert (head.sizes.own_dim, head.sizes.n_genes, head.sizes.dim) == (0, 0, STATE_DIM)
+    other = reference._replace(cells=make_reference(seed=5).cells)  # other genes, the same states
+    assert same(state_of(fit(other, "probe")), state_of(head))
+    assert same(state_of(fit(reference, "probe", seed=1)), state_of(head)) is False
+
+
+def test_a_probe_learns_what_no_linear_classifier_can():
+    """Two labels by the sign of a product of two coordinates of the state."""
+    draw = np.random.default_rng(0)
+    states = draw.normal(size=(400, STATE_DIM)).astype(np.float32)
+    labels = (states[:, 0] * states[:, 1] > 0).astype(np.int64)
+    given = A.Reference(make_reference(400).cells, torch.from_numpy(states), labels)
+    found = A.held_out(fit(given, "probe", 2), given, 0)
+    assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.85
+    linear = LogisticRegression().fit(states[:200], labels[:200]).score(states[200:], labels[200:])
+    assert linear < 0.65
+
+
+def test_predictions_of_held_out_cells(heads, reference):
+    for method in METHODS:
+        head, rows = heads[method][0], np.array([3, 50, 80])
+        found = A.predicted(head, reference, rows)
+        u, genes = A.read_cells(head, reference, rows)
+        np.testing.assert_array_equal(found.labels, reference.labels[rows])
+        np.testing.assert_allclose(found.logits, head.classifier(head.inputs(u, genes)).detach())
+        unit = nn.functional.normalize(reference.states[rows], dim=1)
+        np.testing.assert_allclose(found.cosines, unit @ head.centroids.T, atol=1e-6)
+        assert [part.shape for part in A.predicted(head, reference, rows[:0])] == [(0,), (0, 3), (0, 3)]

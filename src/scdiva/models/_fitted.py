@@ -32,7 +32,6 @@ from scdiva.models._folder import (
     write_sums,
     written_beside,
 )
-from scdiva.models.network import save_model
 from scdiva.models.pretrained import load_model, read_tensors
 from scdiva.models.scdiva import ScDiVa
 
@@ -102,7 +101,7 @@ class Fitted:
         head = {"format": _format(self.kind), "format_version": FORMAT_VERSION, "scdiva_version": __version__}
         described, weights, _ = files = _files(self.kind)
         with written_beside(folder, overwrite, self.kind) as part:
-            save_model(self.model, self.model.vocabulary, part / MODEL)
+            self.model.save(part / MODEL)
             text = json.dumps(head | plain(settings), indent=2, allow_nan=False)
             (part / described).write_text(text + "\n", encoding="utf-8")
             (part / weights).write_bytes(save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}))

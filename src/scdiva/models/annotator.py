@@ -98,8 +98,7 @@ class Annotator(Fitted):
 
     @classmethod
     def _restored(cls, model: ScDiVa, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
-        # the width of a network that is no more is there in folders of earlier versions
-        sizes = HeadSizes(**{name: size for name, size in settings["sizes"].items() if name != "hidden"})
+        sizes = HeadSizes(**settings["sizes"])
         labels = settings["labels"]
         dtype, ordered = str(settings.get("dtype", "object")), bool(settings.get("ordered", False))
         if np.dtype(dtype).kind not in "biuf":  # of earlier versions too

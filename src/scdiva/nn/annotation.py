@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from scdiva._checks import check_choices
 from scdiva.diffusion import cell_of_token
 from scdiva.nn.encoder import weighted_sum
+from scdiva.nn.layers import perceptron
 
-METHODS = ("linear", "knn", "finetune")
+METHODS = ("linear", "knn", "probe")
+HIDDEN = 128
+"""Width of the two hidden layers of `"probe"`."""
 CLIP = 10.0
 """Most standard deviations that a gene may be off its mean."""
 QUERY_BLOCK = 256
@@ -105,11 +108,16 @@ class Neighbors(nn.Module):
 class AnnotationHead(nn.Module):
     r"""Classifier of cells on a model's state, with calibrated probabilities and a measure of novelty.
 
-    A cell's features are :math:`u = [\hat z, \hat x] / \sqrt 2`: the model's state and a projection of the cell's genes
-    fitted on the reference, each at length one (:math:`\hat z` alone for neighbours). Of these, or of these
-    standardised beside standardised genes, a classifier makes logits :math:`\ell`; probabilities are
-    :math:`\mathrm{softmax}(\ell / T)` with the temperature T fitted on held-out cells of the reference (Guo et al.
-    2017).
+    For `"linear"` the features of a cell are :math:`u = [\hat z, \hat x] / \sqrt 2`: the cell state and a projection of
+    the cell's genes fitted on the reference, each scaled to length 1. For `"probe"` and `"knn"` they are
+    :math:`u = \hat z`. The classifier maps them to logits :math:`\ell`:
+
+    - `"linear"`: a linear layer on standardised features and standardised single genes;
+    - `"probe"`: a multilayer perceptron with two hidden layers on standardised features (paper, section on annotation);
+    - `"knn"`: votes of the nearest reference cells.
+
+    Probabilities are :math:`\mathrm{softmax}(\ell / T)`; the temperature T is fitted on held-out cells of the reference
+    (Guo et al. 2017).
 
     Novelty is high for cells of types that the reference lacks, by two quantities that fall in such cells. With c the
     label of the largest logit and :math:`m_c, s_c` mean and deviation of that logit among held-out cells named c; and
@@ -136,9 +144,13 @@ class AnnotationHead(nn.Module):
         self.sizes = s = sizes
         # torch sums no rows of width 0
         self.own = nn.Embedding(s.n_tokens, s.own_dim) if s.own_dim else None
-        self.classifier: nn.Module = nn.Linear(s.dim + s.n_genes, s.n_labels)
+        self.classifier: nn.Module
         if s.method == "knn":
             self.classifier = Neighbors(s.n_known, s.dim, s.n_labels, s.n_neighbors)
+        elif s.method == "probe":
+            self.classifier = perceptron(s.dim, HIDDEN, s.n_labels)
+        else:
+            self.classifier = nn.Linear(s.dim + s.n_genes, s.n_labels)
         self.feature_mean, self.feature_scale = nn.Buffer(torch.zeros(s.dim)), nn.Buffer(torch.ones(s.dim))
         self.gene_tokens = nn.Buffer(torch.zeros(s.n_genes, dtype=torch.int64))
         self.gene_mean, self.gene_scale = nn.Buffer(torch.zeros(s.n_genes)), nn.Buffer(torch.ones(s.n_genes))
@@ -156,8 +168,10 @@ class AnnotationHead(nn.Module):
         own = weighted_sum(self.own.weight, cells.tokens, cells.values, cells.cu_seqlens)
         return torch.cat([state, F.normalize(own, dim=1)], dim=1) / 2**0.5
 
-    def genes(self, cells: Read) -> Tensor:
-        """Return log-normalised expression of the genes that are read one by one, `(B, n_genes)`."""
+    def genes(self, cells: Read) -> Tensor | None:
+        """Return log-normalised expression of the genes that are read one by one, `(B, n_genes)`; None without any."""
+        if not self.sizes.n_genes:
+            return None
         column = torch.full((self.sizes.n_tokens,), -1, dtype=torch.int64, device=cells.tokens.device)
         column[self.gene_tokens] = torch.arange(len(self.gene_tokens), device=column.device)
         columns = column[cells.tokens]
@@ -175,13 +189,15 @@ class AnnotationHead(nn.Module):
         u
             Features `(B, dim)`.
         genes
-            From :meth:`genes`; None for neighbours, which read the features alone.
+            From :meth:`genes`.
         measured
             bool `(n_genes,)`; the others count as average. None: all.
         """
-        if genes is None:
+        if self.sizes.method == "knn":
             return u
         standard = (u - self.feature_mean) / self.feature_scale
+        if genes is None:
+            return standard
         scaled = ((genes - self.gene_mean) / self.gene_scale).clamp(-CLIP, CLIP) * self.gene_weight
         if measured is not None:
             scaled = scaled * measured
@@ -201,6 +217,5 @@ class AnnotationHead(nn.Module):
     def forward(self, cells: Read, measured: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return probabilities `(B, n_labels)` and novelty `(B,)` of cells; `measured` as in :meth:`inputs`."""
         u = self.features(cells)
-        genes = None if self.sizes.method == "knn" else self.genes(cells)
-        logits = self.classifier(self.inputs(u, genes, measured))
+        logits = self.classifier(self.inputs(u, self.genes(cells), measured))
         return (logits / self.temperature).softmax(dim=1), self.novelty(logits, self.cosines(u, self.centroids))

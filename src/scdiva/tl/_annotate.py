@@ -21,7 +21,16 @@ from scdiva._settings import logger
 from scdiva.data.cells import open_cells, restricted
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_writable, write
-from scdiva.tl._annotation import ancestors, annotated, as_categories, check_genes, fit_annotator, named, shared_tokens
+from scdiva.tl._annotation import (
+    ancestors,
+    annotated,
+    as_categories,
+    check_genes,
+    finetune_annotator,
+    fit_annotator,
+    named,
+    shared_tokens,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +45,7 @@ def annotate(
     labels_key: str | None = None,
     reference: AnnData | None = None,
     *,
-    method: Literal["linear", "knn", "finetune"] = "linear",
+    method: Literal["linear", "knn", "probe"] = "linear",
     model: ScDiVa | Annotator | str | PathLike[str] = C.DEFAULT_MODEL,
     batch_key: str | None = None,
     unlabeled_category: str | None = None,
@@ -50,32 +59,43 @@ def annotate(
     gene_ids: str | None = None,
     species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
+    finetune: bool = False,
+    epochs: int | None = None,
+    lr: float | None = None,
+    freeze: int | None = None,
+    lora: int | None = None,
+    context: int | None = None,
+    checkpoint_dir: str | PathLike[str] | None = None,
     key_added: str = C.OBS_LABEL,
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> Annotator:
     r"""Annotate cells from a labelled reference, with calibrated confidence, and reject types that it lacks.
 
-    Reference and cells are read as if they had no genes but those that both have. The labelled cells may also stand in
-    `adata` itself, beside those to be annotated.
+    Reference and cells are read as if they had only the genes that both have. The labelled cells may also be in `adata`
+    itself, together with the cells to annotate.
 
-    - `"linear"`, the default: logistic regression on the state that the model gives a cell, a projection of its genes
-      fitted on the reference (principal components within batches), and 2,000 single genes, all standardised; every
-      label counts the same in the fit, however few cells it has. Of few labels the state decides, of many also what
-      single genes add.
-    - `"knn"`: nearest neighbours in the embedding. Nothing is trained (zero-shot). Of a model that has integrated
-      batches this is the integrated embedding; the other methods read the state before it, as what batches share with
-      types is then still there.
-    - `"finetune"`: all weights that the state comes from are trained on, with the logistic regression as the last layer
-      (paper, section on annotation). Batches of `batch_key` that hold a tenth of the cells or more are held out, and
-      what was trained is kept if they are predicted better; without batches, or where each label is in one batch only,
-      a tenth of the cells is. It was no better than the default on any set that was tried, and took longer.
+    - `"linear"`, the default: logistic regression on the cell state. It also reads 2,000 single genes and principal
+      components of the reference (within batches), so it measures more than the embedding. All are standardised. With
+      few labelled cells the cell state dominates, with many the single genes add to it.
+    - `"probe"`: a multilayer perceptron with two hidden layers of 128 units on the cell state alone, scaled to length 1
+      and standardised. The model stays as it is. The paper calls this zero-shot annotation.
+    - `"knn"`: nearest neighbours in the embedding. Nothing is trained. For a model that has integrated batches, this is
+      the integrated embedding; the other methods read the state before it.
 
-    Probabilities are those of classifiers that held-out cells of the reference have calibrated [1]_: labelled cells
-    are dealt out in three parts, each predicted by a fit on the two others. Of few labels they are uncertain: below
-    some hundred held-out cells (`n_held_out`) confidence is a rough guide. The same cells say what is usual of a
-    known cell: `novelty` is 0 on average among them, and higher for cells of types that the reference lacks
-    (:class:`scdiva.nn.AnnotationHead` has the formula).
+    With `finetune=True` all weights of the model that the cell state depends on are trained together with the head of
+    `"probe"`, by cross-entropy (paper, section on annotation), from the given model and a head trained on it. At least
+    a tenth of the labelled cells is held out and never trained on: whole batches of `batch_key`, or single cells if
+    there is one batch or no label is in two. The result is always the fine-tuned model. `accuracy_before` and
+    `loss_before` are measured on the held-out cells before fine-tuning.
+
+    In all fits each label has the same weight, however few cells it has.
+
+    Probabilities are calibrated on held-out cells of the reference [1]_. The labelled cells are divided into three
+    folds, each predicted by a classifier that was fitted on the two others; with `finetune=True`, the cells held out
+    above are used. With few of them (`n_held_out` below some hundred) confidence is a rough guide. `novelty` has mean 0
+    on the same cells. It is higher for cells of types that the reference lacks; :class:`scdiva.nn.AnnotationHead` has
+    the formula.
 
     Parameters
     ----------
@@ -87,13 +107,13 @@ def annotate(
         The labelled cells. None: those cells of `adata` that have a label. What to read holds for both: beside a human
         reference, a table of `species` has to hold the human genes too, each as itself.
     method
-        See above.
+        See above. With `finetune=True` it is `"probe"`, which need not be given.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Or an
         annotator that this function returned, or its folder: then nothing is fitted.
     batch_key
-        Column with the batch of each labelled cell: principal components are then those within batches, and
-        `"finetune"` holds out whole batches.
+        Column with the batch of each labelled cell: principal components are then those within batches, and fine-tuning
+        holds out whole batches.
     unlabeled_category
         Value of `labels_key` that means "no label". Without a reference a missing value always does.
     reject
@@ -107,6 +127,7 @@ def annotate(
     n_neighbors
         Neighbours of `"knn"` that vote; fewer where labels have fewer cells on average.
     %(reading)s
+    %(finetuning)s
     key_added
         Key of `adata.obs` to write; the others begin with it.
     rng
@@ -130,11 +151,12 @@ def annotate(
     `adata.obsm[key_added + "_probability"]`
         float32 `(n_cells, n_labels)`, rows that sum to 1.
     `adata.uns["scdiva"][key_added]`
-        `labels` (the columns of the probabilities), `method`, `labels_key`, `temperature`, `ece` (expected calibration
-        error of held-out cells), `accuracy` and `n_held_out` (theirs and their number), `reliability` (arrays
-        `confidence`, `accuracy`, `n_cells` of 15 bins of confidence), `max_novelty` (the threshold of `reject`, else
-        NaN), `n_genes` (that both have), `n_labelled`, `own_directions`, `model`, `seed`, `seconds`; of `"finetune"`
-        also `improved` and, where a cell could be held out, `steps`, `stopped`, `start_loss` and `end_loss`.
+        `labels` (the columns of the probabilities), `method`, `finetuned`, `labels_key`, `temperature`, `ece` (expected
+        calibration error of held-out cells), `accuracy`, `loss` (cross-entropy of the calibrated probabilities) and
+        `n_held_out` (theirs and their number), `reliability` (arrays `confidence`, `accuracy`, `n_cells` of 15 bins of
+        confidence), `max_novelty` (the threshold of `reject`, else NaN), `n_genes` (that both have), `n_labelled`,
+        `own_directions`, `model`, `seed`, `seconds`; with `finetune=True` also `accuracy_before` and `loss_before`,
+        `steps`, and `history` (arrays `loss` and `accuracy` with a value for each step, of its training cells).
 
     Raises
     ------
@@ -145,17 +167,20 @@ def annotate(
         `"unknown"` and not the `unlabeled_category`; if labels or batches are continuous numbers, or nearly as many as
         cells; if cells and reference share fewer than 50 genes; if something that scdiva did not write stands under a
         key that would be written, or the key is none for a file; if an annotator is given and something that only a fit
-        takes; if an argument is out of range; if fewer than 20 cells of the reference have a known gene, or a matrix is
-        refused as by :func:`embed`.
+        takes; if an argument is out of range; if `finetune=True` and the method is `"knn"`, or `checkpoint_dir` holds
+        another run; if fewer than 20 cells of the reference have a known gene, or a matrix is refused as by
+        :func:`embed`.
     TypeError
         If `adata` or `reference` is no AnnData object, or `key_added` no text.
+    FloatingPointError
+        If the loss of fine-tuning becomes NaN or infinite.
 
     Warns
     -----
     UserWarning
         If all cells of `adata` are labelled already, or it has a column `labels_key` without a label of the reference
-        (left as it is); if fine-tuning did not help or could not be done, as each label has one cell; if rejected cells
-        are missing, as the labels are no text; if a word such as `"unknown"` is a batch.
+        (left as it is); if fine-tuning did not lower the loss of the held-out cells; if rejected cells are missing, as
+        the labels are no text; if a word such as `"unknown"` is a batch.
 
     References
     ----------
@@ -182,7 +207,12 @@ def annotate(
     check_writable(adata, copy=False, call="tl.annotate", entry=key_added, **written)
     if reference is not None:
         check_anndata(reference)
-    check_choices(method=(method, ("linear", "knn", "finetune")))
+    check_choices(method=(method, ("linear", "knn", "probe")))
+    if finetune and method == "knn":
+        raise ValueError(
+            'finetune=True trains the model with the head of method="probe", and method="knn" trains nothing: leave '
+            "method out."
+        )
     check_least(n_neighbors=(n_neighbors, 1))
     check_positive(reject=reject, backoff=backoff)
     if backoff > 1:
@@ -203,7 +233,9 @@ def annotate(
         of_a_fit: dict[str, object] = {"labels_key": labels_key, "reference": reference, "batch_key": batch_key}
         # the default method is as good as not given
         other_method = None if method in ("linear", fitted.method) else method
-        of_a_fit |= {"unlabeled_category": unlabeled_category, "method": other_method}
+        of_a_fit |= {"unlabeled_category": unlabeled_category, "method": other_method, "finetune": finetune or None}
+        of_a_fit |= {"epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context}
+        of_a_fit |= {"checkpoint_dir": checkpoint_dir}
         if extra := [name for name, value in of_a_fit.items() if value is not None]:
             raise ValueError(f"This annotator is fitted: leave {' and '.join(extra)} out, or name a model to fit one.")
         fitted = replace(fitted, parents=fitted.parents if groups is None else groups)
@@ -223,28 +255,38 @@ def annotate(
         from scdiva.models.pretrained import load_for
         from scdiva.train.adaptation import read_cells
         from scdiva.train.annotation import Reference
+        from scdiva.train.finetune import finetune_config
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
+        tuning = finetune_config(
+            finetune, given, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
+            checkpoint_dir=checkpoint_dir,
+        )  # fmt: skip
         ancestors(tuple(map(str, types.categories.tolist())), groups or {})
         _check_reject(reject, np.bincount(labels[labels >= 0]).max() > 1, types.categories.tolist(), groups or {})
         seed = seed_of(rng)
         source = open_cells(adata, given, reading)
         other = source if reference is None else open_cells(reference, given, reading)
         tokens = shared_tokens(other, source)
-        logger.info(
-            "annotating %d cells by %r, %d labels, %d genes", adata.n_obs, method, len(types.categories), len(tokens)
-        )
+        how = "finetune" if finetune else method
+        n_labels = len(types.categories)
+        logger.info("annotating %d cells by %r, %d labels, %d genes", adata.n_obs, how, n_labels, len(tokens))
         source = cells = restricted(source, tokens)
         known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
-        states = embed_all(given, known, running)
-        labelled = Reference(known, torch.from_numpy(states), labels[known_rows])
-        fitted = fit_annotator(labelled, types, given, method, n_neighbors, running.device, seed)
+        if tuning is None:
+            states = embed_all(given, known, running)
+            labelled = Reference(known, torch.from_numpy(states), labels[known_rows])
+            fitted = fit_annotator(labelled, types, given, method, n_neighbors, seed)
+        else:
+            fitted = finetune_annotator(known, labels[known_rows], types, given, tuning, running, seed, checkpoint_dir)
+            length = fitted.model.config.input_length
+            cells, known = replace(source, max_length=length), known.subset(np.arange(known.n_cells), length)
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
         found = fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
         fitted = replace(fitted, parents=groups or {}, notes=found)
-        if reference is None:  # read already, and encoded too unless the model has been trained on
+        if reference is None:  # read already, and encoded too unless the model was fine-tuned
             cells, rows = known, known_rows
-        if reference is not None or fitted.model is not given:
+        else:
             states = None
     # once more: cells may have been left out
     _check_reject(reject, len(fitted.novelty) > 0, fitted.names, fitted.parents)

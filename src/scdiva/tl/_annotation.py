@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pandas as pd
 
 from scdiva._checks import warn
 from scdiva._constants import REJECTED
-from scdiva._running import Cells, Running, run_cells
+from scdiva._running import Cells, Running, embed_all, run_cells
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.cells import CellSource
 from scdiva.data.corpus import take_cells
@@ -18,6 +20,8 @@ from scdiva.data.genes import advice
 
 if TYPE_CHECKING:
     from scdiva.models import Annotator, ScDiVa
+    from scdiva.nn import AnnotationHead
+    from scdiva.train.adaptation import AdaptationCells
     from scdiva.train.annotation import Reference
 
 LEAST_GENES = 50
@@ -75,15 +79,9 @@ def check_genes(annotator: Annotator, measured: np.ndarray) -> None:
 
 
 def fit_annotator(
-    reference: Reference,
-    types: pd.CategoricalDtype,
-    model: ScDiVa,
-    method: str,
-    n_neighbors: int,
-    device: str,
-    seed: int,
+    reference: Reference, types: pd.CategoricalDtype, model: ScDiVa, method: str, n_neighbors: int, seed: int
 ) -> Annotator:
-    """Fit an annotator.
+    """Fit an annotator on the states of a model that stays as it is.
 
     Parameters
     ----------
@@ -95,8 +93,6 @@ def fit_annotator(
         Not changed.
     method, n_neighbors
         See :func:`annotate`.
-    device
-        Where `"finetune"` trains.
     seed
         Of the fit.
 
@@ -105,33 +101,118 @@ def fit_annotator(
     ValueError
         If no cell of a label has a gene that is read.
     """
-    from scdiva.models import Annotator
     from scdiva.models.inference import runs_transformer
-    from scdiva.train.annotation import calibrate, finetune, fit_head, held_out
+    from scdiva.train.annotation import calibrate, fit_head, held_out
 
-    labels = types.categories.tolist()
-    lost = np.setdiff1d(np.arange(len(labels)), reference.labels)
+    n_labels = _checked(types, reference.labels)
+    with torch_threads_kept(None if runs_transformer(model, "state") else 1):
+        head = fit_head(reference, method, n_labels, model.config.n_tokens, seed, n_neighbors)
+        notes = calibrate(head, held_out(head, reference, seed))
+    return _annotator(model, head, types, reference, notes)
+
+
+def finetune_annotator(
+    cells: AdaptationCells,
+    labels: np.ndarray,
+    types: pd.CategoricalDtype,
+    model: ScDiVa,
+    tuning: dict[str, Any],
+    running: Running,
+    seed: int,
+    checkpoint_dir: str | PathLike[str] | None,
+) -> Annotator:
+    """Fine-tune a copy of a model and a head of method `"probe"`, from a head trained on the given model.
+
+    Parameters
+    ----------
+    cells, labels
+        The reference, and label numbers `(n_cells,)`, -1 for none.
+    types, model
+        As for :func:`fit_annotator`.
+    tuning
+        From :func:`scdiva.train.finetune.finetune_config`.
+    running
+        How cells are run through the model.
+    seed, checkpoint_dir
+        Of fine-tuning.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fit_annotator`.
+
+    Warns
+    -----
+    UserWarning
+        If the loss of the held-out cells is no lower than before.
+    """
+    import torch
+
+    from scdiva.models.inference import runs_transformer
+    from scdiva.train.annotation import (
+        Reference,
+        calibrate,
+        fit_head,
+        hold_out,
+        predicted,
+        read_cells,
+        set_moments,
+        state_centroids,
+    )
+    from scdiva.train.finetune import finetune_for_annotation, planned, tuned_config
+
+    n_labels, held = _checked(types, labels), hold_out(labels, cells.batch, seed)
+    training, rest, asked = np.flatnonzero(~held & (labels >= 0)), np.flatnonzero(~held), np.flatnonzero(held)
+    config = planned(tuning, len(training), seed, running.precision)
+    cells = cells.subset(np.arange(cells.n_cells), tuned_config(model, config).input_length)
+    reference = Reference(cells, torch.from_numpy(embed_all(model, cells, running)), labels)
+    with torch_threads_kept(None if runs_transformer(model, "state") else 1):
+        part = Reference(cells.subset(rest), reference.states[rest], labels[rest])
+        head = fit_head(part, "probe", n_labels, model.config.n_tokens, seed)
+        before = calibrate(copy.deepcopy(head), predicted(head, reference, asked))
+        network, history = finetune_for_annotation(
+            model, cells.subset(training), labels[training], head, config, running.device, checkpoint_dir
+        )
+        reference = reference._replace(states=torch.from_numpy(embed_all(network, cells, running)))
+        features = read_cells(head, reference, training)[0]
+        set_moments(head, features)
+        head.centroids.copy_(state_centroids(head, features, labels[training]))
+        notes = calibrate(head, predicted(head, reference, asked))
+    if notes["loss"] >= before["loss"]:
+        warn(
+            f"fine-tuning did not lower the loss of the {len(asked)} held-out cells: {before['loss']:.3f} before, "
+            f"{notes['loss']:.3f} after (accuracy {before['accuracy']:.3f} and {notes['accuracy']:.3f}). Compare "
+            'method="probe", which keeps the model as it is, or pass a lower lr or fewer epochs.'
+        )
+    notes |= {f"{name}_before": before[name] for name in ("loss", "accuracy")}
+    notes |= {"steps": len(history["loss"]), "history": {name: np.asarray(column) for name, column in history.items()}}
+    return _annotator(network, head, types, reference, notes)
+
+
+def _checked(types: pd.CategoricalDtype, labels: np.ndarray) -> int:
+    """Return the number of labels; refuse a label without cells."""
+    names = types.categories.tolist()
+    lost = np.setdiff1d(np.arange(len(names)), labels)
     if len(lost):
         raise ValueError(
-            f"No cell of {len(lost)} label(s), the first is {str(labels[lost[0]])!r}, has a gene that is read: leave "
+            f"No cell of {len(lost)} label(s), the first is {str(names[lost[0]])!r}, has a gene that is read: leave "
             "these cells out of the reference."
         )
-    notes: dict[str, Any] = {}
-    with torch_threads_kept(None if runs_transformer(model, "state") else 1):
-        tuned = None
-        if method == "finetune":
-            tuned, notes = finetune(model, reference, len(labels), seed, device)
-        if tuned is None:
-            head = fit_head(reference, method, len(labels), model.config.n_tokens, seed, n_neighbors)
-            predicted = held_out(head, reference, seed)
-        else:
-            model, head, predicted = tuned
-        notes |= calibrate(head, predicted)
+    return len(names)
+
+
+def _annotator(
+    model: ScDiVa, head: AnnotationHead, types: pd.CategoricalDtype, reference: Reference, notes: dict[str, Any]
+) -> Annotator:
+    """Make an annotator of a calibrated head and its notes."""
+    from scdiva.models import Annotator
+
     head.requires_grad_(False).eval()
-    novelty = notes.pop("novelty")
+    novelty, dtype = notes.pop("novelty"), str(types.categories.dtype)
     notes |= {"own_directions": head.sizes.own_dim, "n_labelled": int((reference.labels >= 0).sum())}
-    tokens, dtype = reference.cells.measured.astype(np.int32), str(types.categories.dtype)
-    return Annotator(model, head, tuple(labels), tokens, novelty, notes=notes, dtype=dtype, ordered=bool(types.ordered))
+    notes["finetuned"] = "history" in notes
+    labels, tokens = tuple(types.categories.tolist()), reference.cells.measured.astype(np.int32)
+    return Annotator(model, head, labels, tokens, novelty, notes=notes, dtype=dtype, ordered=bool(types.ordered))
 
 
 def annotated(

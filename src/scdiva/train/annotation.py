@@ -1,7 +1,8 @@
 """Fit an annotation head on labelled cells held in memory, and calibrate its predictions on held-out ones.
 
-:func:`fit_head` fits it, :func:`held_out` predicts cells that fits anew have not seen, :func:`calibrate` settles by
-these temperature and novelty. :func:`finetune` does the first two in one, and trains the model behind the head.
+:func:`fit_head` fits it, :func:`held_out` predicts held-out cells in three folds, and :func:`calibrate` fits
+temperature and novelty on these predictions. For a model that is fine-tuned (:mod:`scdiva.train.finetune`) there is one
+split in place of the folds: :func:`hold_out` and :func:`predicted`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,13 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
-from scdiva._checks import warn
-from scdiva._rng import step_generator, step_seed
+from scdiva._rng import step_seed
 from scdiva._settings import progress_bar, progress_clock
 from scdiva.metrics.annotation import calibration
-from scdiva.models.inference import runs_transformer
-from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import CLIP, AnnotationHead, HeadSizes, Neighbors, Read
-from scdiva.train.adaptation import AdaptationCells, encoded
+from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.linear_map import DEVIATION_OFFSET
-from scdiva.train.objectives import thinned_at_random
+from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.own_components import N_DIRECTIONS, dispersed_genes, own_directions
 
 INVERSE_PENALTY = 0.1
@@ -43,16 +41,17 @@ FEW_LABELLED = 50
 """Labelled cells of a label, on average, from which on it is fitted on these alone."""
 SHARPNESS = 20.0
 """Logits per unit of cosine with a centroid, in guessing the labels of those."""
+VARIANCE_OFFSET = 1e-12
+"""Added to the variance of a feature, which may be 0."""
 ABSENT = -30.0
 """Logit of a label that a fold has no cell of."""
 BLOCK_CELLS = 2048
 """Cells read at once."""
-TUNING_HELD_OUT = 0.1
-"""Least share of the labelled cells that fine-tuning never sees."""
-TUNING_CELLS, TUNING_EPOCHS, TUNING_RATE = 256, 10, 3e-4
-"""Cells of a step of fine-tuning, passes over the cells, and learning rate."""
-TUNING_GENES, TUNING_TIME = 256, 0.3
-"""Genes of a cell that a transformer is trained on, and the t up to which they are masked, t ~ U(0, 0.3) a cell."""
+HELD_OUT = 0.1
+"""Minimum share of the labelled cells that fine-tuning holds out."""
+PROBE_STEPS, PROBE_EPOCHS, PROBE_CELLS, PROBE_RATE = 300, 100, 256, 2e-3
+"""Maximum number of training steps of the multilayer perceptron and of passes over its cells, cells of a step, and
+maximum learning rate."""
 
 
 class Reference(NamedTuple):
@@ -93,13 +92,16 @@ class HeldOut(NamedTuple):
 def fit_head(
     reference: Reference, method: str, n_labels: int, n_tokens: int, seed: int, n_neighbors: int = 15
 ) -> AnnotationHead:
-    """Fit a head on a reference; `"finetune"` begins with what this gives for it.
+    """Fit a head on a reference.
 
     Unlabelled cells have a part in what is fitted without labels: the own projection, means and deviations. And where
     labels have fewer than 50 cells on average, a logistic regression is fitted twice, the second time on them too: each
     then counts as a cell of the label that the first fit and the nearest centroid name together, by the square of how
     sure they are. Of more labelled cells that is no help, and types that have no label yet would be drawn to those that
     have one.
+
+    The multilayer perceptron of `"probe"` is trained on the labelled cells by cross-entropy with balanced label weights
+    (AdamW, 300 steps of 256 cells or 100 epochs, cosine decay of the learning rate from 2e-3).
 
     Parameters
     ----------
@@ -110,7 +112,7 @@ def fit_head(
     n_labels, n_tokens
         Sizes.
     seed
-        Of the cells that are drawn from many.
+        Of the cells that are drawn from many, and of the perceptron's initial weights and the order of its cells.
     n_neighbors
         Neighbours that vote.
 
@@ -118,12 +120,12 @@ def fit_head(
     -------
     The head; its temperature and what novelty is measured by are not settled yet (:func:`calibrate`).
     """
-    cells, linear = reference.cells, method != "knn"
+    cells, linear = reference.cells, method == "linear"
     own = own_directions(cells, n_tokens, N_DIRECTIONS) if linear else torch.zeros(n_tokens, 0)
     genes = np.sort(dispersed_genes(cells, n_tokens)[0]) if linear else np.zeros(0, dtype=np.int64)
     rows = _subset(reference.labels, MOST_FITTED, seed)
     known = len(rows)
-    state_dim, own_dim, n_known = reference.states.shape[1], own.shape[1], 0 if linear else known
+    state_dim, own_dim, n_known = reference.states.shape[1], own.shape[1], known if method == "knn" else 0
     sizes = HeadSizes(method, n_labels, state_dim, n_tokens, own_dim, len(genes), n_known, n_neighbors)
     with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
         head = AnnotationHead(sizes)
@@ -131,8 +133,7 @@ def fit_head(
         head.own.weight.copy_(own)
     head.gene_tokens.copy_(torch.from_numpy(genes))
     u, expression = read_cells(head, reference, np.arange(cells.n_cells)[:: -(-cells.n_cells // MOST_FITTED)])
-    head.feature_mean.copy_(u.mean(dim=0))
-    head.feature_scale.copy_(u.std(dim=0).clamp_min(1e-6))
+    set_moments(head, u)
     if expression is not None:
         head.gene_mean.copy_(expression.mean(dim=0))
         head.gene_scale.copy_(expression.std(dim=0) + DEVIATION_OFFSET)
@@ -143,7 +144,7 @@ def fit_head(
     y = reference.labels[rows]
     with progress_clock("fitting"):
         u, expression = read_cells(head, reference, rows)
-        _train(head.classifier, head.inputs(u, expression), u, y)
+        _train(head.classifier, head.inputs(u, expression), u, y, seed)
     head.centroids.copy_(state_centroids(head, u[:known], y[:known]))
     return head
 
@@ -164,7 +165,7 @@ def held_out(head: AnnotationHead, reference: Reference, seed: int) -> HeldOut:
     """
     rows, s = _subset(reference.labels, MOST_HELD_OUT, seed), head.sizes
     fold = _dealt(reference.labels[rows], np.random.default_rng(step_seed(seed, 0, "folds")))
-    if s.method != "knn":  # unlabelled cells are in no part, and help every fit
+    if s.method == "linear":  # unlabelled cells are in no part, and help every fit
         others = _helpers(reference.labels, seed)
         rows, fold = np.concatenate([rows, others]), np.concatenate([fold, np.full(len(others), -1)])
     u, expression = read_cells(head, reference, rows)
@@ -181,111 +182,65 @@ def held_out(head: AnnotationHead, reference: Reference, seed: int) -> HeldOut:
         fitted = copy.deepcopy(head.classifier)
         if s.method == "knn":
             fitted = Neighbors(int(training.sum()), s.dim, s.n_labels, s.n_neighbors)
-        _train(fitted, x[training], u[training], y[training])
+        _train(fitted, x[training], u[training], y[training], seed)
         cosines = head.cosines(u[asked], state_centroids(head, u[known], y[known]))
         parts.append((y[asked], fitted(x[asked]).numpy(), cosines.numpy()))
     return HeldOut(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def finetune(
-    model: ScDiVa, reference: Reference, n_labels: int, seed: int, device: str
-) -> tuple[tuple[ScDiVa, AnnotationHead, HeldOut] | None, dict[str, Any]]:
-    """Fit a head on some of the labelled cells, and train on with what the model's state comes from (paper).
+def hold_out(labels: np.ndarray, batch: np.ndarray, seed: int) -> np.ndarray:
+    """Select labelled cells to hold out: whole batches, at least a tenth of the cells; else a tenth of the cells.
+
+    Every label keeps a training cell: no cell is held out of a label that is in the selected batches only. Single cells
+    are held out where there is one batch or no label is in two; none is where each label has one cell.
 
     Parameters
     ----------
-    model
-        Not changed.
-    reference
-        Labelled cells, and perhaps unlabelled ones beside them.
-    n_labels
-        Number of labels.
+    labels
+        Label numbers from 0, -1 for none, `(n_cells,)`.
+    batch
+        Batch numbers, `(n_cells,)`.
     seed
-        Of what is held out, of order and thinning.
-    device
-        Torch device to train on.
+        Of the selection.
 
     Returns
     -------
-    The trained model, the head on it, and the predictions for held-out cells; None where no cell could be held out, or
-    training did not help. And what was found in training.
-
-    Warns
-    -----
-    UserWarning
-        If the first of these is None.
+    bool `(n_cells,)`.
     """
-    from scdiva.train.loop import shuffled, train_steps
-
-    cells, labels = reference.cells, reference.labels
-    instead = "what is returned is the logistic regression that it would begin with, fitted on all labelled cells."
-    held = _held_out_batches(labels, cells.batch, np.random.default_rng(step_seed(seed, 0, "split")))
-    if not held.any():
-        warn(f"no labelled cell can be held out to judge fine-tuning by, as each label has one cell: {instead}")
-        return None, {"improved": False}
-    training, asked, rest = np.flatnonzero(~held & (labels >= 0)), np.flatnonzero(held), np.flatnonzero(~held)
-    part = Reference(cells.subset(rest), reference.states[rest], labels[rest])
-    head = fit_head(part, "finetune", n_labels, model.config.n_tokens, seed).to(device).requires_grad_(False)
-    head.classifier.requires_grad_(True)
-    new = copy.deepcopy(model).to(device).requires_grad_(False)
-    through = runs_transformer(new)
-    (new if through or new.anchor is None else new.anchor).requires_grad_(True)
-    weights = torch.from_numpy(len(training) / n_labels / np.bincount(labels[training])).float().to(device)
-    longest = min(TUNING_GENES, model.config.max_length) if through else None
-
-    def loss_of(rows: np.ndarray, generator: torch.Generator | None = None) -> Tensor:
-        taken = cells.take(rows, longest).to(device)
-        taken = taken if generator is None else thinned_at_random(taken, TUNING_TIME, generator)
-        read = Read(new.encode(*taken.packed), *taken.packed)
-        logits = head.classifier(head.inputs(head.features(read), head.genes(read)))
-        return F.cross_entropy(logits, torch.from_numpy(labels[rows]).to(device), weight=weights)
-
-    @torch.no_grad()
-    def held_out_loss() -> float:
-        parts = [asked[start : start + TUNING_CELLS] for start in range(0, len(asked), TUNING_CELLS)]
-        return float(np.average([float(loss_of(part)) for part in parts], weights=[len(part) for part in parts]))
-
-    trained, start, rows = nn.ModuleList([new, head]), held_out_loss(), shuffled(training, TUNING_CELLS, seed)
-    steps, stopped = train_steps(
-        trained,
-        lambda step: loss_of(next(rows), step_generator(seed, step, "train")),
-        lambda step: TUNING_RATE * min(1.0, step / 20),
-        steps=TUNING_EPOCHS * -(-len(training) // TUNING_CELLS),
-        desc="fine-tuning",
-    )
-    new.requires_grad_(True).eval()
-    head.requires_grad_(False)
-    end = held_out_loss()
-    notes = {"improved": end < start, "steps": steps, "stopped": stopped, "start_loss": start, "end_loss": end}
-    head.cpu()
-    if not end < start:
-        warn(f"fine-tuning did not predict the {len(asked)} held-out cells any better: {instead}")
-        return None, notes
-    known = reference._replace(states=encoded(new, cells))
-    with torch.no_grad():
-        head.centroids.copy_(state_centroids(head, read_cells(head, known, training)[0], labels[training]))
-        u, genes = read_cells(head, known, asked)
-        logits, cosines = head.classifier(head.inputs(u, genes)).numpy(), head.cosines(u, head.centroids).numpy()
-    return (new, head, HeldOut(labels[asked], logits, cosines)), notes
-
-
-def _held_out_batches(labels: np.ndarray, batch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Mark labelled cells to hold out: whole batches, a tenth of the cells at least; where that leaves none, a tenth.
-
-    A cell whose label no other cell would be left of is trained on, so nothing is held out where all labels have one.
-    """
+    rng = np.random.default_rng(step_seed(seed, 0, "split"))
     known = np.flatnonzero(labels >= 0)
     names, held = rng.permutation(np.unique(batch[known])), np.zeros(len(labels), dtype=bool)
     shares = np.array([(batch[known] == name).mean() for name in names]).cumsum()
-    whole = np.isin(batch, names[: min(int(np.searchsorted(shares, TUNING_HELD_OUT)) + 1, len(names) - 1)])
+    whole = np.isin(batch, names[: min(int(np.searchsorted(shares, HELD_OUT)) + 1, len(names) - 1)])
     held[known] = whole[known] & np.isin(labels[known], labels[~whole])
-    if not held.any():  # one batch, or every label in one only
+    if not held.any():
         left = np.bincount(labels[known])
         for cell in rng.permutation(known):
-            if left[labels[cell]] > 1 and held.sum() < max(1, round(TUNING_HELD_OUT * len(known))):
+            if left[labels[cell]] > 1 and held.sum() < max(1, round(HELD_OUT * len(known))):
                 held[cell] = True
                 left[labels[cell]] -= 1
     return held
+
+
+@torch.no_grad()
+def predicted(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> HeldOut:
+    """Predict cells that a head was not fitted on.
+
+    Parameters
+    ----------
+    head
+        Not changed.
+    reference
+        Labelled cells.
+    rows
+        Numbers of those to predict.
+    """
+    if not len(rows):
+        none = np.zeros((0, head.sizes.n_labels), dtype=np.float32)
+        return HeldOut(reference.labels[rows], none, none)
+    u, genes = read_cells(head, reference, rows)
+    logits = head.classifier(head.inputs(u, genes))
+    return HeldOut(reference.labels[rows], logits.numpy(), head.cosines(u, head.centroids).numpy())
 
 
 @torch.no_grad()
@@ -303,11 +258,13 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
 
     Returns
     -------
-    `temperature`, `n_held_out`, `ece` and `accuracy` of the held-out cells (NaN without), `reliability` (arrays
-    `confidence`, `accuracy`, `n_cells`), and `novelty`, their novelties, ascending.
+    `temperature`, `n_held_out`, `ece`, `accuracy` and `loss` (cross-entropy of the calibrated probabilities) of the
+    held-out cells (NaN without), `reliability` (arrays `confidence`, `accuracy`, `n_cells`), and `novelty`, their
+    novelties, ascending.
     """
     (y, logits, cosines), n_labels = found, head.sizes.n_labels
-    notes: dict[str, Any] = {"temperature": 1.0, "n_held_out": len(y), "accuracy": np.nan, "ece": np.nan}
+    notes: dict[str, Any] = {"temperature": 1.0, "n_held_out": len(y)}
+    notes |= dict.fromkeys(("accuracy", "loss", "ece"), np.nan)
     if not len(y):
         return notes | {"reliability": {}, "novelty": np.zeros(0, dtype=np.float32)}
     own = np.arange(len(y)), y
@@ -326,19 +283,29 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
     head.novelty_mean.zero_()
     novelty = head.novelty(torch.from_numpy(logits).float(), torch.from_numpy(cosines).float())
     head.novelty_mean.fill_(float(novelty.mean()))
-    notes |= {"temperature": float(head.temperature), "accuracy": float((named == y).mean()), "ece": judged.pop("ece")}
+    notes |= {"temperature": float(head.temperature), "accuracy": float((named == y).mean()), "loss": float(best.fun)}
+    notes["ece"] = judged.pop("ece")
     return notes | {"reliability": judged, "novelty": np.sort((novelty - head.novelty_mean).numpy())}
 
 
 def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
-    """Features `(n, dim)` of some cells, and their single genes `(n, n_genes)`, None for neighbours."""
+    """Features `(n, dim)` of some cells, and their single genes `(n, n_genes)`, None without any."""
     features, genes = [], []
     for start in range(0, len(rows), BLOCK_CELLS):
         block = rows[start : start + BLOCK_CELLS]
         read = Read(reference.states[block], *reference.cells.take(block).packed)
         features.append(head.features(read))
-        genes.append(head.genes(read))
-    return torch.cat(features), None if head.sizes.method == "knn" else torch.cat(genes)
+        if (of_cells := head.genes(read)) is not None:
+            genes.append(of_cells)
+    return torch.cat(features), torch.cat(genes) if genes else None
+
+
+@torch.no_grad()
+def set_moments(head: AnnotationHead, u: Tensor) -> None:
+    """Set the mean and standard deviation by which a head standardises, to those of features `(n, dim)`; in place."""
+    variance, mean = torch.var_mean(u, dim=0)
+    head.feature_mean.copy_(mean)
+    head.feature_scale.copy_((variance + VARIANCE_OFFSET).sqrt())
 
 
 def state_centroids(head: AnnotationHead, u: Tensor, y: np.ndarray) -> Tensor:
@@ -392,11 +359,28 @@ def _centroids(u: Tensor, y: np.ndarray, n_labels: int) -> Tensor:
     return F.normalize(sums, dim=1)
 
 
-def _train(classifier: nn.Module, x: Tensor, u: Tensor, y: np.ndarray) -> None:
+def balanced_weights(labels: np.ndarray, n_labels: int) -> Tensor:
+    """Weights `(n_labels,)` by which every label counts the same; the mean weight of a cell is 1.
+
+    Parameters
+    ----------
+    labels
+        Label numbers of the cells, from 0; a label without cells gets 0.
+    n_labels
+        Number of labels.
+    """
+    counts = np.bincount(labels, minlength=n_labels)
+    return torch.from_numpy(np.where(counts, len(labels) / (counts > 0).sum() / np.maximum(counts, 1), 0.0)).float()
+
+
+def _train(classifier: nn.Module, x: Tensor, u: Tensor, y: np.ndarray, seed: int) -> None:
     """Fit a classifier on inputs x and labels; in place. Logistic regression takes labels of -1 too."""
     if isinstance(classifier, Neighbors):
         classifier.known.copy_(x)
         classifier.label.copy_(torch.from_numpy(y))
+        return
+    if isinstance(classifier, nn.Sequential):
+        _train_perceptron(classifier, x, y, seed)
         return
     assert isinstance(classifier, nn.Linear)
     known = y >= 0
@@ -423,3 +407,30 @@ def _train_linear(classifier: nn.Linear, x: Tensor, y: np.ndarray, sample_weight
     classes = torch.from_numpy(found.classes_)
     classifier.weight[classes] = torch.from_numpy(weight).float()
     classifier.bias[classes] = torch.from_numpy(bias).float()
+
+
+@torch.enable_grad()
+def _train_perceptron(classifier: nn.Sequential, x: Tensor, y: np.ndarray, seed: int) -> None:
+    """Train a multilayer perceptron from new weights, by cross-entropy in which every label counts the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(step_seed(seed, 0, "probe"))
+        for layer in classifier:
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+    size = min(PROBE_CELLS, len(y))
+    labels, weight = torch.from_numpy(y), balanced_weights(y, len(classifier(x[:1])[0]))
+    rows, steps = shuffled(np.arange(len(y)), size, seed, whole=True), min(PROBE_STEPS, PROBE_EPOCHS * (len(y) // size))
+
+    def loss_of(step: int) -> Tensor:
+        chosen = torch.from_numpy(next(rows))
+        return F.cross_entropy(classifier(x[chosen]), labels[chosen], weight=weight)
+
+    _, stopped = train_steps(
+        classifier,
+        loss_of,
+        lambda step: PROBE_RATE * (0.05 + 0.95 * 0.5 * (1 + np.cos(np.pi * (step - 1) / steps))),
+        steps=steps,
+        desc="training the classifier",
+    )
+    if stopped == "interrupted":
+        raise KeyboardInterrupt

@@ -25,10 +25,13 @@ from scdiva._constants import FINETUNED
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
 from scdiva.data.batch import CellBatch
+from scdiva.models.config import ScDiVaConfig
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
+from scdiva.nn.annotation import AnnotationHead, Read
 from scdiva.nn.layers import Block, perceptron
 from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.annotation import VARIANCE_OFFSET, balanced_weights
 from scdiva.train.base import TaskModule, decay_groups
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY
 from scdiva.train.config import FinetuneConfig
@@ -268,6 +271,53 @@ class IntegrationObjective(Objective):
         return F.normalize(state - state.mean(dim=0), dim=1)
 
 
+class AnnotationObjective(Objective):
+    r"""Cross-entropy of an MLP head on the cell state (paper, section on annotation).
+
+    Every label weighs the same: :math:`\sum_i w_{y_i} \ell_i / \sum_i w_{y_i}` over the cells of a batch, with w the
+    inverse number of training cells of the label. The paper names no weights.
+
+    Features are standardised within the batch (Ioffe & Szegedy 2015, without their affine map), since the moments of
+    the head's former state no longer hold once the state changes.
+
+    Parameters
+    ----------
+    cells
+        Training cells.
+    labels
+        Label numbers from 0, int64 `(n_cells,)`.
+    head
+        A head of method `"probe"`; its classifier is trained in place. Its moments are not used and not changed:
+        :func:`scdiva.train.annotation.set_moments`.
+    context
+        Genes kept of each cell.
+    """
+
+    weights: Tensor
+
+    def __init__(self, cells: AdaptationCells, labels: np.ndarray, head: AnnotationHead, *, context: int) -> None:
+        super().__init__()
+        self.cells, self.labels, self.context, self.n_items = cells, labels, context, cells.n_cells
+        self.head = head.requires_grad_(True)
+        self.register_buffer("weights", balanced_weights(labels, head.sizes.n_labels), persistent=False)
+
+    def data(self) -> Iterator[np.ndarray]:
+        """Cells and labels."""
+        yield from (self.cells.indptr, self.cells.tokens, self.cells.values, self.labels)
+
+    def forward(
+        self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss, and `accuracy`, the share of the cells whose label has the largest logit."""
+        packed = self.cells.take(rows, self.context).to(self.weights.device).packed
+        features = self.head.features(Read(network.encode(*packed), *packed))
+        variance, mean = torch.var_mean(features, dim=0)
+        logits = self.head.classifier((features - mean) / (variance + VARIANCE_OFFSET).sqrt()).float()
+        labels = torch.from_numpy(self.labels[rows]).to(logits.device)
+        accuracy = (logits.detach().argmax(dim=1) == labels).float().mean()
+        return F.cross_entropy(logits, labels, weight=self.weights), {"accuracy": accuracy}
+
+
 @dataclass(frozen=True)
 class _Rows:
     """A batch: numbers of training examples."""
@@ -414,8 +464,24 @@ class LowRankLinear(nn.Module):
         return self.layer
 
 
+def tuned_config(model: ScDiVa, config: FinetuneConfig) -> ScDiVaConfig:
+    """Architecture of a model after fine-tuning: a state that comes from the transformer then reads `context` genes.
+
+    Parameters
+    ----------
+    model
+        Before it.
+    config
+        `context` is read.
+    """
+    length = config.context if runs_transformer(model) else model.config.max_length
+    return replace(model.config, max_length=length, integrated=False, adapted="no")
+
+
 def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
     """Copy a model for fine-tuning, with fixed weights and low-rank updates as configured.
+
+    What `tl.adapt` and `tl.integrate` fitted on the previous cell state is left out: the copy's embedding is its state.
 
     Parameters
     ----------
@@ -427,12 +493,11 @@ def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
     seed
         Of the low-rank updates.
     """
-    through = runs_transformer(model)
-    length = config.context if through else model.config.max_length
-    new = ScDiVa(replace(model.config, max_length=length), generator=step_generator(seed, 0, "weights"))
-    new.load_state_dict(model.state_dict())
+    new = ScDiVa(tuned_config(model, config), generator=step_generator(seed, 0, "weights"))
+    weights = model.state_dict()
+    new.load_state_dict({name: weights[name] for name in new.state_dict()})
     new.vocabulary, new.origin = model.vocabulary, model.origin
-    new.metadata = None if model.metadata is None else dict(model.metadata)
+    new.metadata = {name: value for name, value in (model.metadata or {}).items() if name != "adaptation"}
     if config.freeze or config.lora:
         fixed = new if config.lora else nn.ModuleList([new.embedding, *list(new.blocks)[: config.freeze]])
         fixed.requires_grad_(False)
@@ -550,8 +615,44 @@ def finetune_for_integration(
     """
     config = planned(fields, cells.n_cells, seed, precision)
     network = network_for(model, config, seed)
-    context = config.context if runs_transformer(model) else None
-    objective = IntegrationObjective(cells, batches, labels, state_dim=network.state_dim, context=context, seed=seed)
+    objective = IntegrationObjective(
+        cells, batches, labels, state_dim=network.state_dim, context=network.config.input_length, seed=seed
+    )
     history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
     network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "integrate", "training": config.to_dict()}}
+    return network, history
+
+
+def finetune_for_annotation(
+    model: ScDiVa,
+    cells: AdaptationCells,
+    labels: np.ndarray,
+    head: AnnotationHead,
+    config: FinetuneConfig,
+    device: str,
+    checkpoint_dir: str | PathLike[str] | None,
+) -> tuple[ScDiVa, dict[str, list[float]]]:
+    """Fine-tune a copy of a model, and a head on its cell state, to predict labels.
+
+    Parameters
+    ----------
+    model
+        Not changed.
+    cells, labels, head
+        As for :class:`AnnotationObjective`; the head is trained in place, from its present weights, and on the CPU
+        afterwards.
+    config
+        From :func:`planned`.
+    device, checkpoint_dir
+        As for :func:`finetune`.
+
+    Returns
+    -------
+    The fine-tuned model, and the losses at every step.
+    """
+    network = network_for(model, config, config.seed)
+    objective = AnnotationObjective(cells, labels, head, context=network.config.input_length)
+    history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
+    head.cpu()
+    network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "annotate", "training": config.to_dict()}}
     return network, history

@@ -36,19 +36,20 @@ PARTS: dict[str, Callable[[ScDiVa], list[nn.Module | nn.Parameter | None]]] = {
         model.heads, None if model.config.tie_gene_head is False else model.embedding.gene,
     ],
 }  # fmt: skip
+N_CELLS = 48
 TUNE: dict[str, Any] = {"finetune": True, "epochs": 1, "context": 32}
 
 
 def cells() -> ad.AnnData:
-    """Sixty toy cells of two batches, four types and five conditions."""
-    adata = sd.datasets.toy(60, 100, n_batches=2, rng=0)
+    """Toy cells of two batches, four types and five conditions."""
+    adata = sd.datasets.toy(N_CELLS, 100, n_batches=2, rng=0)
     genes = list(adata.var_names[:3])
-    adata.obs["perturbation"] = np.resize(["control", genes[0], genes[1], f"{genes[0]}+{genes[1]}", genes[2]], 60)
+    adata.obs["perturbation"] = np.resize(["control", genes[0], genes[1], f"{genes[0]}+{genes[1]}", genes[2]], N_CELLS)
     return adata
 
 
 def _annotated(adata: ad.AnnData, model: ScDiVa, **options: Any) -> np.ndarray:
-    reference, query = adata[:40].copy(), adata[40:].copy()
+    reference, query = adata[: N_CELLS // 2].copy(), adata[N_CELLS // 2 :].copy()
     sd.tl.annotate(query, "cell_type", reference, model=model, rng=0, **options)
     return query.obsm["scdiva_label_probability"]
 

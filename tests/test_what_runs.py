@@ -1,0 +1,74 @@
+"""Every call runs every kind of model, through its transformer wherever the page of the user guide says so."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva.models import ScDiVa, ScDiVaConfig, load_model
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import what_runs  # noqa: E402
+
+KINDS = {
+    "scdiva-mini": {"state_head": True, "query_head": True},
+    "scdiva-paper-mini": {"anchor": "learned"},
+    "state head, [LAT] from the transformer": {"anchor": "learned", "state_head": True},
+    "set encoder with residual": {"anchor_residual": True},
+}
+"""Architectures: the first two are those of the bundled models."""
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Small models of each kind, with random weights away from zero and the vocabulary of scdiva-mini."""
+    vocabulary = load_model().vocabulary
+    small = {"dim": 16, "n_layers": 2, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8, "anchor_learned_dim": 4}
+    found = {}
+    for kind, fields in KINDS.items():
+        config = ScDiVaConfig(
+            n_genes=vocabulary.n_genes, anchor_hidden=8, state_rank=4, tie_gene_head=True, **small, **fields
+        )
+        model = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        model.vocabulary = vocabulary
+        found[kind] = model
+    return found
+
+
+def page() -> dict[tuple[str, str], tuple[str, str]]:
+    """Block runs and parts used by call and bundled model, from the table."""
+    rows = re.findall(r"^\| `(.+?)` \| (.*) \|$", (ROOT / "docs" / "what_runs.md").read_text(), flags=re.M)
+    found = {}
+    for call, rest in rows:
+        cells = rest.split(" | ")
+        for number, name in enumerate(what_runs.MODELS):
+            found[call, name] = cells[2 * number], cells[2 * number + 1]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", what_runs.CALLS)
+def test_blocks_are_run_and_decide_the_result_as_the_page_says(models, call, kind):
+    model = models[kind]
+    result, n_runs = what_runs.run(call, model)
+    other, _ = what_runs.run(call, what_runs.noised(model, "transformer"))
+    assert np.isfinite(result).any()
+    matters = what_runs.changed(result, other)
+    assert not matters or n_runs
+    if (call, kind) in page():
+        runs, parts = page()[call, kind]
+        assert bool(n_runs) is (runs != "none")
+        assert matters is ("transformer" in parts.split(", "))
+
+
+def test_the_page_has_every_call(models):
+    assert set(page()) == {(call, name) for call in what_runs.CALLS for name in what_runs.MODELS}

@@ -36,6 +36,8 @@ VARM_MEAN, VARM_SD, VARM_CONTROL = "scdiva_mean", "scdiva_sd", "scdiva_control"
 VARM_BASELINE = "scdiva_baseline_"
 """Beginning of the keys of what each simple baseline predicts, genes × conditions."""
 BASELINES = ("no_change", "train_mean", "matching_mean", "additive", "linear", "elsewhere")
+EXPECTED = "expected"
+"""Name of the expected response: what predicts if no baseline does, and one more baseline of a fine-tuned model."""
 OBS_CONDITION, OBS_CONTROL_CELL = "scdiva_condition", "scdiva_control_cell"
 OBS_SPLIT, SEEN = "scdiva_split", "seen"
 """Column of what is held out, and the ending, after an underscore, of how much of it was seen."""

@@ -11,7 +11,17 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._checks import warn
-from scdiva._constants import BASELINES, PERTURBATION, PREDICTED, UNS, VARM_BASELINE, VARM_CONTROL, VARM_MEAN, VARM_SD
+from scdiva._constants import (
+    BASELINES,
+    EXPECTED,
+    PERTURBATION,
+    PREDICTED,
+    UNS,
+    VARM_BASELINE,
+    VARM_CONTROL,
+    VARM_MEAN,
+    VARM_SD,
+)
 from scdiva._labels import read_labels
 from scdiva._validate import Input
 from scdiva.data.cells import log_normalised
@@ -31,6 +41,7 @@ OURS = "scdiva"
 """Name of the prediction itself among the methods."""
 _OF_CONDITIONS = ("condition", "perturbation", "group", "dose", "n_parts", "n_seen", "trained")
 _TEXT = ("condition", "perturbation", "group", "genes")
+_BASELINES = (*BASELINES, EXPECTED)
 _VARM = {"mean": VARM_MEAN, "control_mean": VARM_CONTROL, "sd": VARM_SD}
 """Entries of what is kept in `uns`, conditions × genes, by the key in `varm` of the same, genes × conditions."""
 
@@ -50,7 +61,8 @@ class Prediction:
     sd
         Standard deviation of the predicted mean; None where there is none.
     baselines
-        The means that simple baselines predict, by name; NaN where one is not defined.
+        The means that simple baselines predict, by name; NaN where one is not defined. Of a fine-tuned model the
+        expected response, too.
     notes
         What was asked for, and what was found in fitting.
     var
@@ -94,13 +106,13 @@ def read_prediction(predicted: AnnData, key: str = PREDICTED) -> Prediction:
     kept = predicted.uns.get(key)
     cells = predicted if notes is not None and VARM_MEAN in predicted.varm else None
     if cells is not None:
-        keys = _VARM | {name: VARM_BASELINE + name for name in BASELINES}
+        keys = _VARM | {name: VARM_BASELINE + name for name in _BASELINES}
         parts = {name: np.asarray(predicted.varm[of]) for name, of in keys.items() if of in predicted.varm}
         genes, var, where = predicted.var_names, predicted.var, f"varm[{VARM_MEAN!r}]"
     elif is_prediction(kept):
         notes, where, entries = kept, f"uns[{key!r}]", {**kept, **kept.get("baselines", {})}
         genes = pd.Index(_text(kept["genes"]))
-        parts = {name: np.asarray(entries[name]).T for name in (*_VARM, *BASELINES) if name in entries}
+        parts = {name: np.asarray(entries[name]).T for name in (*_VARM, *_BASELINES) if name in entries}
         var = predicted.var if genes.isin(predicted.var_names).all() or predicted.raw is None else predicted.raw.var
         var = var[~var.index.duplicated()].reindex(genes)
     else:
@@ -119,7 +131,7 @@ def read_prediction(predicted: AnnData, key: str = PREDICTED) -> Prediction:
                 f"the prediction names {len(conditions)} conditions of {len(genes)} genes, but {where} has "
                 f"{part.shape[-1]} of {len(part)} ({name}): the two are of different predictions. Predict anew."
             )
-    baselines = {name: parts[name] for name in BASELINES if name in parts}
+    baselines = {name: parts[name] for name in _BASELINES if name in parts}
     return Prediction(
         conditions, genes, parts["mean"], parts["control_mean"], parts.get("sd"), baselines, notes, var, cells
     )

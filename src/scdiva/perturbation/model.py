@@ -1,4 +1,4 @@
-"""A model fitted on a perturbation screen: what was measured, and what predicts conditions that are left out best."""
+"""A model fitted on a perturbation screen: what was measured, and what predicts conditions that were not."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scdiva._checks import warn
-from scdiva._constants import BASELINES
+from scdiva._constants import BASELINES, EXPECTED, FINETUNED, N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva._running import model_name
-from scdiva._settings import logger, progress_bar
+from scdiva._settings import logger, progress_bar, settings
 from scdiva.data.conditions import Guides, guides_as_noted, perturbations, read_perturbations, stored_guides
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
@@ -25,7 +25,18 @@ from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models.pretrained import load_for
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.response import Similarities, baselines, expected_response, similarities_of
-from scdiva.perturbation.screen import Conditions, Controls, Screen, design, gene_tokens, group_names, read_screen
+from scdiva.perturbation.screen import (
+    Conditions,
+    Controls,
+    Screen,
+    design,
+    gene_tokens,
+    group_names,
+    group_states,
+    read_screen,
+)
+from scdiva.train.config import FinetuneConfig
+from scdiva.train.response import ResponseHead, predicted_change
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -35,8 +46,6 @@ Kind = Literal["single", "combination", "group", "measured"]
 as it was measured."""
 KINDS: tuple[Kind, ...] = ("single", "combination", "group")
 """Those of which something is new."""
-EXPECTED = "expected"
-"""What predicts if it is no baseline: the expected response (:mod:`scdiva.perturbation.response`)."""
 METHODS = (*BASELINES, EXPECTED)
 FOLDS = 5
 LEAST_GAIN = 0.005
@@ -45,6 +54,10 @@ COLUMNS = ("perturbation_key", "control", "groupby", "dose_key", "separator")
 """What is noted of the study design."""
 Columns = tuple[str | None, str, str | None, str | None, str]
 """These, as they are given."""
+MAX_CONTROLS = 64
+"""Control cells of a group over which a fine-tuned network's prediction is averaged."""
+_HEAD = "response."
+"""Beginning of the names of the response head's tensors in a folder."""
 _SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance", "level")
 
 
@@ -58,7 +71,7 @@ class Predicted(NamedTuple):
     sd
         Standard deviation of the expected response.
     baselines
-        By name.
+        By name; of a fine-tuned model the expected response, too.
     base
         Name of what predicts each target.
     """
@@ -80,11 +93,14 @@ class PerturbationModel(Fitted):
     screen
         What was measured.
     base
-        What predicts, for each kind of condition: a baseline, or `"expected"`.
+        What predicts, for each kind of condition: a baseline, `"expected"` or, of a fine-tuned model, `"finetuned"`.
     perturbation_key, control, groupby, dose_key, separator
         As they were given; `""` for none.
     notes
-        What was found in fitting: `validation`, `labels` (perturbations that are no genes), `seed`, `seconds`.
+        What was found in fitting: `validation`, `labels` (perturbations that are no genes), `seed`, `seconds`; and
+        `loss`, that of every step of fine-tuning.
+    head
+        Response head of a fine-tuned model; None without fine-tuning.
     """
 
     kind: ClassVar[str] = "perturbation_model"
@@ -97,6 +113,7 @@ class PerturbationModel(Fitted):
     dose_key: str = ""
     separator: str = "+"
     notes: dict[str, Any] = field(default_factory=dict)
+    head: ResponseHead | None = None
 
     def _about(self) -> dict[str, object]:
         screen = self.screen
@@ -106,6 +123,7 @@ class PerturbationModel(Fitted):
             "fitted on": f"{screen.n_cells.sum():,} perturbed and {screen.n_control.sum():,} control cells",
             "columns": ", ".join(filter(None, (self.perturbation_key, self.groupby, self.dose_key))),
             "control": self.control,
+            "predicts by": None if self.head is None else "fine-tuned transformer",
         }
 
     def check_columns(self, columns: Columns) -> None:
@@ -123,7 +141,7 @@ class PerturbationModel(Fitted):
                 )
 
     def mean_change(self, targets: Conditions, states: NDArray[np.float32], species: Species = None) -> Predicted:
-        """Predict the mean change of expression.
+        """Predict the mean change of expression by baselines and the expected response: no block of a network is run.
 
         Parameters
         ----------
@@ -141,6 +159,8 @@ class PerturbationModel(Fitted):
         """
         screen = self.screen
         made, sd = by_every_method(screen, targets, similarities_of(self.model, screen, targets, states, species))
+        if self.head is not None:
+            return Predicted(np.full_like(sd, np.nan), sd, made, [FINETUNED] * len(targets))
         named = [self.base[kind] for kind in kinds(targets, screen.conditions)]
         change = np.stack([made[name][row] for row, name in enumerate(named)])
         undefined = np.isnan(change).any(axis=1)
@@ -152,8 +172,52 @@ class PerturbationModel(Fitted):
             )
         return Predicted(change, sd, {name: made[name] for name in BASELINES}, named)
 
+    def predict(self, targets: Conditions, controls: Controls) -> Predicted:
+        """Predict the mean change of expression of control cells.
+
+        Parameters
+        ----------
+        targets
+            What to predict; groups from `len(screen.groups)` on are new.
+        controls
+            The control cells.
+
+        Raises
+        ------
+        ValueError
+            If what predicts is not defined for a target.
+        """
+        found = self.mean_change(targets, controls.states_beyond(self.screen), controls.species)
+        if self.head is None:
+            return found
+        return found._replace(change=self._finetuned_change(targets, controls))
+
+    def _finetuned_change(self, targets: Conditions, controls: Controls) -> NDArray[np.float64]:
+        """Predict by the fine-tuned network: the mean over up to 64 control cells of the group, evenly spaced."""
+        assert self.head is not None
+        screen, head = self.screen, self.head
+        names = list(screen.conditions.part_names)
+        new = sorted(set(targets.part_names) - set(names))
+        tokens = gene_tokens(self.model, new, controls.species)
+        part_tokens = np.concatenate([head.part_tokens.cpu().numpy(), [tokens[name] for name in new]]).astype(np.int64)
+        parts, strength = targets.holding([*names, *new]), strengths(targets, screen)
+        groups = list(dict.fromkeys((*screen.groups, *controls.groups)))
+        context = int((self.model.metadata or {})[FINETUNED]["training"]["context"])
+        found = []
+        with torch.inference_mode():
+            for row in progress_bar(range(len(targets)), desc="running the model", unit="condition"):
+                there = controls.of_group(groups[targets.group[row]])
+                cells = there[np.unique(np.linspace(0, len(there) - 1, MAX_CONTROLS).round().astype(np.int64))]
+                of_cells = np.repeat(row, len(cells))
+                change = predicted_change(
+                    self.model, head, controls.cells, cells, parts[of_cells], part_tokens, strength[of_cells], context
+                )
+                found.append(change.double().mean(dim=0).cpu().numpy())
+        return np.stack(found)
+
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         c = self.screen.conditions
+        head = {} if self.head is None else {_HEAD + name: t for name, t in self.head.state_dict().items()}
         settings = {
             "genes": list(self.screen.genes),
             "groups": list(self.screen.groups),
@@ -164,7 +228,7 @@ class PerturbationModel(Fitted):
             "notes": self.notes,
         }
         tensors = {name: torch.from_numpy(getattr(self.screen, name)) for name in _SCREEN}
-        return settings, tensors | {"group": torch.from_numpy(c.group), "dose": torch.from_numpy(c.dose)}
+        return settings, tensors | head | {"group": torch.from_numpy(c.group), "dose": torch.from_numpy(c.dose)}
 
     @classmethod
     def _restored(cls, model: ScDiVa, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
@@ -177,7 +241,8 @@ class PerturbationModel(Fitted):
         parts = tuple(tuple(map(str, names)) for names in settings["parts"])
         labels = tuple(map(str, settings["labels"]))
         base = {kind: str(settings["base"][kind]) for kind in (*KINDS, "measured")}
-        if not set(base.values()) <= set(METHODS):
+        of_head = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_HEAD)}
+        if not set(base.values()) <= ({FINETUNED} if of_head else set(METHODS)):
             raise ValueError(f"base {sorted(set(base.values()))}")
         if not genes or not groups or not all(parts) or len(labels) != len(parts):
             raise ValueError("genes, groups or parts out of range")
@@ -201,7 +266,27 @@ class PerturbationModel(Fitted):
             raise ValueError("it holds numbers of cells, doses or variances that are out of range")
         measured = {name: tensors[name].numpy() for name in _SCREEN}
         screen = Screen(genes, groups, Conditions(parts, group, dose), labels, **measured)
-        return cls(model, screen, base, **given, notes=notes)
+        head = _restored_head(model, screen, of_head) if of_head else None
+        return cls(model, screen, base, **given, notes=notes, head=head)
+
+
+def _restored_head(model: ScDiVa, screen: Screen, tensors: dict[str, Tensor]) -> ResponseHead:
+    """Make the response head of a fine-tuned model from the tensors of a folder, which are checked."""
+    if model.finetuned_for != "perturbation":
+        raise ValueError("it holds a response head, and its network was not fine-tuned on perturbations")
+    tensors = {name.removeprefix(_HEAD): tensor for name, tensor in tensors.items()}
+    part_tokens, rank = tensors["part_tokens"], len(tensors["basis"])
+    n_parts = len(screen.conditions.part_names)
+    if part_tokens.dtype != torch.int64 or part_tokens.shape != (n_parts,):
+        raise ValueError("it does not hold the tokens of what is perturbed")
+    known = (part_tokens == -1) | ((part_tokens >= N_SPECIAL) & (part_tokens < model.config.n_tokens))
+    if not bool(known.all()):
+        raise ValueError("its response head names tokens that its network does not have")
+    with torch.random.fork_rng(devices=[]):
+        head = ResponseHead(model.config.dim, len(screen.genes), rank, part_tokens)
+    check_shapes(tensors, {name: tuple(t.shape) for name, t in head.state_dict().items()})
+    head.load_state_dict(tensors)
+    return head.requires_grad_(False).eval().to(next(model.parameters()).device)
 
 
 def open_screen(
@@ -238,7 +323,7 @@ def open_screen(
         )
     notes = {"model": model_name(given), **stored_guides(known.guides)}
     base = dict.fromkeys((*KINDS, "measured"), EXPECTED)
-    named = dict(zip(COLUMNS, (name or "" for name in columns), strict=True))
+    named: dict[str, Any] = dict(zip(COLUMNS, (name or "" for name in columns), strict=True))
     return PerturbationModel(model, screen, base, **named, notes=notes), number
 
 
@@ -270,9 +355,16 @@ def control_cells(
 
 
 def fit(
-    adata: AnnData, opened: PerturbationModel, number: NDArray[np.int64], device: str, reading: Reading, seed: int
+    adata: AnnData,
+    opened: PerturbationModel,
+    number: NDArray[np.int64],
+    device: str,
+    reading: Reading,
+    seed: int,
+    tuning: dict[str, Any] | None = None,
+    checkpoint_dir: str | PathLike[str] | None = None,
 ) -> tuple[PerturbationModel, Controls]:
-    """Read a screen, and choose what to predict by, as it predicts conditions that are left out.
+    """Read a screen, and choose what to predict by, as it predicts conditions that are left out; or fine-tune.
 
     Parameters
     ----------
@@ -281,7 +373,9 @@ def fit(
     opened, number
         From :func:`open_screen`.
     seed
-        Of the folds.
+        Of the folds, and of fine-tuning.
+    tuning, checkpoint_dir
+        From :func:`finetuning`, and where it keeps its checkpoints; None: no weight is trained.
 
     Returns
     -------
@@ -296,8 +390,72 @@ def fit(
     scores = validate(screen, similarities_of(opened.model, screen, screen.conditions, none, controls.species), seed)
     genes = gene_tokens(opened.model, screen.conditions.part_names, controls.species)
     labels = np.array([name for name in screen.conditions.part_names if name not in genes], dtype=object)
-    found = {"labels": labels, "validation": summary(scores), "seed": str(seed), "seconds": time.monotonic() - begun}
-    return replace(opened, screen=screen, base=best_base(scores), notes=opened.notes | found), controls
+    found: dict[str, Any] = {"labels": labels, "validation": summary(scores), "seed": str(seed)}
+    fitted = replace(opened, screen=screen, base=best_base(scores))
+    if tuning is not None:
+        from scdiva.train.finetune import MeasuredChanges, finetune_for_perturbation
+
+        names = screen.conditions.part_names
+        measured = MeasuredChanges(
+            cells=controls.cells,
+            parts=screen.conditions.holding(names),
+            part_tokens=np.array([genes.get(name, -1) for name in names], dtype=np.int64),
+            group=screen.conditions.group,
+            strength=strengths(screen.conditions, screen),
+            delta=screen.delta,
+            control=screen.control,
+        )
+        logger.info("fine-tuning on %d conditions on %s", len(screen.conditions), device)
+        precision = settings.resolve_precision(None, device)
+        network, head, history = finetune_for_perturbation(
+            opened.model, measured, tuning, seed, precision, device, checkpoint_dir
+        )
+        cells = controls.cells.subset(np.arange(controls.cells.n_cells), network.config.input_length)
+        controls = controls._replace(cells=cells, states=group_states(network, cells, device))
+        fitted = replace(
+            fitted,
+            model=network,
+            screen=replace(screen, states=controls.states),
+            base=dict.fromkeys((*KINDS, "measured"), FINETUNED),
+            head=head,
+        )
+        found["loss"] = np.array(history["loss"])
+    return replace(fitted, notes=opened.notes | found | {"seconds": time.monotonic() - begun}), controls
+
+
+def finetuning(opened: PerturbationModel, finetune: bool, **given: Any) -> dict[str, Any] | None:
+    """Check the fine-tuning arguments of a call against a screen and its model; no expression is read.
+
+    Parameters
+    ----------
+    opened
+        From :func:`open_screen`.
+    finetune, **given
+        As for :func:`scdiva.train.finetune.finetune_config`, whose result is returned.
+
+    Raises
+    ------
+    ValueError
+        As there; or if `context` leaves no room for genes beyond those that are perturbed together.
+    """
+    if not finetune and all(value is None for value in given.values()):
+        return None
+    from scdiva.train.finetune import finetune_config
+
+    fields = finetune_config(finetune, opened.model, **given, through=True)
+    assert fields is not None
+    context, most = fields.get("context", FinetuneConfig.context), int(opened.screen.conditions.n_parts.max())
+    if context <= most:
+        raise ValueError(
+            f"context={context} leaves no room for a cell's genes after those perturbed, up to {most} at once: pass "
+            f"context={FinetuneConfig.context}."
+        )
+    return fields
+
+
+def strengths(conditions: Conditions, screen: Screen) -> NDArray[np.float64]:
+    """Strength of perturbations by their dose, log2(1 + dose / median dose of the screen)."""
+    return np.log2(1 + conditions.dose / float(np.median(screen.conditions.dose)))
 
 
 def by_every_method(

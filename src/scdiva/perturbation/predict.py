@@ -147,7 +147,7 @@ def predicted_cells(
     screen, conditions = fitted.screen, targets.conditions
     columns = gene_columns(controls.var.index, screen.genes)
     _warn_of_few(fitted, controls, list(dict.fromkeys(targets.groups)))
-    found = fitted.mean_change(conditions, controls.states_beyond(screen), controls.species)
+    found = fitted.predict(conditions, controls)
     start = controls.means[:, columns].astype(np.float64)[[controls.groups.index(name) for name in targets.groups]]
     values, origin = [], []
     for i, group in enumerate(progress_bar(targets.groups, desc="predicting", unit="condition")):
@@ -162,8 +162,8 @@ def predicted_cells(
     changes = {C.VARM_MEAN: found.change, C.VARM_CONTROL: np.zeros_like(start)}
     changes |= {C.VARM_BASELINE + name: change for name, change in found.baselines.items()}
     means = {key: np.maximum(start + change, 0.0) for key, change in changes.items()}
-    from_baseline = np.array([name in C.BASELINES for name in found.base])
-    means[C.VARM_SD] = np.where(from_baseline[:, None], np.nan, found.sd)
+    expected = np.array([name == C.EXPECTED for name in found.base])
+    means[C.VARM_SD] = np.where(expected[:, None], found.sd, np.nan)
     design = {name: getattr(fitted, name) for name in COLUMNS}
     several = len(set(conditions.dose)) > 1
     labels = [
@@ -347,7 +347,7 @@ def ranked(
         raise ValueError(f"{start!r} and {target!r} have the same mean expression: there is no change to look for.")
     controls = controls_of(source, expression, rows, group, fitted.model, device)
     conditions = targets.conditions
-    change = fitted.mean_change(conditions, controls.states_beyond(screen), controls.species).change
+    change = fitted.predict(conditions, controls).change
     along = change @ needed / length
     frame = pd.DataFrame(
         {

@@ -160,6 +160,8 @@ class Controls(NamedTuple):
         float32 `(n_groups, state_dim)`, mean state of each group's cells.
     species
         Whose genes these are, see :func:`scdiva.data.conditions.species_of`.
+    cells
+        The serialised cells, in the order of `rows`; their `batch` is the number of the group.
     """
 
     var: pd.DataFrame
@@ -170,6 +172,7 @@ class Controls(NamedTuple):
     rows: np.ndarray
     states: np.ndarray
     species: Species
+    cells: AdaptationCells
 
     @property
     def means(self) -> np.ndarray:
@@ -364,7 +367,6 @@ def controls_of(
             f"in {(there == 0).sum()} of {len(names)} groups no control cell has a gene that the model knows, the "
             f"first is {str(names[there.argmin()])!r}: leave such groups out."
         )
-    running = Running(None, device, "fp32", "state")
     cells = AdaptationCells(*take_cells(ragged, order), number[order], source.measured_tokens, len(names))
     return Controls(
         var=source.var,
@@ -373,9 +375,22 @@ def controls_of(
         number=number,
         expression=expression[rows] if len(rows) < source.n_obs else expression,
         rows=order,
-        states=means_by(embed_all(model, cells, running), cells.batch, len(names)).astype(np.float32),
+        states=group_states(model, cells, device),
         species=species_of(list(map(str, source.var.index)), model.vocabulary, source.reading.species),
+        cells=cells,
     )
+
+
+def group_states(model: ScDiVa, cells: AdaptationCells, device: str) -> NDArray[np.float32]:
+    """Mean cell state of each group of control cells, float32 `(n_groups, state_dim)`.
+
+    Parameters
+    ----------
+    model, cells, device
+        The model, the cells, whose `batch` is the number of the group, and the torch device to run on.
+    """
+    states = embed_all(model, cells, Running(None, device, "fp32", "state"))
+    return means_by(states, cells.batch, cells.n_batches).astype(np.float32)
 
 
 def read_controls(

@@ -32,6 +32,7 @@ _COLOURS = {
     "additive": "#2e86ab",
     "linear": "#5aa469",
     "elsewhere": "#8c5a3c",
+    "expected": "#3d5a80",
 }
 """Each way of predicting has one colour in all plots."""
 _KINDS = {"control": "0.6", "predicted": _COLOURS[OURS], "observed": "#30638e"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -44,6 +44,13 @@ def fit_perturbation(
     separator: str = "+",
     guides: Mapping[str, str] | Literal["auto"] | None = None,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    finetune: bool = False,
+    epochs: int | None = None,
+    lr: float | None = None,
+    freeze: int | None = None,
+    lora: int | None = None,
+    context: int | None = None,
+    checkpoint_dir: str | PathLike[str] | None = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -59,7 +66,14 @@ def fit_perturbation(
     carry over to similar genes and similar groups of cells (:mod:`scdiva.perturbation.response`). Where one of the
     simple baselines (:func:`scdiva.perturbation.response.baselines`) predicts conditions that are left out clearly
     better, that is taken, chosen apart for single perturbations, combinations and new groups. What was measured gets
-    the expected response.
+    the expected response. The transformer is not used.
+
+    With `finetune=True` all weights of the model are trained instead, as in the paper. The transformer reads a control
+    cell with the perturbed genes in front, their values masked, and a response head on its output predicts the change
+    of all genes of the screen. The loss is the squared error of the change, weighted by the genes' mean expression in
+    control cells (the paper's signal-weighted MSE, :class:`scdiva.train.finetune.ResponseObjective`). What is
+    predicted is the mean over up to 64 control cells of the group. The head starts at the mean change of single
+    perturbations, and the effects of several parts add up at first.
 
     Parameters
     ----------
@@ -84,9 +98,12 @@ def fit_perturbation(
         Genes are known as those of the data are, of a mouse or by the table given as `species`, or as human ones.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
+    %(finetuning)s
+        An epoch draws 64 control cells for each measured condition.
     %(reading)s
     rng
-        Seed of the conditions that are left out; None takes `scdiva.settings.seed`.
+        Seed of the conditions that are left out, and of fine-tuning; None takes `scdiva.settings.seed`. On a CPU the
+        same seed gives the same result.
     device
         Torch device; None takes `scdiva.settings.device`.
 
@@ -94,7 +111,9 @@ def fit_perturbation(
     -------
     The fitted model, for `tl.predict_perturbation(adata, model=fitted)` and `tl.rank_perturbations`;
     `fitted.save(folder)` keeps it. `fitted.notes["validation"]` holds how well each baseline and the expected response
-    predict conditions that are left out (Pearson correlation and mean squared error of the change).
+    predict conditions that are left out (Pearson correlation and mean squared error of the change); of a fine-tuned
+    model also `fitted.notes["loss"]`, the loss of every step. A fine-tuned model is not validated this way: hold
+    conditions out (:func:`scdiva.pp.split_perturbations`) and compare it with the baselines.
 
     Raises
     ------
@@ -103,9 +122,12 @@ def fit_perturbation(
     ValueError
         If there are no control cells (in a group), or nothing else; if a name or dose is missing or makes no sense; if
         labels name guides, or combinations with another separator, and `guides` does not declare it; if genes repeat a
-        name, or the matrix is refused as by :func:`embed`.
+        name, or the matrix is refused as by :func:`embed`; if a fine-tuning argument is given without `finetune=True`
+        or is out of range, or `checkpoint_dir` holds another run.
     TypeError
         If `adata` is no AnnData object.
+    FloatingPointError
+        If the loss of fine-tuning becomes NaN or infinite.
 
     Warns
     -----
@@ -122,14 +144,17 @@ def fit_perturbation(
     >>> set(predicted.obs["scdiva_condition"])
     {'A+C'}
     """
-    from scdiva.perturbation.model import fit, open_screen
+    from scdiva.perturbation.model import finetuning, fit, open_screen
 
     check_anndata(adata)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     where, seed = settings.resolve_device(device), seed_of(rng)
     columns = perturbation_key, control, groupby, dose_key, separator
     opened, number = open_screen(adata, columns, guides, model, where, reading)
-    return fit(adata, opened, number, where, reading, seed)[0]
+    tuning = finetuning(
+        opened, finetune, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context, checkpoint_dir=checkpoint_dir
+    )
+    return fit(adata, opened, number, where, reading, seed, tuning, checkpoint_dir)[0]
 
 
 @with_shared_docs
@@ -146,6 +171,13 @@ def predict_perturbation(
     separator: str = "+",
     guides: Mapping[str, str] | Literal["auto"] | None = None,
     model: PerturbationModel | ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    finetune: bool = False,
+    epochs: int | None = None,
+    lr: float | None = None,
+    freeze: int | None = None,
+    lora: int | None = None,
+    context: int | None = None,
+    checkpoint_dir: str | PathLike[str] | None = None,
     n_cells: int = 100,
     key_added: str = C.PREDICTED,
     layer: str | None = None,
@@ -192,6 +224,8 @@ def predict_perturbation(
         See :func:`fit_perturbation`.
     model
         A model as for :func:`fit_perturbation`; or one that was fitted, or its folder: then nothing is fitted.
+    %(finetuning)s
+        See :func:`fit_perturbation`; not with a fitted model.
     n_cells
         Cells predicted of each condition; where a group has fewer control cells, as many as it has. The mean is the
         same for any number; what more cells add is how they spread: on Norman's screen the standard deviations of genes
@@ -212,8 +246,8 @@ def predict_perturbation(
     `adata.uns[key_added]`
         `genes`, the names of the genes; `mean`, `change`, `sd`, `control_mean`, float32 `(n_conditions, n_genes)`:
         predicted mean, its difference to the control cells' mean, its standard deviation, and that mean;
-        `baselines`, the means that each baseline predicts, by name; and all that stands below in
-        `uns["scdiva"]["perturbation"]`. h5ad and zarr hold it.
+        `baselines`, the means that each baseline predicts, by name, with a fine-tuned model among them `expected`, the
+        expected response; and all that stands below in `uns["scdiva"]["perturbation"]`. h5ad and zarr hold it.
 
     and of the predicted cells, returned, are
 
@@ -223,24 +257,27 @@ def predict_perturbation(
         `perturbation_key` and `groupby` (categorical), `dose_key`, `"scdiva_condition"`, `"scdiva_control_cell"`.
     `varm["scdiva_mean"]`, `varm["scdiva_sd"]`, `varm["scdiva_control"]`
         float32 `(n_vars, n_conditions)`: predicted mean; its standard deviation, from what the screen tells (NaN
-        where the mean is a baseline's); mean of the control cells.
+        where the mean is a baseline's or a fine-tuned model's); mean of the control cells.
     `varm["scdiva_baseline_" + name]`
         The same for each baseline; NaN where it is not defined.
     `uns["scdiva"]["perturbation"]`
         Of each condition: `condition`, `perturbation`, `group`, `dose`, `n_parts`, `n_seen` (how many of its parts
-        were measured alone), `trained` (whether it was measured), `base` (what it is predicted by: the expected
-        response or a baseline). Of the fit: `validation`, `labels`, `seed`, `seconds`.
+        were measured alone), `trained` (whether it was measured), `base` (what it is predicted by: `"expected"`, a
+        baseline, or `"finetuned"`). Of the fit: `validation`, `labels`, `seed`, `seconds`; of fine-tuning `loss`.
 
     Raises
     ------
     KeyError
         If a column or layer does not exist.
     ValueError
-        As :func:`fit_perturbation`; if a perturbation is neither known to the model nor measured, a group has no
-        control cells, genes of the screen are missing, or an argument is out of range; if `adata.uns[key_added]` holds
-        what scdiva did not write, or `adata` is a backed view, which can't be written.
+        As :func:`fit_perturbation`; if fine-tuning arguments are given with a fitted model; if a perturbation is
+        neither known to the model nor measured, a group has no control cells, genes of the screen are missing, or an
+        argument is out of range; if `adata.uns[key_added]` holds what scdiva did not write, or `adata` is a backed
+        view, which can't be written.
     TypeError
         If `adata` is no AnnData object.
+    FloatingPointError
+        As :func:`fit_perturbation`.
 
     Warns
     -----
@@ -260,7 +297,7 @@ def predict_perturbation(
     (1, 100)
     """
     from scdiva.models._fitted import given_fitted
-    from scdiva.perturbation.model import PerturbationModel, control_cells, fit, open_screen
+    from scdiva.perturbation.model import PerturbationModel, control_cells, finetuning, fit, open_screen
     from scdiva.perturbation.predict import predicted_cells, requested
     from scdiva.perturbation.screen import read_controls
 
@@ -269,16 +306,24 @@ def predict_perturbation(
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     where, seed = settings.resolve_device(device), seed_of(rng)
     columns = perturbation_key, control, groupby, dose_key, separator
+    tuned: dict[str, Any] = {"epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context}
+    tuned["checkpoint_dir"] = checkpoint_dir
     fitted = given_fitted(PerturbationModel, model, device)
     if fitted is not None:
+        if named := [name for name, value in {"finetune": finetune or None, **tuned}.items() if value is not None]:
+            raise ValueError(
+                f"{', '.join(named)} set how a model is fine-tuned, and this model is fitted: leave them out, or pass "
+                f"the model to fine-tune, such as model={C.DEFAULT_MODEL!r}."
+            )
         fitted.check_columns(columns)
         rows, group = control_cells(adata, fitted, guides, reading.species)
         targets = requested(fitted, adata, reading, group, predict, groups, dose)
         controls = read_controls(adata, rows, group, fitted.model, where, reading)
     else:
         opened, number = open_screen(adata, columns, guides, cast("ScDiVa | str", model), where, reading)
+        tuning = finetuning(opened, finetune, **tuned)
         targets = requested(opened, adata, reading, opened.screen.groups, predict, groups, dose)
-        fitted, controls = fit(adata, opened, number, where, reading, seed)
+        fitted, controls = fit(adata, opened, number, where, reading, seed, tuning, checkpoint_dir)
     result = predicted_cells(fitted, targets, controls, n_cells, seed)
     adata.uns[key_added] = stored_prediction(result)
     adata.uns[C.UNS] = noted(adata, "tl.predict_perturbation", None, uns=[key_added])
@@ -319,7 +364,8 @@ def score_perturbation(
     One row for each method, condition and reference:
 
     `method`
-        `"scdiva"`, and each baseline that is defined for any condition.
+        `"scdiva"`, and each baseline that is defined for any condition; with a fine-tuned model also `"expected"`, the
+        expected response, which is what the same call predicts without fine-tuning where no baseline is better.
     `condition`, `perturbation`, `group`, `n_parts`, `n_seen`, `trained`
         As in the prediction.
     `n_cells`
@@ -428,7 +474,8 @@ def rank_perturbations(
     """Rank perturbations by how near they would bring the cells of one group to those of another.
 
     The change that is needed is the difference of the two groups' mean expression; each candidate's change is predicted
-    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it.
+    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it. A fine-tuned
+    model runs its transformer on up to 64 cells for each candidate.
 
     Parameters
     ----------

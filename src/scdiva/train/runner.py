@@ -293,7 +293,13 @@ def fit(
     if keeper.signal is not None and trainer.global_step != trainer.max_steps:
         if keeper.signal == signal.SIGINT:
             raise KeyboardInterrupt
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and keeper.file is None:
+            logger.warning(
+                "Stopped by SIGTERM after step %d of %d; no checkpoint was written.",
+                trainer.global_step,
+                trainer.max_steps,
+            )
+        elif trainer.is_global_zero:
             logger.warning(
                 "Stopped by SIGTERM after step %d of %d, which %s holds. Go on with resume_from=%r, or --resume true.",
                 trainer.global_step, trainer.max_steps, keeper.file, str(out),

@@ -1,0 +1,228 @@
+"""The response head, the input of the transformer, and the weighted squared error, compared with plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_generator
+from scdiva.metrics import perturbation_response
+from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.finetune import CELLS_OF_CONDITION, MeasuredChanges, ResponseObjective
+from scdiva.train.response import ResponseHead, head_inputs, perturbed_input, predicted_change
+
+N_GENES, N_OUT = 30, 11
+TOKENS = np.array([5, -1, 20, 9, -1])
+"""Of five parts; two are labels."""
+PARTS = np.array([[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 1, 0]], dtype=bool)
+CONTEXT = 6
+
+
+def cells_of(lengths, groups, seed=0) -> AdaptationCells:
+    draw = np.random.default_rng(seed)
+    tokens = [draw.permutation(N_GENES)[:n] + N_SPECIAL for n in lengths]
+    values = draw.random(sum(lengths)).astype(np.float32) + 0.1
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    measured = np.arange(N_GENES) + N_SPECIAL
+    return AdaptationCells(indptr, np.concatenate(tokens), values, np.array(groups), measured, max(groups) + 1)
+
+
+@pytest.fixture
+def measured() -> MeasuredChanges:
+    draw = np.random.default_rng(1)
+    return MeasuredChanges(
+        cells=cells_of([3, 12, 7, 1, 20, 9, 4], [0, 0, 0, 1, 1, 1, 1]),
+        parts=PARTS,
+        part_tokens=TOKENS,
+        group=np.array([0, 1, 1, 0, 0]),
+        strength=np.array([1.0, 0.5, 2.0, 1.0, 1.5]),
+        delta=draw.normal(size=(5, N_OUT)).astype(np.float32),
+        control=draw.gamma(1.0, size=(2, N_OUT)).astype(np.float32),
+    )
+
+
+def head_of(measured, dim=16, seed=0) -> ResponseHead:
+    return ResponseHead.for_changes(
+        dim, measured.part_tokens, measured.delta, measured.parts.sum(axis=1), measured.strength, seed
+    )
+
+
+def test_untrained_every_part_adds_the_mean_change_of_single_perturbations(measured, network):
+    head, alone = head_of(measured), measured.parts.sum(axis=1) == 1
+    assert alone.tolist() == [True, True, False, False, True]
+    s, y = measured.strength[alone].astype(float), measured.delta[alone].astype(float)
+    base = (s[:, None] * y).sum(axis=0) / (s**2).sum()  # least squares of y = s b
+    rows = np.array([0, 3, 4, 1, 2])
+    with torch.no_grad():
+        found = predicted_change(
+            network(anchor="learned"), head, measured.cells, rows, PARTS, TOKENS, measured.strength, CONTEXT
+        )
+    expected = (PARTS.sum(axis=1) * measured.strength)[:, None] * base
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_directions_of_the_head_span_the_measured_changes(measured):
+    head = head_of(measured)
+    basis = head.basis.detach().double().numpy() * float(head.scale)
+    assert basis.shape == (5, N_OUT)
+    np.testing.assert_allclose(basis.T @ basis, measured.delta.T.astype(float) @ measured.delta / 5, atol=1e-5)
+    sizes = np.linalg.norm(basis, axis=1)
+    assert (np.diff(sizes) <= 1e-9).all()
+    assert float(head.scale) == pytest.approx(np.sqrt((measured.delta**2).mean()), rel=1e-5)
+    many = np.random.default_rng(0).normal(size=(100, 90)).astype(np.float32)
+    wide = ResponseHead.for_changes(4, np.array([3]), many, np.ones(100, dtype=int), np.ones(100), 0)
+    assert wide.basis.shape == (64, 90)
+    none = ResponseHead.for_changes(4, np.array([3]), np.zeros((2, 5), "f4"), np.ones(2, dtype=int), np.ones(2), 0)
+    assert all(bool(value.isfinite().all()) for value in none.state_dict().values())
+
+
+def test_the_head_beside_a_loop(measured):
+    head = head_of(measured, dim=4)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        for parameter in head.parameters():
+            parameter.normal_()
+        head.sd.uniform_(0.5, 2)
+        head.mean.normal_()
+        inputs, part_cells, strength = torch.randn(4, 8), torch.tensor([0, 2, 2, 1]), [0.5, 1, 2]
+        found = head(inputs, part_cells, torch.tensor(strength))
+        for cell in range(3):
+            expected = torch.zeros(N_OUT)
+            for part in inputs[part_cells == cell]:
+                halves = ((part - head.mean) / head.sd).chunk(2)
+                u = head.mlp(torch.cat([half / half.square().mean().sqrt() for half in halves]))
+                expected += head.scale * strength[cell] * (head.base + u @ head.basis)
+            torch.testing.assert_close(found[cell], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_head_reads_the_states_of_cell_and_part(measured, network):
+    model, head = network(anchor="learned"), head_of(measured)
+    rows = np.array([0, 3, 4, 1, 2])
+    with torch.no_grad():
+        inputs, part_cells = head_inputs(model, head, measured.cells, rows, PARTS, TOKENS, CONTEXT)
+    for found, cell in zip(inputs, part_cells.tolist(), strict=True):
+        genes = TOKENS[PARTS[cell] & (TOKENS >= 0)]
+        batch, places = perturbed_input(measured.cells, rows[cell : cell + 1], [genes], CONTEXT)
+        masked = torch.arange(len(batch.tokens)) < len(genes)
+        assert places.tolist() == list(range(len(genes)))
+        with torch.no_grad():
+            hidden = model(*batch.packed, value_mask=masked).hidden
+        torch.testing.assert_close(found[:16], hidden.mean(dim=0), atol=1e-5, rtol=1e-4)
+        labels = head.labels[: 2 if cell == 3 else 1] if cell in (1, 3) else head.labels[:0]
+        options = torch.cat([hidden[: len(genes)], labels])
+        assert min(float((found[16:] - option).abs().max().detach()) for option in options) < 1e-5
+    assert part_cells.bincount().tolist() == PARTS.sum(axis=1).tolist()
+
+
+def test_what_the_head_reads_is_standardised_before_training(measured, network):
+    model, head = network(anchor="learned"), head_of(measured)
+    ResponseObjective(measured, head, CONTEXT).standardise(model)
+    inputs = []
+    for condition, group in enumerate(measured.group):
+        own = np.flatnonzero(measured.cells.batch == group)
+        for cell in own[np.round(np.linspace(0, len(own) - 1, 4)).astype(int)]:
+            which = PARTS[condition : condition + 1]
+            with torch.no_grad():
+                inputs += (
+                    head_inputs(model, head, measured.cells, np.array([cell]), which, TOKENS, CONTEXT)[0]
+                    .numpy()
+                    .tolist()
+                )
+    mean, variance = np.mean(inputs, axis=0), np.var(inputs, axis=0)
+    np.testing.assert_allclose(head.mean, mean, atol=1e-5)
+    np.testing.assert_allclose(head.sd, np.sqrt(variance + 0.05**2), atol=1e-5)
+
+
+@given(
+    st.lists(st.integers(1, 15), min_size=1, max_size=5),
+    st.lists(st.sets(st.integers(N_SPECIAL, N_GENES + N_SPECIAL - 1), max_size=3), min_size=1, max_size=6),
+    st.integers(4, 12),
+    st.integers(0, 99),
+)
+def test_perturbed_genes_come_first_and_are_never_cut(lengths, perturbed, context, seed):
+    cells = cells_of(lengths, [0] * len(lengths), seed)
+    rows = np.random.default_rng(seed).integers(len(lengths), size=len(perturbed))
+    first = [np.array(sorted(part), dtype=np.int64) for part in perturbed]
+    batch, places = perturbed_input(cells, rows, first, context)
+    tokens, values, bounds = (part.numpy() for part in batch.packed)
+    expected_places = []
+    for i, row in enumerate(rows):
+        start, stop = cells.indptr[row], cells.indptr[row + 1]
+        pairs = zip(cells.tokens[start:stop], cells.values[start:stop], strict=True)
+        others = [(token, value) for token, value in pairs if token not in perturbed[i]][: context - len(first[i])]
+        here = slice(bounds[i], bounds[i + 1])
+        assert tokens[here].tolist() == [*first[i].tolist(), *(token for token, _ in others)]
+        assert values[here][len(first[i]) :].tolist() == [value for _, value in others]
+        expected_places += [bounds[i] + j for j in range(len(first[i]))]
+    assert places.tolist() == expected_places
+
+
+def test_the_value_of_a_perturbed_gene_is_not_read_and_its_identity_is(measured, network):
+    model, head = network(anchor="learned"), head_of(measured)
+    with torch.no_grad():
+        head.mlp[-1].weight.normal_(generator=torch.Generator().manual_seed(0))
+
+    def predicted(cells, tokens=TOKENS):
+        with torch.no_grad():
+            rows, which = np.array([4]), PARTS[2:3]
+            return predicted_change(model, head, cells, rows, which, tokens, np.ones(1), 15).numpy()
+
+    cells, here = measured.cells, slice(*measured.cells.indptr[4:6])
+    first = cells.tokens[here][0]
+    own = np.array([first, -1, *TOKENS[2:]])
+    louder = AdaptationCells(
+        cells.indptr, cells.tokens, np.where(cells.tokens == first, cells.values + 3, cells.values), cells.batch,
+        cells.measured, cells.n_batches,
+    )  # fmt: skip
+    np.testing.assert_array_equal(predicted(cells, own), predicted(louder, own))
+    assert np.abs(predicted(cells, own) - predicted(cells)).max() > 1e-4
+    assert np.abs(predicted(cells) - predicted(louder)).max() > 1e-6  # where another gene is perturbed it is
+
+
+def test_the_loss_is_the_weighted_squared_error_of_the_paper(measured, network):
+    model, head = network(anchor="learned"), head_of(measured)
+    with torch.no_grad():
+        head.mlp[-1].weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+    objective = ResponseObjective(measured, head, CONTEXT)
+    assert objective.n_items == 5 * CELLS_OF_CONDITION
+    rows = np.array([7, 0, 319, 13])  # conditions 2, 0, 4, 3
+    loss, parts = objective(model, rows, 0.5, step_generator(3, 0, "x"))
+    assert not parts
+    again, _ = objective(model, rows, 0.1, step_generator(3, 0, "x"))
+    assert torch.equal(loss, again)
+    # the same cells: those of the condition's group, by the draws of the generator
+    draws = torch.rand(4, generator=step_generator(3, 0, "x"), dtype=torch.float64).numpy()
+    expected = []
+    for row, draw in zip(rows, draws, strict=True):
+        c = row % 5
+        own = np.flatnonzero(measured.cells.batch == measured.group[c])
+        cell = own[int(draw * len(own))]
+        with torch.no_grad():
+            change = predicted_change(
+                model, head, measured.cells, np.array([cell]), PARTS[c : c + 1], TOKENS, measured.strength[c : c + 1],
+                CONTEXT,
+            )[0].numpy()  # fmt: skip
+        control = measured.control[measured.group[c]].astype(float)
+        scores = perturbation_response(control + change, control + measured.delta[c], control)
+        expected.append(scores["wmse"])
+        weights = [(v + 0.1) / sum(w + 0.1 for w in control) for v in control]
+        plainly = sum(w * (p - d) ** 2 for w, p, d in zip(weights, change, measured.delta[c], strict=True))
+        assert scores["wmse"] == pytest.approx(plainly, rel=1e-4)
+    assert float(loss.detach()) == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("fields", [{"anchor": "learned"}, {"anchor": "encoder", "state_head": True, "state_rank": 3}])
+def test_a_gradient_reaches_all_that_the_task_reads(measured, network, fields):
+    model, head = network(n_layers=2, **fields), head_of(measured)
+    with torch.no_grad():
+        head.mlp[-1].weight.normal_(generator=torch.Generator().manual_seed(0))
+    objective = ResponseObjective(measured, head, CONTEXT)
+    loss, _ = objective(model, np.arange(10), 0.0, step_generator(0, 0, "x"))
+    loss.backward()
+    without = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    assert {name.split(".")[0] for name in without} <= {"heads", "state_head"}  # outputs that the task does not use
+    assert all(p.grad is not None and p.grad.any() for p in head.parameters())

@@ -69,7 +69,7 @@ def _written(call: Callable[..., Any], slot: str, key: str, **options: Any) -> C
 
 
 def _integrated(adata: ad.AnnData, model: ScDiVa, **options: Any) -> np.ndarray:
-    sd.tl.integrate(adata, "batch", "cell_type", model=model, rng=0, **options)
+    sd.tl.integrate(adata, "batch", "cell_type", model=model, rng=0, steps=20, **options)
     return adata.obsm["X_scdiva_integrated"]
 
 
@@ -79,13 +79,15 @@ def _adapted(adata: ad.AnnData, model: ScDiVa) -> np.ndarray:
 
 
 def _generated(adata: ad.AnnData, model: ScDiVa, **options: Any) -> np.ndarray:
+    if model.config.by_transformer:
+        options["n_steps"] = 4
     return sd.tl.generate(adata, 5, model=model, rng=0, **options).X.toarray()
 
 
 CALLS: dict[str, Callable[[ad.AnnData, ScDiVa], np.ndarray]] = {
     "embed": _written(sd.tl.embed, "obsm", "X_scdiva"),
     "gene_embedding": _written(sd.tl.gene_embedding, "varm", "X_scdiva"),
-    "log_likelihood": _written(sd.tl.log_likelihood, "obs", "scdiva_log_likelihood", rng=0),
+    "log_likelihood": _written(sd.tl.log_likelihood, "obs", "scdiva_log_likelihood", rng=0, n_samples=2),
     "reconstruct": _written(sd.tl.reconstruct, "layers", "scdiva_reconstructed", rng=0),
     "reconstruct(use_ranks=True)": _written(sd.tl.reconstruct, "layers", "scdiva_reconstructed", rng=0, use_ranks=True),
     "reconstruct(mask_ratio=0)": _written(sd.tl.reconstruct, "layers", "scdiva_reconstructed", rng=0, mask_ratio=0.0),

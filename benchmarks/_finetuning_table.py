@@ -16,7 +16,7 @@ TASKS = {
     "annotation": ("Annotation", "macro-F1", "cell types"),
     "integration": ("Integration", "accuracy of held-out cells", "batches"),
     "perturbation": (
-        "Perturbation, Norman et al., 15 doubles, 500 genes",
+        "Perturbation, Norman et al., doubles, 500 genes",
         "Pearson correlation of the change",
         "doubles",
     ),

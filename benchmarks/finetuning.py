@@ -30,6 +30,8 @@ from sklearn.metrics import accuracy_score, f1_score
 from sklearn.neighbors import KNeighborsClassifier
 
 import scdiva as sd
+from scdiva._constants import N_SPECIAL
+from scdiva.models import load_model
 
 NAME = "finetuning"
 ANNOTATION = {
@@ -170,11 +172,19 @@ def perturbation_arms(models: list[str]) -> dict[str, dict[str, object]]:
     return {**arms, "expected response (default)": {}}
 
 
-def perturbation(options: dict[str, object], screen: ad.AnnData, seed: int) -> dict[str, Scores]:
+def known_doubles(screen: ad.AnnData, models: list[str]) -> list[str]:
+    """Doubles of genes that all models know."""
+    doubles = sorted({name for name in screen.obs["perturbation"].astype(str) if "+" in name})
+    for model in models:
+        vocabulary = load_model(model).vocabulary
+        doubles = [name for name in doubles if (vocabulary.match(name.split("+")).tokens >= N_SPECIAL).all()]
+    return doubles
+
+
+def perturbation(options: dict[str, object], screen: ad.AnnData, doubles: list[str], seed: int) -> dict[str, Scores]:
     """Pearson correlation of the predicted change of held-out doubles, by method."""
-    doubles = [name for name in screen.obs["perturbation"].astype(str).unique() if "+" in name]
     found: dict[str, Scores] = {}
-    parts = np.array_split(np.random.default_rng(seed).permutation(sorted(doubles)), 3)
+    parts = np.array_split(np.random.default_rng(seed).permutation(doubles), 3)
     for part in parts:
         train = screen[~screen.obs["perturbation"].astype(str).isin(part)].copy()
         predicted = sd.tl.predict_perturbation(train, "perturbation", predict=list(part), rng=seed, **options)
@@ -251,11 +261,12 @@ def main() -> None:
     if "perturbation" in arguments.tasks:
         screen = ad.read_h5ad(arguments.data / f"{SCREEN}.h5ad")
         screen = screen[screen.obs["cell_type"].astype(str) == "k562"].copy()
+        doubles = known_doubles(screen, models)
         for arm, options in perturbation_arms(models).items():
             if there("perturbation", "norman", arm):
                 continue
             begun = time.process_time()
-            runs = [perturbation(options, screen, seed) for seed in seeds]
+            runs = [perturbation(options, screen, doubles, seed) for seed in seeds]
             seconds = time.process_time() - begun
             for method in runs[0]:
                 shown = arm if method == "scdiva" else method

@@ -7,8 +7,8 @@
   type of the query with at least 10 cells; the interval is over types.
 - integration: half of the cells of each batch have a label, which supervised methods are trained with. The others are
   labelled by their 15 nearest labelled cells of other batches. Accuracy for each batch; the interval is over batches.
-- perturbation: doubles of Norman et al. (K562) that were held out, first model only. Pearson correlation of the mean change for each; the
-  interval is over doubles.
+- perturbation: doubles of Norman et al. (K562) that were held out, first model only. Pearson correlation of the mean
+  change for each; the interval is over doubles.
 
 Intervals are 95% percentiles of 2,000 bootstrap draws of the units, after averaging over seeds. Rows are written as
 they are made; an arm whose row exists with the same seeds and cells is not run again.

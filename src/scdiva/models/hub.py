@@ -79,7 +79,7 @@ def available() -> list[str]:
     --------
     >>> import scdiva as sd
     >>> sd.models.available()
-    ['scdiva-mini']
+    ['scdiva-mini', 'scdiva-paper-mini']
     >>> model = sd.models.load("scdiva-mini")
     """
     return sorted(path.parent.name for path in _BUNDLED.glob(f"*/{CONFIG}"))

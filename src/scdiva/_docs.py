@@ -12,7 +12,7 @@ finetune
     Whether to train all weights of a copy of the model; the given model is not changed. The copy does not keep what
     `tl.adapt` or `tl.integrate` fitted on the previous cell state.
 epochs
-    With `finetune=True`: passes over the training examples. None: as many as show 8,000 of them, at least one.
+    With `finetune=True`: passes over the training examples. None: as many as show 8,000 of them, between 1 and 250.
 lr
     With `finetune=True`: maximum learning rate; new layers learn at ten times this rate. None: 3e-4.
 freeze

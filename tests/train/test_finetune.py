@@ -215,6 +215,8 @@ def test_epochs_become_steps(model):
     assert T.planned({"epochs": None}, 2000, 0, "fp32").steps == 4 * 62  # 8,000 examples
     assert T.planned({"epochs": None}, 100_000, 0, "fp32").steps == 3125  # at least one epoch
     assert T.planned({"epochs": 2}, 5, 0, "fp32").batch_size == 5
+    assert T.planned({"epochs": None}, 32, 0, "fp32").steps == 250
+    assert T.planned({"epochs": None}, 2, 0, "fp32").steps == 250  # not 4,000 steps of two examples
 
 
 @pytest.mark.parametrize(

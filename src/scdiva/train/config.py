@@ -152,7 +152,7 @@ class PretrainingConfig(OptimiserConfig):
         if state_head and self.scored_genes is None:
             raise ValueError(
                 "A model with a state head needs scored_genes: its logits are all held at once. Pass "
-                "training=PretrainingConfig(scored_genes=32)."
+                "training=PretrainingConfig(scored_genes=32), or --training.scored_genes 32."
             )
 
     @classmethod

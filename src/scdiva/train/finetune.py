@@ -138,14 +138,15 @@ def planned(fields: dict[str, Any], n_items: int, seed: int, precision: str) -> 
     Parameters
     ----------
     fields
-        From :func:`finetune_config`. With `epochs=None` there are as many as show 8,000 examples, at least one.
+        From :func:`finetune_config`. With `epochs=None` there are as many as show 8,000 examples, at least one and at
+        most 250.
     n_items
         Training examples of an epoch.
     seed, precision
         Of the run.
     """
     fields = dict(fields)
-    epochs = fields.pop("epochs") or max(1, round(CELLS_SEEN / n_items))
+    epochs = fields.pop("epochs") or max(1, round(CELLS_SEEN / max(n_items, FinetuneConfig.batch_size)))
     size = min(FinetuneConfig.batch_size, n_items)
     per_epoch = n_items // size
     steps = epochs * per_epoch

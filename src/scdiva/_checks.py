@@ -99,7 +99,11 @@ def check_least(**given: tuple[int, int]) -> None:
         If one is no whole number.
     """
     for name, (value, least) in given.items():
-        if operator.index(value) < least:
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be a whole number; got {value!r:.80}.") from None
+        if number < least:
             raise ValueError(f"{name} must be at least {least}, got {value!r:.80}.")
 
 

@@ -8,14 +8,25 @@ save
     A file to write the figure to; its ending names the format. None writes none.
 rng
     Seed of the random numbers; None takes `scdiva.settings.seed`. Global random state is never touched.
-finetune, epochs, lr, freeze, lora, context, checkpoint_dir
-    With `finetune=True` all weights of the model are trained (a copy; the given model is not changed): for so many
-    passes over the cells (None: as many as show 8,000 cells, at least one), with this maximum learning rate (None:
-    3e-4; layers that are new learn at ten times that), on the `context` top-ranked genes of a cell (None: 128), which
-    is what a model whose state comes from the transformer reads afterwards, too. `freeze` keeps the embeddings and so
-    many of the first transformer blocks fixed; `lora` trains only low-rank updates of that rank of the blocks (Hu et
-    al. 2022), merged into the weights at the end. In `checkpoint_dir` a checkpoint is written after every epoch; the
-    same call continues from it after an interruption, with identical results.
+finetune
+    Whether to train all weights of a copy of the model; the given model is not changed. The copy does not keep what
+    `tl.adapt` or `tl.integrate` fitted on the previous cell state.
+epochs
+    With `finetune=True`: passes over the training examples. None: as many as show 8,000 of them, between 1 and 250.
+lr
+    With `finetune=True`: maximum learning rate; new layers learn at ten times this rate. None: 3e-4.
+freeze
+    With `finetune=True`: number of transformer blocks, from the first, that are not trained; neither are the
+    embeddings then. None: 0, everything is trained.
+lora
+    With `finetune=True`: rank of low-rank updates of the transformer blocks (Hu et al. 2022), which are trained instead
+    of the weights and merged into them at the end. None: no low-rank updates.
+context
+    With `finetune=True`: number of top-ranked genes per cell that are read. None: 128. A model whose cell state comes
+    from the transformer reads this many genes afterwards, too.
+checkpoint_dir
+    With `finetune=True`: folder for a checkpoint after every epoch. The same call continues from it after an
+    interruption, with identical results. None: no checkpoints.
 layer
     Layer to read instead of `X`.
 use_raw
@@ -50,7 +61,9 @@ F = TypeVar("F", bound=Callable[..., object])
 # python -OO leaves no docstring, and nothing to fill in
 _SHARED = {text.partition("\n")[0]: text for text in re.split(r"\n+(?=\S)", (__doc__ or "").rstrip())[1:]}
 _SHARED["reading"] = "\n".join(list(_SHARED.values())[-6:])
-_SHARED["finetuning"] = _SHARED["finetune, epochs, lr, freeze, lora, context, checkpoint_dir"]
+_SHARED["finetuning"] = "\n".join(
+    _SHARED[name] for name in ("finetune", "epochs", "lr", "freeze", "lora", "context", "checkpoint_dir") if _SHARED
+)
 
 
 def with_shared_docs(function: F) -> F:

@@ -276,7 +276,7 @@ def test_ranking_goes_through_the_transformer(data, fitted, genes):
         ({"epochs": 2}, "finetune=True"),
         ({"checkpoint_dir": "somewhere"}, "finetune=True"),
         ({"finetune": True, "epochs": 0}, "epochs"),
-        ({"finetune": True, "lr": -1.0}, "learning_rate"),
+        ({"finetune": True, "lr": -1.0}, "lr must be"),
         ({"finetune": True, "freeze": 3}, "freeze=3"),
         ({"finetune": True, "context": 1000}, "context=1000"),
         ({"finetune": True, "context": 2}, "context=2 leaves no room"),

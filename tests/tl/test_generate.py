@@ -230,7 +230,7 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
     ("arguments", "error", "match"),
     [
         ({"n_cells": 0}, ValueError, "n_cells must be at least 1, got 0"),
-        ({"n_cells": 1.5}, TypeError, "float"),
+        ({"n_cells": 1.5}, TypeError, "n_cells must be a whole number"),
         ({**BETWEEN, "fraction": 1.5}, ValueError, r"fraction must lie in \[0, 1\], got \[1.5\]"),
         ({**BETWEEN, "fraction": np.nan}, ValueError, "fraction must lie in"),
         ({**BETWEEN, "fraction": []}, ValueError, "fraction must lie in"),

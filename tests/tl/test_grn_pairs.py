@@ -48,7 +48,7 @@ def scaled(c):
     [
         (None, {"method": "pearson"}, ValueError, "method .*'embedding', 'attention'.*got 'pearson'"),
         (None, {"n_targets": 0}, ValueError, "n_targets must be at least 1, got 0"),
-        (None, {"n_targets": 2.5}, TypeError, "float"),
+        (None, {"n_targets": 2.5}, TypeError, "n_targets must be a whole number"),
         (None, {"min_fraction": 1.5}, ValueError, "min_fraction .*got 1.5"),
         (None, {"min_fraction": float("nan")}, ValueError, "min_fraction must be a share"),
         (None, {"groupby": "kinds"}, KeyError, "column 'kinds' .*'kind'"),

@@ -242,7 +242,7 @@ def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
         ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
         ({"unlabeled_category": "unknown"}, ValueError, "labels_key"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
-        ({"steps": 1.5}, TypeError, "float"),
+        ({"steps": 1.5}, TypeError, "steps must be a whole number"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
         ({"gene_ids": "nowhere"}, KeyError, "nowhere"),

@@ -167,8 +167,9 @@ def test_a_resumed_run_gives_the_same_bits(learned, data, tmp_path, monkeypatch)
     [
         ({"epochs": 2}, "finetune=True"),
         ({"finetune": True, "epochs": 0}, "epochs"),
-        ({"finetune": True, "lr": -1.0}, "learning_rate"),
+        ({"finetune": True, "lr": -1.0}, "lr must be"),
         ({"finetune": True, "freeze": 3}, "freeze=3"),
+        ({"finetune": True, "steps": 1000}, "steps=1000 .* pass epochs"),
         ({"finetune": True, "freeze": 2, "lora": 4}, "lora"),
         ({"finetune": True, "context": 1000}, "context=1000"),
     ],

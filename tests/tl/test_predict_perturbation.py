@@ -313,7 +313,7 @@ def test_a_gene_that_was_not_measured_can_be_perturbed(one, data, genes):
     [
         ({"predict": ["ALB", "drugg", "ALB+no gene"]}, ValueError, "2 of 3 perturbed .*'drugg'"),
         ({"n_cells": 0}, ValueError, "n_cells must be at least 1, got 0"),
-        ({"n_cells": 2.5}, TypeError, "float"),
+        ({"n_cells": 2.5}, TypeError, "n_cells must be a whole number"),
         ({"groupby": "line"}, ValueError, "fitted with groupby='', not 'line'"),
         ({"perturbation_key": "line"}, ValueError, "perturbation_key='perturbation', not 'line'"),
         ({"dose_key": "dose"}, ValueError, "fitted with dose_key='', not 'dose'"),

@@ -289,7 +289,7 @@ def test_the_bundled_model_finds_more_masked_genes_than_chance(blood):
         ({"mask_ratio": -0.1}, ValueError, r"mask_ratio must be in \[0, 1\], got -0.1"),
         ({"mask_ratio": np.nan}, ValueError, "mask_ratio must be in"),
         ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
-        ({"n_steps": 1.5}, TypeError, "float"),
+        ({"n_steps": 1.5}, TypeError, "n_steps must be a whole number"),
         ({"mask_ratio": [0.1, 2]}, ValueError, r"mask_ratio must be in \[0, 1\], got 2"),
         ({"mask_ratio": [0.1, 0.2], "n_steps": [1, 2, 3]}, ValueError, "mask_ratio has 2 values and n_steps 3"),
         ({"n_steps": []}, ValueError, "n_steps 0: give one value each"),

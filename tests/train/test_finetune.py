@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -214,6 +215,8 @@ def test_epochs_become_steps(model):
     assert T.planned({"epochs": None}, 2000, 0, "fp32").steps == 4 * 62  # 8,000 examples
     assert T.planned({"epochs": None}, 100_000, 0, "fp32").steps == 3125  # at least one epoch
     assert T.planned({"epochs": 2}, 5, 0, "fp32").batch_size == 5
+    assert T.planned({"epochs": None}, 32, 0, "fp32").steps == 250
+    assert T.planned({"epochs": None}, 2, 0, "fp32").steps == 250  # not 4,000 steps of two examples
 
 
 @pytest.mark.parametrize(
@@ -221,10 +224,13 @@ def test_epochs_become_steps(model):
     [
         ({"freeze": 3}, ValueError, "freeze=3 is more than the 2 blocks"),
         ({"freeze": 2, "lora": 1}, ValueError, "leaves no block"),
+        ({"lora": 17}, ValueError, "lora=17 is more than the width of the model, 16"),
+        ({"epochs": 1.5}, TypeError, "epochs must be a whole number; got 1.5"),
         ({"context": 31}, ValueError, "context=31 is more than the 30 genes"),
         ({"context": 0}, ValueError, "context"),
         ({"epochs": 0}, ValueError, "epochs must be at least 1"),
-        ({"lr": 0.0}, ValueError, "learning_rate"),
+        ({"lr": 0.0}, ValueError, "^lr must be finite and positive"),
+        ({"lr": "fast"}, TypeError, "^lr must be a number"),
         ({"lora": 1.5}, TypeError, "lora"),
     ],
 )
@@ -237,7 +243,7 @@ def test_arguments_out_of_range_are_refused(model, arguments, error, match):
 
 def test_arguments_without_effect_are_refused(tiny, model):
     encoder = tiny(anchor_residual=False, n_layers=2)
-    with pytest.raises(ValueError, match="freeze and lora apply to transformer blocks"):
+    with pytest.raises(ValueError, match="freeze and lora: the cell state of this model comes from its set encoder"):
         T.finetune_config(True, encoder, freeze=1, lora=2)
     assert T.finetune_config(False, model) is None
     assert T.finetune_config(True, model)["context"] == 30  # the default is more than the model reads
@@ -279,8 +285,41 @@ def test_a_checkpoint_of_another_run_is_refused(model, tmp_path):
     tune(model, configured(epochs=1), checkpoint_dir=tmp_path)
     with pytest.raises(ValueError, match=r"other cells or labels\. Choose another checkpoint_dir"):
         tune(model, configured(epochs=1), checkpoint_dir=tmp_path, labels=(LABELS + 1) % 3)
-    with pytest.raises(ValueError, match="steps: 3 then, 6 now"):
+    with pytest.raises(ValueError, match=r"steps: 3 then, 6 now.*\. Choose another checkpoint_dir"):
         tune(model, configured(epochs=2), checkpoint_dir=tmp_path)
+
+
+@pytest.mark.parametrize("fields", [{}, {"lora": 2}, {"freeze": 2}])
+def test_a_checkpoint_of_a_model_with_other_weights_is_refused(model, tmp_path, fields):
+    config = configured(epochs=1, **fields)
+    expected = weights(*tune(model, config, checkpoint_dir=tmp_path)[:2])
+    with torch.no_grad():
+        weight = model.blocks[0].ffn.down.weight
+        before = weight[0, 0].clone()
+        weight[0, 0] += 1e-3
+        with pytest.raises(ValueError, match=r"from a model with other weights\. Choose another checkpoint_dir"):
+            tune(model, config, checkpoint_dir=tmp_path)
+        weight[0, 0] = before
+    assert same(weights(*tune(model, config, checkpoint_dir=tmp_path)[:2]), expected)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 cut off"])
+def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
+    (tmp_path / "last.ckpt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"last\.ckpt is damaged or no checkpoint\. Remove it"):
+        tune(model, configured(epochs=1), checkpoint_dir=tmp_path)
+    assert (tmp_path / "last.ckpt").read_bytes() == content
+
+
+def test_a_network_in_evaluation_mode_is_trained_without_a_warning(model):
+    config = configured(epochs=1)
+    network, head = T.network_for(model, config, 0).eval(), make_head().eval()
+    objective = T.AnnotationObjective(CELLS, LABELS, head, context=12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        T.finetune(network, objective, config, device="cpu")
+    assert not network.training
+    assert not head.training
 
 
 def test_the_seed_determines_every_bit_and_global_streams_go_on(model):
@@ -292,9 +331,19 @@ def test_the_seed_determines_every_bit_and_global_streams_go_on(model):
     assert not same(one, other)
 
 
-def test_a_loss_that_is_not_finite_names_the_step_and_a_rate(model):
-    with pytest.raises(FloatingPointError, match=r"step \d+\. Nothing was written.*lr=3e\+29 in place of 1e\+30"):
+class Boundless(T.AnnotationObjective):
+    """Its loss is infinite."""
+
+    def forward(self, network, rows, progress, generator):
+        loss, parts = super().forward(network, rows, progress, generator)
+        return loss + torch.inf, parts
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_a_rate(model, tmp_path):
+    with pytest.raises(FloatingPointError, match=r"step \d+\. The AnnData.*lr=0\.0003 in place of 1e\+30; if"):
         tune(model, configured(epochs=4, learning_rate=1e30))
+    with pytest.raises(FloatingPointError, match=r"lr=0\.0001 in place of 0\.0003 and another checkpoint_dir; if"):
+        tune(model, configured(epochs=1), Boundless, tmp_path)
 
 
 @pytest.mark.fault("out of memory")
@@ -317,6 +366,7 @@ def test_memory_shortage_halves_the_batch_with_one_warning(model, monkeypatch, c
     warned = [record.message for record in caplog.records if "out of memory" in record.message]
     assert len(warned) == 1
     assert "in 2 parts" in warned[0]
+    assert warned[0].endswith("A smaller context needs less memory")
     assert network.blocks.micro_batches == 1
 
 

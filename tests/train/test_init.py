@@ -262,6 +262,15 @@ def test_what_is_refused_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.filterwarnings("ignore:The query head")
+def test_a_state_head_needs_scored_genes_before_anything_is_read(models, file, tmp_path, monkeypatch):
+    monkeypatch.setattr("scdiva.data.datamodule.CellDataModule", None)
+    for options in ({"init": models["ours"]}, {"model": {"state_head": True}}):
+        with pytest.raises(ValueError, match=r"Pass training=PretrainingConfig\(scored_genes=32\)"):
+            pretrain(str(file), str(tmp_path / "run"), min_genes=1, progress=False, **options)
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_architecture_that_agrees_may_be_repeated(models, file, tmp_path):
     config = ScDiVaConfig(n_genes=7, **SIZES["paper"])
     folder = run(file, tmp_path / "run", init=models["paper"], model=config)

@@ -144,7 +144,7 @@ def finetune_annotator(
     Warns
     -----
     UserWarning
-        If the loss of the held-out cells is no lower than before.
+        If the loss of the held-out cells is no lower than before, and it was not 0 already.
     """
     import torch
 
@@ -178,7 +178,7 @@ def finetune_annotator(
         set_moments(head, features)
         head.centroids.copy_(state_centroids(head, features, labels[training]))
         notes = calibrate(head, predicted(head, reference, asked))
-    if notes["loss"] >= before["loss"]:
+    if notes["loss"] >= before["loss"] and round(before["loss"], 3) > 0:
         warn(
             f"fine-tuning did not lower the loss of the {len(asked)} held-out cells: {before['loss']:.3f} before, "
             f"{notes['loss']:.3f} after (accuracy {before['accuracy']:.3f} and {notes['accuracy']:.3f}). Compare "

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CONFOUNDED = 0.5
 """Cramér's V of batch and label above which a warning is given."""
+STEPS = 1000
+"""Maximum number of training steps without fine-tuning."""
 
 
 @with_shared_docs
@@ -43,7 +45,7 @@ def integrate(
     species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     unlabeled_category: str | None = None,
-    steps: int = 1000,
+    steps: int | None = None,
     finetune: bool = False,
     epochs: int | None = None,
     lr: float | None = None,
@@ -92,10 +94,10 @@ def integrate(
     unlabeled_category
         Value of `labels_key` that means "no label", as a missing value always does.
     steps
-        Without fine-tuning: maximum number of training steps, of 256 cells. The reversal rises in the first quarter.
-        Once the other losses no longer fall, the learning rate does, in half of the steps, and training ends; weights
-        are averaged over the last steps. Products are in bfloat16 where the device multiplies it in hardware and
-        `scdiva.settings.precision` allows it, weights and losses in float32.
+        Without fine-tuning: maximum number of training steps, of 256 cells; None: 1,000. The reversal rises in the
+        first quarter. Once the other losses no longer fall, the learning rate does, in half of the steps, and training
+        ends; weights are averaged over the last steps. Products are in bfloat16 where the device multiplies it in
+        hardware and `scdiva.settings.precision` allows it, weights and losses in float32.
     %(finetuning)s
     key_added
         Key of `adata.obsm` to write.
@@ -164,7 +166,9 @@ def integrate(
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not keys or len(set(keys)) < len(keys):
         raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
-    check_least(steps=(steps, 1))
+    if finetune and steps is not None:
+        raise ValueError(f"steps={steps!r} trains a head on a fixed model. With finetune=True pass epochs instead.")
+    check_least(steps=(1 if steps is None else steps, 1))
     if labels_key is None and unlabeled_category is not None:
         raise ValueError(f"unlabeled_category={unlabeled_category!r} is a value of labels_key: name that column too.")
     running = how_to_run(None, device, None)
@@ -227,7 +231,7 @@ def integrate(
         new = with_head(given, seed).to(running.device)
         with torch_threads_kept(1):  # products too small to share
             found |= integrate_model(
-                new, cells, states, numbers, known, steps=steps, seed=seed, precision=running.precision
+                new, cells, states, numbers, known, steps=steps or STEPS, seed=seed, precision=running.precision
             )
         assert new.integration is not None
         integrated = of_cells(new.integration, cells, states).numpy(force=True)

@@ -72,8 +72,9 @@ def fit_perturbation(
     cell with the perturbed genes in front, their values masked, and a response head on its output predicts the change
     of all genes of the screen. The loss is the squared error of the change, weighted by the genes' mean expression in
     control cells (the paper's signal-weighted MSE, :class:`scdiva.train.finetune.ResponseObjective`). What is
-    predicted is the mean over up to 64 control cells of the group. The head starts at the mean change of single
-    perturbations, and the effects of several parts add up at first.
+    predicted is the mean over up to 64 control cells of the group. An epoch draws 64 control cells for each measured
+    condition. The head starts at the mean change of single perturbations, and the effects of several parts add up at
+    first.
 
     Parameters
     ----------
@@ -99,7 +100,6 @@ def fit_perturbation(
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
     %(finetuning)s
-        An epoch draws 64 control cells for each measured condition.
     %(reading)s
     rng
         Seed of the conditions that are left out, and of fine-tuning; None takes `scdiva.settings.seed`. On a CPU the
@@ -225,7 +225,6 @@ def predict_perturbation(
     model
         A model as for :func:`fit_perturbation`; or one that was fitted, or its folder: then nothing is fitted.
     %(finetuning)s
-        See :func:`fit_perturbation`; not with a fitted model.
     n_cells
         Cells predicted of each condition; where a group has fewer control cells, as many as it has. The mean is the
         same for any number; what more cells add is how they spread: on Norman's screen the standard deviations of genes

@@ -192,6 +192,7 @@ def pretrain(
     if training is None:
         training = PretrainingConfig() if preset is None else PretrainingConfig.preset(preset)
     config = _model_config(preset, model) if init is None else _init_config(init, preset, model, recorded)
+    training.check_scored_genes(config.state_head)
     if training.context > config.max_length:
         raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
     if config.attention_backend == "triton":

@@ -102,6 +102,10 @@ class TaskModule(pl.LightningModule):
 
     all_trained = False
     """Whether each weight gets a gradient from each batch; else processes have to look which ones did."""
+    other_run = "To go on under another one, save the model and start a new run from it."
+    """Remedy named where a checkpoint is of another configuration."""
+    less_memory = "A smaller batch_size, accumulated, is faster"
+    """Advice where memory runs out."""
 
     def __init__(self, model: nn.Module, config: OptimiserConfig) -> None:
         super().__init__()
@@ -195,7 +199,7 @@ class TaskModule(pl.LightningModule):
             n_parts=self.micro_batches,
             device=self.device,
             advice=f"so is every batch from number {self.batches_seen} on, which takes one more forward pass and "
-            "changes no step beyond rounding. A smaller batch_size, accumulated, is faster",
+            f"changes no step beyond rounding. {self.less_memory}",
         )
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -322,8 +326,7 @@ class TaskModule(pl.LightningModule):
         if changed:
             differing = ", ".join(f"{k}: {then.get(k)} then, {now.get(k)} now" for k in changed)
             raise ValueError(
-                f"A resumed run must have the configuration that it began with ({differing}). To go on under another "
-                "one, save the model and start a new run from it."
+                f"A resumed run must have the configuration that it began with ({differing}). {self.other_run}"
             )
         # Lightning finds the end of a step by the number of batches
         if self.config.accumulate != then["accumulate"]:

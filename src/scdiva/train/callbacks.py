@@ -112,7 +112,12 @@ def batches_seen(checkpoint: str | Path) -> int:
     ValueError
         If the file is no checkpoint of a scdiva task, or of one that dealt other cells to each batch.
     """
-    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # pickle, zipfile, struct and torch each have their own
+        raise ValueError(f"{checkpoint} is damaged or no checkpoint. Remove it, or choose another folder.") from error
     if not isinstance(content, dict) or CHECKPOINT_KEY not in content:
         raise ValueError(f"{checkpoint} is no checkpoint of a scdiva training task.")
     if "world_size" in content[CHECKPOINT_KEY]:  # until November 2026

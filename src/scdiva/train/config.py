@@ -147,6 +147,14 @@ class PretrainingConfig(OptimiserConfig):
         """
         return cls(steps=round(4 * 59_162_450 / 768), batch_size=768, value_mask_rate=0.0, anchor_objective="none")
 
+    def check_scored_genes(self, state_head: bool) -> None:
+        """Raise ValueError if a model with a state head would be trained on all masked genes of a batch at once."""
+        if state_head and self.scored_genes is None:
+            raise ValueError(
+                "A model with a state head needs scored_genes: its logits are all held at once. Pass "
+                "training=PretrainingConfig(scored_genes=32), or --training.scored_genes 32."
+            )
+
     @classmethod
     def preset(cls, name: str, **changes: Any) -> PretrainingConfig:
         """Return the training that goes with :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>`.

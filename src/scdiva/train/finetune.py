@@ -7,7 +7,7 @@ and the layers that are new. :func:`finetune` trains both.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -106,18 +106,24 @@ def finetune_config(
     c = model.config
     wanted = {"learning_rate": lr, "freeze": freeze, "lora": lora, "context": context}
     fields: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-    config = FinetuneConfig(**fields)
+    try:
+        config = FinetuneConfig(**fields)
+    except (TypeError, ValueError) as error:  # as the user named it
+        raise type(error)(str(error).replace("learning_rate", "lr", 1)) from None
     if epochs is not None:
         check_least(epochs=(epochs, 1))
     if config.freeze > c.n_layers:
         raise ValueError(f"freeze={config.freeze} is more than the {c.n_layers} blocks of the model.")
+    if config.lora > c.dim:
+        raise ValueError(f"lora={config.lora} is more than the width of the model, {c.dim}: pass a rank such as 8.")
     if config.lora and config.freeze == c.n_layers:
         raise ValueError(f"freeze={config.freeze} leaves no block that lora could update: freeze fewer.")
     if not (runs_transformer(model) if through is None else through):
         if unused := [name for name in ("freeze", "lora") if fields.get(name)]:
             raise ValueError(
-                f"{' and '.join(unused)} apply to transformer blocks, and the cell state of this model comes from its "
-                'set encoder: leave them out, or take a model with anchor="learned", such as "scdiva-paper-mini".'
+                f"{' and '.join(unused)}: the cell state of this model comes from its set encoder, and no transformer "
+                'block is trained. Omit the argument, or use a model with anchor="learned", such as '
+                '"scdiva-paper-mini".'
             )
     elif config.context > c.max_length:
         if context is not None:
@@ -132,14 +138,15 @@ def planned(fields: dict[str, Any], n_items: int, seed: int, precision: str) -> 
     Parameters
     ----------
     fields
-        From :func:`finetune_config`. With `epochs=None` there are as many as show 8,000 examples, at least one.
+        From :func:`finetune_config`. With `epochs=None` there are as many as show 8,000 examples, at least one and at
+        most 250.
     n_items
         Training examples of an epoch.
     seed, precision
         Of the run.
     """
     fields = dict(fields)
-    epochs = fields.pop("epochs") or max(1, round(CELLS_SEEN / n_items))
+    epochs = fields.pop("epochs") or max(1, round(CELLS_SEEN / max(n_items, FinetuneConfig.batch_size)))
     size = min(FinetuneConfig.batch_size, n_items)
     per_epoch = n_items // size
     steps = epochs * per_epoch
@@ -378,13 +385,18 @@ class FinetuneModule(TaskModule):
 
     config: FinetuneConfig
     model: ScDiVa
+    other_run = "Choose another checkpoint_dir, or pass the former arguments."
+    less_memory = "A smaller context needs less memory"
 
     def __init__(self, model: ScDiVa, objective: Objective, config: FinetuneConfig) -> None:
         super().__init__(model, config)
         self.objective = objective
         self.history: dict[str, list[Tensor]] = {}
         self._parts: dict[str, Tensor] = {}
-        self._data = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in objective.data()))
+        self._digests = {
+            "model": _digest(weight.detach().float().cpu().numpy() for weight in model.state_dict().values()),
+            "data": _digest(objective.data()),
+        }
 
     def compute_loss(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch of training examples, from the objective."""
@@ -409,7 +421,7 @@ class FinetuneModule(TaskModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run must know. Called by Lightning."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint[CHECKPOINT_KEY]["data"] = self._data.hexdigest()
+        checkpoint[CHECKPOINT_KEY] |= self._digests
         checkpoint[CHECKPOINT_KEY]["history"] = {
             name: torch.stack(values).cpu() for name, values in self.history.items()
         }
@@ -420,13 +432,22 @@ class FinetuneModule(TaskModule):
         Raises
         ------
         ValueError
-            If the checkpoint is of another task, configuration or data.
+            If the checkpoint is of another task, configuration, model or data.
         """
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint[CHECKPOINT_KEY]
-        if saved["data"] != self._data.hexdigest():
-            raise ValueError("The checkpoint was trained on other cells or labels. Choose another checkpoint_dir.")
+        for name, what in (("data", "on other cells or labels"), ("model", "from a model with other weights")):
+            if saved[name] != self._digests[name]:
+                raise ValueError(f"The checkpoint was trained {what}. Choose another checkpoint_dir.")
         self.history = {name: list(values) for name, values in saved["history"].items()}
+
+
+def _digest(arrays: Iterable[np.ndarray]) -> str:
+    """Return the SHA-256 of the bytes of some arrays."""
+    made = hashlib.sha256()
+    for array in arrays:
+        made.update(np.ascontiguousarray(array).tobytes())
+    return made.hexdigest()
 
 
 class LowRankLinear(nn.Module):
@@ -557,7 +578,7 @@ def finetune(
     KeyboardInterrupt
         On Ctrl-C; with `checkpoint_dir` the same call continues.
     """
-    module = FinetuneModule(network, objective, config)
+    module = FinetuneModule(network.train(), objective.train(), config)
     target = torch.device(device)
     where: dict[str, Any] = {"accelerator": "cpu"}
     if target.type != "cpu":
@@ -574,10 +595,12 @@ def finetune(
             **where,
         )
     except FloatingPointError as error:
+        lower = min(config.learning_rate / 3, FinetuneConfig.learning_rate)
+        also = "" if checkpoint_dir is None else " and another checkpoint_dir"
         raise FloatingPointError(
-            f"{str(error).partition(' The weights were left')[0]} Nothing was written. Fine-tune with a lower learning "
-            f"rate, lr={config.learning_rate / 3:.1g} in place of {config.learning_rate:.2g}; if that does not help, "
-            "check the counts and the model."
+            f"{str(error).partition(' The weights were left')[0]} The AnnData object was not changed. Pass a lower "
+            f"learning rate, lr={lower:.1g} in place of {config.learning_rate:.2g}{also}; if that does not help, check "
+            "the counts and the model."
         ) from error
     for layers, name, layer in _linears(network, 0):
         if isinstance(layer, LowRankLinear):

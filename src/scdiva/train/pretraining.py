@@ -209,8 +209,7 @@ class PretrainingModule(TaskModule):
         super().__init__(model, config)
         if config.place_prior and (model.state_head is None or denominator is None):
             raise ValueError("place_prior needs a model with state_head=True, and the denominator of the ranking.")
-        if model.state_head is not None and config.scored_genes is None:
-            raise ValueError("A model with a state head needs scored_genes: its logits are all held at once.")
+        config.check_scored_genes(model.config.state_head)
         self.denominator = None if denominator is None else torch.from_numpy(np.asarray(denominator, np.float32))
         self._scores: list[np.ndarray] = []
         self.decoder: GeneDecoder | None = None

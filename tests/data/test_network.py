@@ -45,7 +45,7 @@ def test_a_network_of_all_cells(adata):
     assert (network.method, network.group, network.reference) == ("attention", "", "")
     assert network.signed
     assert network.directed
-    assert network.title == "attention"
+    assert network.title == "Attention, all layers, all heads"
     assert network.unit == "excess attention rank"
     np.testing.assert_array_equal(network.strength(np.array([-2.0, 1.0])), [2.0, 1.0])
 
@@ -55,7 +55,7 @@ def test_a_network_of_a_group(adata, tmp_path):
     for data in (adata, ad.read_h5ad(tmp_path / "a.h5ad")):
         network = network_of(data, "by", "a/b")
         np.testing.assert_array_equal(network.weights.toarray(), 2 * data.varp["net"].toarray())
-        assert network.title == "attention, a/b"
+        assert network.title == "Attention, all layers, all heads, a/b"
         assert network.unit == "difference of\nexcess attention rank\na/b − rest"
         only = network_of(data, "one", None)  # the one that there is
         np.testing.assert_array_equal(only.weights.toarray(), -data.varp["net"].toarray())

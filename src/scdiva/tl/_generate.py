@@ -147,7 +147,6 @@ def generate(
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
-    running = how_to_run(None, device, precision)
 
     from scdiva.models.pretrained import load_for
     from scdiva.populations import inpainting
@@ -159,8 +158,8 @@ def generate(
     loaded = load_for(model, "cpu")
     by_transformer = loaded.config.by_transformer
     _check_steps(by_transformer, from_state, prompt, n_steps)
-    if not by_transformer:
-        running = how_to_run(None, "cpu", "fp32")
+    # the other heads run on the CPU
+    running = how_to_run(None, device, precision) if by_transformer else how_to_run(None, "cpu", "fp32")
     var, most = reading.var(adata), None if from_state and not by_transformer else loaded.config.max_length
     if fixed:  # names are refused before a cell is read
         _fixed(fixed, column_tokens(var, loaded.vocabulary, reading), var.index, most)

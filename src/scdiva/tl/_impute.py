@@ -154,7 +154,6 @@ def impute(
             f"{'the' if genes is None else 'fewer'} genes that you need: sd.tl.impute(adata, [...])."
         )
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-    running = how_to_run(None, device, precision)
 
     from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept
@@ -168,8 +167,8 @@ def impute(
     seed = seed_of(rng)
     loaded, var = load_for(model, "cpu"), reading.var(adata)
     by_transformer = loaded.config.by_transformer
-    if not by_transformer:
-        running = how_to_run(None, "cpu", "fp32")
+    # the other heads run on the CPU
+    running = how_to_run(None, device, precision) if by_transformer else how_to_run(None, "cpu", "fp32")
     names, tokens = var.index.to_numpy(), column_tokens(var, loaded.vocabulary, reading)
     if genes is not None and (unknown := [name for name in genes if name not in names[tokens != C.UNKNOWN]]):
         raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")

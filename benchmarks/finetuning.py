@@ -24,6 +24,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import scanpy as sc
+import torch
 from _record import commit, record, replaced, rows_so_far
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
@@ -31,7 +32,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.models import load_model
+from scdiva.models import ScDiVa, load_model
 
 NAME = "finetuning"
 ANNOTATION = {
@@ -71,6 +72,14 @@ def components(adata: ad.AnnData) -> np.ndarray:
     return work.obsm["X_pca"]
 
 
+def random_network(model: str) -> ScDiVa:
+    """The network of a model with random weights."""
+    trained = load_model(model)
+    network = ScDiVa(trained.config, generator=torch.Generator().manual_seed(0)).eval()
+    network.vocabulary = trained.vocabulary
+    return network
+
+
 def annotation_arms(models: list[str], epochs: int) -> dict[str, Callable[[ad.AnnData, ad.AnnData, int], np.ndarray]]:
     """Predicted types of a query, given reference, query and seed."""
 
@@ -102,6 +111,9 @@ def annotation_arms(models: list[str], epochs: int) -> dict[str, Callable[[ad.An
     for model in models:
         arms[f"{model}, probe"] = ours(model=model, method="probe")
         arms[f"{model}, fine-tuned"] = ours(model=model, finetune=True, epochs=epochs)
+    arms[f"{models[0]} with random weights, fine-tuned"] = ours(
+        model=random_network(models[0]), finetune=True, epochs=epochs
+    )
     arms["scdiva-mini, linear (default)"] = ours()
     return arms
 
@@ -142,6 +154,9 @@ def integration_arms(models: list[str], epochs: int) -> dict[str, Callable[[ad.A
     for model in models:
         arms[f"{model}, frozen"] = frozen(model)
         arms[f"{model}, fine-tuned with labels"] = fitted("known_type", model=model, finetune=True, epochs=epochs)
+    arms[f"{models[0]} with random weights, fine-tuned with labels"] = fitted(
+        "known_type", model=random_network(models[0]), finetune=True, epochs=epochs
+    )
     arms["scdiva-mini, head with labels (default)"] = fitted("known_type")
     return arms
 

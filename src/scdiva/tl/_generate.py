@@ -147,7 +147,6 @@ def generate(
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
-
     from scdiva.models.pretrained import load_for
     from scdiva.populations import inpainting
     from scdiva.populations.drawing import N_STEPS, draw_cells, place_orders

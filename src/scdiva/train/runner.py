@@ -301,7 +301,8 @@ def fit(
             )
         elif trainer.is_global_zero:
             logger.warning(
-                "Stopped by SIGTERM after step %d of %d, which %s holds. Go on with resume_from=%r, or --resume true.",
+                "Stopped by SIGTERM after step %d of %d, which %s holds. Continue with resume_from=%r, --resume true, "
+                "or the same call of scdiva.tl.",
                 trainer.global_step, trainer.max_steps, keeper.file, str(out),
             )  # fmt: skip
         raise SystemExit(TERMINATED)

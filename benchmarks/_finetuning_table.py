@@ -6,8 +6,8 @@ import numpy as np
 from _markdown import table
 
 WORDS = (
-    "Each model is compared frozen and fine-tuned (`finetune=True`, three epochs, otherwise default settings) "
-    "with simple methods on the same cells and splits, three seeds. `scdiva-paper-mini` is a small model of the "
+    "Each model is compared frozen and fine-tuned (`finetune=True`, three epochs, fewer than by default) with "
+    "simple methods on the same cells and splits, three seeds. `scdiva-paper-mini` is a small model of the "
     "paper's kind; it is no evidence about a model of 94 million parameters trained on 59 million cells. "
     "Intervals are 95% bootstrap intervals over cell types, batches or perturbations, not over seeds. The third "
     "column is the paired difference to the first method. No setting was chosen on these datasets."

@@ -37,10 +37,11 @@ from scdiva.models import ScDiVa, load_model
 NAME = "finetuning"
 ANNOTATION = {
     "kang_ifnb_2800": ("batch", ["STIM"]),
+    "kang_pbmc_12k_1287g": ("batch", ["107", "1244", "1256", "1488"]),
     "panc8_small_500": ("assay", ["smartseq2"]),
 }
 """Column that splits each dataset, and the values that make up the query."""
-INTEGRATION = ("kang_scgen_valid_1975",)
+INTEGRATION = ("kang_scgen_valid_1975", "panc8_small_500")
 SCREEN = "perturbench_devel_norman_mcfaline_5961_500g"
 LEAST_OF_TYPE, DRAWS, N_COMPONENTS, N_NEIGHBORS = 10, 2000, 20, 15
 NO_TYPE = ("unlabelled", "nan", "None")

@@ -129,7 +129,7 @@ def card(metadata: dict[str, Any], n_parameters: int, n_genes: int) -> str:
     """Model card, from what the training recorded."""
     corpus = metadata["corpus"]
     lines = "\n".join(
-        f"| {name} | {stage['context']:,} | {stage['steps_done']:,} x {stage['batch_size']} "
+        f"| {name} | {stage['context']:,} | {stage['steps_done']:,} of {stage['steps']:,} x {stage['batch_size']} "
         f"| {stage['steps_done'] * stage['batch_size']:,} | {stage['validation']['val/perplexity']:,.0f} |"
         for name, stage in metadata["stages"].items()
     )
@@ -156,7 +156,7 @@ an entropy floor of 0.3 nats (the paper has none). Gene embeddings started from 
 {corpus["n_tokens"]:,} detected genes. Validation studies: {", ".join(corpus["validation_studies"])}.
 Command: `{metadata["command"]}` ({metadata["machine"]}).
 
-| stage | genes of a cell | steps x cells | cells seen | validation perplexity of masked genes |
+| stage | genes of a cell | steps done x cells | cells seen | validation perplexity of masked genes |
 |---|--:|--:|--:|--:|
 {lines}
 

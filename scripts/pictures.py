@@ -25,6 +25,7 @@ PICTURES = {
     "mouse.png": ("mouse", "sd.pl.umap("),
     "reconstruction.png": ("imputation", "sd.pl.reconstruction("),
     "generation.png": ("imputation", "sd.pl.generated("),
+    "paper_tasks.png": ("paper_tasks", "sd.pl.hit_rate("),
     "pretraining.png": ("pretraining", "right.legend("),
 }
 """Of each picture the tutorial, and how the last line of the cell begins that draws it."""

@@ -69,7 +69,8 @@ def _written(call: Callable[..., Any], slot: str, key: str, **options: Any) -> C
 
 
 def _integrated(adata: ad.AnnData, model: ScDiVa, **options: Any) -> np.ndarray:
-    sd.tl.integrate(adata, "batch", "cell_type", model=model, rng=0, steps=20, **options)
+    options = options or {"steps": 20}
+    sd.tl.integrate(adata, "batch", "cell_type", model=model, rng=0, **options)
     return adata.obsm["X_scdiva_integrated"]
 
 

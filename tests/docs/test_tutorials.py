@@ -25,4 +25,4 @@ def test_every_cell_was_run_in_order_and_shows_no_error(path):
 
 
 def test_they_are_small():
-    assert sum(path.stat().st_size for path in TUTORIALS) < 5e6
+    assert sum(path.stat().st_size for path in TUTORIALS) < 6e6

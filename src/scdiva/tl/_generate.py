@@ -146,6 +146,8 @@ def generate(
     n_cells = operator.index(n_cells)
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    if device is not None or precision is not None:
+        how_to_run(None, device, precision)  # refused before anything is read, whichever part of the model runs
 
     from scdiva.models.pretrained import load_for
     from scdiva.populations import inpainting

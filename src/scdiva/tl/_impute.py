@@ -154,6 +154,8 @@ def impute(
             f"{'the' if genes is None else 'fewer'} genes that you need: sd.tl.impute(adata, [...])."
         )
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    if device is not None or precision is not None:
+        how_to_run(None, device, precision)  # refused before anything is read, whichever part of the model runs
 
     from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept

@@ -10,7 +10,8 @@ WORDS = (
     "simple methods on the same cells and splits, three seeds. `scdiva-paper-mini` is a small model of the "
     "paper's kind; it is no evidence about a model of 94 million parameters trained on 59 million cells. "
     "Intervals are 95% bootstrap intervals over cell types, batches or perturbations, not over seeds. The third "
-    "column is the paired difference to the first method. No setting was chosen on these datasets."
+    "column is the paired difference to the first method. No setting was chosen on these datasets. The results "
+    "file names the commit of each row."
 )
 TASKS = {
     "annotation": ("Annotation", "macro-F1", "cell types"),

@@ -36,6 +36,7 @@ from scdiva.train.annotation import VARIANCE_OFFSET, balanced_weights
 from scdiva.train.base import TaskModule, decay_groups
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY
 from scdiva.train.config import FinetuneConfig
+from scdiva.train.integration import reversed_gradient
 from scdiva.train.loop import shuffled
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 from scdiva.train.response import ResponseHead, head_inputs, predicted_change
@@ -188,13 +189,6 @@ class Objective(nn.Module):
     def data(self) -> Iterator[np.ndarray]:
         """Arrays that define the training examples; a resumed run must have the same."""
         raise NotImplementedError
-
-
-def reversed_gradient(x: Tensor, weight: float) -> Tensor:
-    """Return x, whose gradient is multiplied by minus `weight` (Ganin & Lempitsky 2015)."""
-    same = x.view_as(x)
-    same.register_hook(lambda gradient: -weight * gradient)
-    return same
 
 
 def reversal_schedule(progress: float) -> float:

@@ -370,6 +370,25 @@ def test_memory_shortage_halves_the_batch_with_one_warning(model, monkeypatch, c
     assert network.blocks.micro_batches == 1
 
 
+@pytest.mark.fault("out of memory")
+@pytest.mark.parametrize("anchor", ["encoder", "learned"])
+def test_memory_shortage_that_no_parts_relieve_is_one_error(tiny, genes, anchor, monkeypatch, caplog):
+    """A set encoder can't run over a batch in parts; blocks can, down to one cell."""
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    network = tiny(anchor=anchor, n_layers=1, max_length=N_GENES, anchor_residual=False)
+    network.vocabulary, before = genes, weights(network)
+    monkeypatch.setattr(type(network), "encode", full)
+    monkeypatch.setattr("scdiva._settings.logger.propagate", True)
+    with pytest.raises(MemoryError, match=r'cpu is out of memory after 0 of 6 steps of 32 .*device="cpu"') as error:
+        tune(network, configured())
+    assert ("context" in str(error.value)) == (anchor == "learned")
+    assert len(caplog.records) == (0 if anchor == "encoder" else 5)
+    assert same(before, weights(network))
+
+
 def test_heads_fitted_on_the_former_state_are_left_out(tiny, genes):
     adapted = tiny(adapted="joined", integrated=True, anchor_residual=False)
     adapted.vocabulary = genes

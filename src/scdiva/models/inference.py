@@ -156,7 +156,7 @@ def open_encoder(
                 try:
                     return run_in_parts(run, n_cells, device=device, advice="a smaller batch_size avoids this")
                 except (MemoryError, RuntimeError) as error:
-                    if not _out_of_memory(error):
+                    if not out_of_memory(error):
                         raise
                     raise MemoryError(
                         f"one cell alone does not fit into the memory of {device!r}: close what else runs there, "
@@ -216,7 +216,7 @@ def run_in_parts(
         try:
             return run(n_parts)
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error) or n_parts >= n_cells:
+            if not out_of_memory(error) or n_parts >= n_cells:
                 raise
         # here nothing holds on to the tensors of the try any more
         if torch.device(device).type == "cuda":
@@ -227,7 +227,7 @@ def run_in_parts(
         )
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     """Whether a device, or the CPU's allocator, which has no error of its own, ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 

@@ -7,7 +7,7 @@ and the layers that are new. :func:`finetune` trains both.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -20,20 +20,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from scdiva._checks import check_least, refuse_unwritable
+from scdiva._checks import check_choices, check_least, refuse_unwritable
 from scdiva._constants import FINETUNED
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
 from scdiva.data.batch import CellBatch
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.config import ScDiVaConfig
-from scdiva.models.inference import runs_transformer
+from scdiva.models.inference import out_of_memory, runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, Read
 from scdiva.nn.layers import Block, perceptron
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.annotation import VARIANCE_OFFSET, balanced_weights
-from scdiva.train.base import TaskModule, decay_groups
+from scdiva.train.base import Result, TaskModule, decay_groups
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY
 from scdiva.train.config import FinetuneConfig
 from scdiva.train.integration import reversed_gradient
@@ -96,6 +96,7 @@ def finetune_config(
     TypeError
         If one has the wrong type.
     """
+    check_choices(finetune=(finetune, (True, False)))
     given = {"epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context}
     named = {name: value for name, value in (given | {"checkpoint_dir": checkpoint_dir}).items() if value is not None}
     if not finetune:
@@ -167,6 +168,10 @@ class Objective(nn.Module):
 
     n_items: int
     """Training examples of an epoch."""
+
+    def through_blocks(self, network: ScDiVa) -> bool:
+        """Whether the loss depends on the transformer blocks, which can run over a batch in parts."""
+        return runs_transformer(network)
 
     def forward(
         self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
@@ -392,6 +397,10 @@ class FinetuneModule(TaskModule):
             "data": _digest(objective.data()),
         }
 
+    def _in_parts(self, run: Callable[[int], Result], n_cells: int) -> Result:
+        """Run a step; without blocks, smaller parts need no less memory."""
+        return super()._in_parts(run, n_cells if self.objective.through_blocks(self.model) else 1)
+
     def compute_loss(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch of training examples, from the objective."""
         progress = self.batches_seen / self.config.steps
@@ -567,6 +576,8 @@ def finetune(
     ------
     FloatingPointError
         If a loss or gradient is NaN or infinite.
+    MemoryError
+        If the device has too little memory for a single cell, or for a batch of a model that can't run it in parts.
     ValueError
         If `checkpoint_dir` holds a checkpoint of another run.
     KeyboardInterrupt
@@ -595,6 +606,16 @@ def finetune(
             f"{str(error).partition(' The weights were left')[0]} The AnnData object was not changed. Pass a lower "
             f"learning rate, lr={lower:.1g} in place of {config.learning_rate:.2g}{also}; if that does not help, check "
             "the counts and the model."
+        ) from error
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        remedy = 'Free memory on it, or train on another: device="cpu"'
+        if objective.through_blocks(network):
+            remedy += f", or pass a smaller context than {config.context} genes"
+        raise MemoryError(
+            f"{device} is out of memory after {module.batches_seen} of {config.steps} steps of {config.batch_size} "
+            f"examples. The AnnData object was not changed. {remedy}."
         ) from error
     for layers, name, layer in _linears(network, 0):
         if isinstance(layer, LowRankLinear):
@@ -744,6 +765,10 @@ class ResponseObjective(Objective):
         self.delta = nn.Buffer(torch.from_numpy(measured.delta), persistent=False)
         groups = np.arange(len(measured.control))
         self._start, self._stop = (np.searchsorted(measured.cells.batch, groups, side) for side in ("left", "right"))
+
+    def through_blocks(self, network: ScDiVa) -> bool:
+        """Return True: the head reads the transformer's output."""
+        return True
 
     @torch.no_grad()
     def standardise(self, network: ScDiVa) -> None:

@@ -1,39 +1,51 @@
-"""Published data sets by name: found in a folder, or downloaded from a mirror, and held against their checksums."""
+"""Published datasets by name, with the columns of `obs` that the tutorials use."""
 
 from __future__ import annotations
 
-import csv
 import os
+import re
+import warnings
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from anndata import AnnData, read_h5ad
+import numpy as np
+import pandas as pd
+from anndata import AnnData, OldFormatWarning, read_h5ad
+from scipy.sparse import csr_matrix
 
-from scdiva._settings import settings
+from scdiva.datasets._download import published_file
+
+_MISSING = {"", "*", "nan", "none", "na"}
+_CONTROL = re.compile(r"(negctrl\d*|ctrl|control|3x|neg)", flags=re.IGNORECASE)
+"""Parts of a label that target no gene."""
+_ADAMSON_CONTROL = re.compile(r"(62\(mod\)|63\(mod\)|Gal4-4\(mod\)|3x_neg_ctrl|control$)")
 
 
 def pbmc3k(path: str | os.PathLike[str] | None = None) -> AnnData:
-    """Give 2,700 peripheral blood mononuclear cells of one healthy donor, with all genes: 10x Genomics' PBMC 3k.
+    """2,700 peripheral blood mononuclear cells of one healthy donor: 10x Genomics' PBMC 3k, all genes.
 
-    The cells of scanpy's and Seurat's first tutorials [1]_, with the labels of the latter.
+    The dataset of scanpy's and Seurat's first tutorials [1]_, with the cell types of the latter. The first call
+    downloads 5.9 MB.
 
     Parameters
     ----------
     path
-        A copy of yours, read as it is, unchecked. None looks for the published one, see :doc:`/datasets`.
+        A copy of the file, read without a checksum. None: the file in the data folder, or the public one, see
+        :doc:`/datasets`.
 
     Returns
     -------
     AnnData
-        2,700 × 32,738 counts (CSR, float32). `obs["cell_type"]`: nine types, and `"unlabelled"` for the 62 cells that
-        the tutorial filters.
+        2,700 cells × 32,738 genes, counts (CSR, float32). `obs["cell_type"]`, categorical: nine cell types, and
+        `"unlabelled"` for the 62 cells that the tutorial filters.
 
     Raises
     ------
-    FileNotFoundError
-        If there is no copy, and no mirror is named.
+    ConnectionError
+        If the download fails.
     ValueError
-        If a file of that name is another one.
+        If the file is not the published one, or `path` holds other cells.
 
     References
     ----------
@@ -45,30 +57,44 @@ def pbmc3k(path: str | os.PathLike[str] | None = None) -> AnnData:
     >>> import scdiva as sd
     >>> adata = sd.datasets.pbmc3k()  # doctest: +SKIP
     """
-    return _read("pbmc3k", path)
+    adata = _read(path or published_file("pbmc3k"))
+    if "cell_type" not in adata.obs:
+        with resources.files("scdiva.datasets").joinpath("pbmc3k_cell_types.tsv").open(encoding="utf-8") as lines:
+            types = pd.read_csv(lines, sep="\t", index_col="barcode")["cell_type"]
+        cells = adata.obs_names.str.replace(r"-\d+$", "", regex=True)
+        if not cells.isin(types.index).any():
+            raise ValueError(
+                f"None of the {adata.n_obs} cells is one of PBMC 3k's: the first is {adata.obs_names[:1].tolist()}, "
+                'not like "AAACATACAACCAC-1". Read a dataset of your own with anndata.read_h5ad.'
+            )
+        adata.obs["cell_type"] = pd.Categorical(types.reindex(cells).fillna("unlabelled"))
+    return adata
 
 
 def kang(path: str | os.PathLike[str] | None = None) -> AnnData:
-    """Give 12,261 unstimulated blood cells of eight lupus patients, run together and distinguished by their genotypes.
+    """Blood cells of eight lupus patients, unstimulated and stimulated with interferon beta.
 
-    The control cells of Kang et al. [1]_, cut to 1,287 genes.
+    The complete dataset of Kang et al. [1]_ as scverse hosts it; the first call downloads 38 MB. If the data folder or
+    the mirror has only `kang_pbmc_12k_1287g.h5ad`, its 12,261 unstimulated cells and 1,287 genes are read.
 
     Parameters
     ----------
     path
-        A copy of yours, read as it is, unchecked. None looks for the published one, see :doc:`/datasets`.
+        A copy of the file, read without a checksum. None: the file in the data folder, or the public one, see
+        :doc:`/datasets`.
 
     Returns
     -------
     AnnData
-        12,261 × 1,287 counts (CSR, float32). `obs["cell_type"]`: eight types; `obs["donor"]`: eight, categorical.
+        24,673 cells × 15,706 genes, counts (CSR, float32). `obs["cell_type"]`: eight cell types; `obs["donor"]` and
+        `obs["batch"]`: eight donors; `obs["perturbation"]`: `"control"` and `"IFN-beta"`.
 
     Raises
     ------
-    FileNotFoundError
-        If there is no copy, and no mirror is named.
+    ConnectionError
+        If the download fails.
     ValueError
-        If a file of that name is another one.
+        If the file is not the published one, or `path` has no column of stimulation.
 
     References
     ----------
@@ -79,35 +105,152 @@ def kang(path: str | os.PathLike[str] | None = None) -> AnnData:
     --------
     >>> import scdiva as sd
     >>> adata = sd.datasets.kang()  # doctest: +SKIP
+    >>> control = adata[adata.obs["perturbation"] == "control"].copy()  # doctest: +SKIP
     """
-    adata = _read("kang", path)
-    adata.obs["donor"] = adata.obs["donor"].astype(str).astype("category")  # stored as numbers
+    adata = _read(path or published_file("kang"))
+    if adata.uns.get("source_path") == "data/kang_se.rda":  # the subset: unstimulated cells only
+        adata.obs["donor"] = adata.obs["donor"].astype(str).astype("category")  # stored as numbers
+        adata.obs["perturbation"] = pd.Categorical(["control"] * adata.n_obs)
+        return adata
+    _label(adata, ("label", "stim", "condition"), _kang_label)
+    if "replicate" in adata.obs:
+        adata.obs["donor"] = adata.obs["replicate"].astype(str).str.removeprefix("patient_").astype("category")
+        adata.obs["batch"] = adata.obs["donor"]
     return adata
 
 
-def pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
-    """Give 500 cells of human pancreatic islets, measured by five technologies.
+def norman(path: str | os.PathLike[str] | None = None, *, subset: bool = False, download: bool = False) -> AnnData:
+    """CRISPR activation screen of single genes and pairs of genes in K562 cells.
 
-    Baron, Muraro, Grün, Segerstolpe and Lawlor et al. [1]_ [2]_ [3]_ [4]_ [5]_, 100 cells a technology, cut to 2,000
-    variable genes. Scales differ: molecules (inDrop, CEL-seq) and reads (Smart-seq2, Fluidigm C1).
+    The complete screen of Norman et al. [1]_ as scverse hosts it, or the subset that PerturBench [2]_ uses for its
+    tests.
 
     Parameters
     ----------
     path
-        A copy of yours, read as it is, unchecked. None looks for the published one, see :doc:`/datasets`.
+        A copy of one of the files, read without a checksum. None: the file in the data folder, or the public one, see
+        :doc:`/datasets`.
+    subset
+        Read the subset of 3,375 cells and 500 genes; the first call downloads 1.1 MB. If the data folder has
+        `perturbench_devel_norman_mcfaline_5961_500g.h5ad` and not the complete screen, False reads that subset, too.
+    download
+        Download the complete screen, 1.7 GB, if it is not in the data folder.
 
     Returns
     -------
     AnnData
-        500 × 2,000 counts, not all of them whole (CSR, float32). `obs["cell_type"]`: six types; `obs["assay"]`: five
-        technologies; `obs["batch"]`: eight, the donors of inDrop apart.
+        About 111,000 cells × 33,694 genes, or 3,375 × 500, counts (CSR, float32). The subset's were recovered from log
+        values. `obs["perturbation"]`, categorical: genes, pairs written `"A+B"`, `"control"`, missing for cells without
+        a guide.
 
     Raises
     ------
     FileNotFoundError
-        If there is no copy, and no mirror is named.
+        If the complete screen is not in the data folder and `download` is False; the message states the size.
+    ConnectionError
+        If the download fails.
     ValueError
-        If a file of that name is another one.
+        If the file is not the published one, or `path` has no column of perturbations.
+
+    References
+    ----------
+    .. [1] Norman et al., Exploring genetic interaction manifolds constructed from rich single-cell phenotypes, Science
+       365, 786, 2019 (GSE133344).
+    .. [2] Wu et al., PerturBench: benchmarking machine learning models for cellular perturbation analysis,
+       arXiv:2408.10609, 2024.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.norman(subset=True)  # doctest: +SKIP
+    """
+    if path is None and subset:
+        path = published_file("norman_subset")
+    elif path is None:
+        small = "sd.datasets.norman(subset=True) takes 3,375 cells and 500 genes, 1.1 MB. "
+        path = published_file("norman", download=download, instead=small)
+    adata = _read(path)
+    if {"dataset", "ncounts", "perturbation"} <= set(adata.obs):  # PerturBench's own file: log values of two screens
+        adata = adata[adata.obs["dataset"] == "norman19"].copy()
+        adata.X = _counts_of_logs(csr_matrix(adata.X), adata.obs["ncounts"].to_numpy(dtype=np.float64))
+        adata.obs = adata.obs.rename(columns={"dataset": "batch", "ncounts": "ncounts_full"})
+        adata.uns = {}  # scanpy takes uns["log1p"] for a sign of log values
+    elif {"batch", "perturbation"} <= set(adata.obs) and (adata.obs["batch"] == "norman19").any():
+        adata = adata[adata.obs["batch"] == "norman19"].copy()  # another screen is in the same file
+    else:
+        _label(adata, ("perturbation_name", "guide_identity", "guide_merged"), _norman_label)
+    return adata
+
+
+def adamson(path: str | os.PathLike[str] | None = None, *, download: bool = False) -> AnnData:
+    """CRISPR interference screen of the unfolded protein response in K562 cells, all genes.
+
+    The complete screen of Adamson et al. [1]_ as scverse hosts it.
+
+    Parameters
+    ----------
+    path
+        A copy of `adamson_2016_upr_perturb_seq.h5ad`, read without a checksum. None: the file in the data folder, or
+        the public one, see :doc:`/datasets`.
+    download
+        Download the file, 0.5 GB, if it is not in the data folder.
+
+    Returns
+    -------
+    AnnData
+        About 65,000 cells × 32,738 genes, counts (CSR, float32). `obs["perturbation"]`, categorical: the gene of each
+        guide, `"control"` for non-targeting guides, missing for cells without a guide. `obs["guide"]`: the guide as
+        published, such as `"SPI1_pDS255"`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is not in the data folder and `download` is False; the message states the size.
+    ConnectionError
+        If the download fails.
+    ValueError
+        If the file has changed since it was downloaded, or has no column of perturbations.
+
+    References
+    ----------
+    .. [1] Adamson et al., A multiplexed single-cell CRISPR screening platform enables systematic dissection of the
+       unfolded protein response, Cell 167, 1867, 2016 (GSE90546).
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.adamson(download=True)  # doctest: +SKIP
+    """
+    adata = _read(path or published_file("adamson", download=download))
+    return _label(adata, ("guide", "perturbation", "guide_identity"), _adamson_label, keep="guide")
+
+
+def pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
+    """500 cells of human pancreatic islets, measured by five technologies.
+
+    Baron, Muraro, Grün, Segerstolpe and Lawlor et al. [1]_ [2]_ [3]_ [4]_ [5]_, 100 cells per technology and 2,000
+    variable genes. Counts are molecules (inDrop, CEL-seq, CEL-seq2) or reads (Smart-seq2, Fluidigm C1). No public
+    address has the file, see :doc:`/datasets`.
+
+    Parameters
+    ----------
+    path
+        A copy of the file, read without a checksum. None: the file in the data folder or on the mirror.
+
+    Returns
+    -------
+    AnnData
+        500 cells × 2,000 genes, counts, some of them not whole numbers (CSR, float32). `obs["cell_type"]`: six cell
+        types; `obs["assay"]`: five technologies; `obs["batch"]`: eight, one per donor for inDrop.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no copy and no mirror is set; the message states the source.
+    ConnectionError
+        If the download fails.
+    ValueError
+        If the file is not the published one.
 
     References
     ----------
@@ -120,71 +263,35 @@ def pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pancreas()  # doctest: +SKIP
+    >>> adata = sd.datasets.pancreas(path="islets.h5ad")  # doctest: +SKIP
     """
-    return _read("pancreas", path)
-
-
-def norman(path: str | os.PathLike[str] | None = None) -> AnnData:
-    """Give 3,375 cells of a CRISPR activation screen of single genes and pairs in K562, with 500 genes.
-
-    A subset of Norman et al. [1]_, as PerturBench [2]_ keeps it for its tests.
-
-    Parameters
-    ----------
-    path
-        A copy of yours, read as it is, unchecked. None looks for the published one, see :doc:`/datasets`.
-
-    Returns
-    -------
-    AnnData
-        3,375 × 500 counts, recovered from log values (CSR, float32). `obs["perturbation"]`: genes, pairs written
-        `"A+B"`, and `"control"`.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no copy, and no mirror is named.
-    ValueError
-        If a file of that name is another one.
-
-    References
-    ----------
-    .. [1] Norman et al., Exploring genetic interaction manifolds constructed from rich single-cell phenotypes, Science
-       365, 786, 2019 (GSE133344).
-    .. [2] Wu et al., PerturBench: benchmarking machine learning models for cellular perturbation analysis,
-       arXiv:2408.10609, 2024.
-
-    Examples
-    --------
-    >>> import scdiva as sd
-    >>> adata = sd.datasets.norman()  # doctest: +SKIP
-    """
-    adata = _read("norman", path)
-    return adata[adata.obs["batch"] == "norman19"].copy()  # another screen lies in the same file
+    return _read(path or published_file("pancreas"))
 
 
 def mouse_brain(path: str | os.PathLike[str] | None = None) -> AnnData:
-    """Give 550 cells of mouse cortex and hippocampus, 50 of each of eleven types.
+    """550 cells of mouse cortex and hippocampus, 50 of each of eleven cell types.
 
-    A subset of Zeisel et al. [1]_, measured by STRT-seq with molecules counted.
+    A subset of Zeisel et al. [1]_, measured by STRT-seq with unique molecular identifiers. No public address has the
+    file, see :doc:`/datasets`.
 
     Parameters
     ----------
     path
-        A copy of yours, read as it is, unchecked. None looks for the published one, see :doc:`/datasets`.
+        A copy of the file, read without a checksum. None: the file in the data folder or on the mirror.
 
     Returns
     -------
     AnnData
-        550 × 19,972 counts of mouse genes (CSR, float32). `obs["cell_type"]`: eleven types.
+        550 cells × 19,972 mouse genes, counts (CSR, float32). `obs["cell_type"]`: eleven cell types.
 
     Raises
     ------
     FileNotFoundError
-        If there is no copy, and no mirror is named.
+        If there is no copy and no mirror is set; the message states the source.
+    ConnectionError
+        If the download fails.
     ValueError
-        If a file of that name is another one.
+        If the file is not the published one.
 
     References
     ----------
@@ -194,32 +301,35 @@ def mouse_brain(path: str | os.PathLike[str] | None = None) -> AnnData:
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.mouse_brain()  # doctest: +SKIP
+    >>> adata = sd.datasets.mouse_brain(path="brain.h5ad")  # doctest: +SKIP
     """
-    return _read("mouse_brain", path)
+    return _read(path or published_file("mouse_brain"))
 
 
 def mouse_pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
-    """Give 739 cells of the mouse pancreas at embryonic day 15.5, from duct to endocrine cells.
+    """739 cells of the mouse pancreas at embryonic day 15.5, from ductal to endocrine cells.
 
-    A subset of Bastidas-Ponce et al. [1]_; its types lie along a continuum.
+    A subset of Bastidas-Ponce et al. [1]_; its cell types form a continuum. No public address has the file, see
+    :doc:`/datasets`.
 
     Parameters
     ----------
     path
-        A copy of yours, read as it is, unchecked. None looks for the published one, see :doc:`/datasets`.
+        A copy of the file, read without a checksum. None: the file in the data folder or on the mirror.
 
     Returns
     -------
     AnnData
-        739 × 7,192 spliced counts of mouse genes (CSR, float32). `obs["cell_type"]`: eight types.
+        739 cells × 7,192 mouse genes, spliced counts (CSR, float32). `obs["cell_type"]`: eight cell types.
 
     Raises
     ------
     FileNotFoundError
-        If there is no copy, and no mirror is named.
+        If there is no copy and no mirror is set; the message states the source.
+    ConnectionError
+        If the download fails.
     ValueError
-        If a file of that name is another one.
+        If the file is not the published one.
 
     References
     ----------
@@ -229,40 +339,63 @@ def mouse_pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.mouse_pancreas()  # doctest: +SKIP
+    >>> adata = sd.datasets.mouse_pancreas(path="pancreas.h5ad")  # doctest: +SKIP
     """
-    return _read("mouse_pancreas", path)
+    return _read(path or published_file("mouse_pancreas"))
 
 
-def folder_of_data() -> Path:
-    """Return the folder in which data sets are kept."""
-    import pooch
-
-    return Path(settings.data_dir or os.environ.get("SCDIVA_DATA_DIR") or pooch.os_cache("scdiva"))
-
-
-def mirror_of_data() -> str:
-    """Return the address that data sets are downloaded from; empty: none is named."""
-    return (settings.data_url or os.environ.get("SCDIVA_DATA_URL", "")).rstrip("/")
+def _read(file: str | os.PathLike[str]) -> AnnData:
+    """Read a file; the counts become X, in CSR."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OldFormatWarning)  # some of scverse's files are older than anndata 0.7
+        adata = read_h5ad(Path(file))
+    counts = adata.layers.pop("counts") if "counts" in adata.layers else adata.X
+    adata.X = csr_matrix(counts, dtype=np.float32)
+    return adata
 
 
-def _read(name: str, path: str | os.PathLike[str] | None) -> AnnData:
-    """Read the user's copy, the one in the folder of data sets, or one that is downloaded into it."""
-    if path is not None:
-        return read_h5ad(path)
-    import pooch
+def _counts_of_logs(x: csr_matrix, totals: np.ndarray) -> csr_matrix:
+    """Recover counts from log1p of counts per 10,000: a cell's smallest value is one count, or by its total a few."""
+    values = np.expm1(x.data.astype(np.float64))
+    unit = np.minimum.reduceat(values, x.indptr[:-1])  # each cell has a count
+    unit /= np.maximum(np.rint(totals * unit / 1e4), 1)
+    counts = np.rint(values / np.repeat(unit, np.diff(x.indptr)))
+    return csr_matrix((counts.astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
-    with resources.files("scdiva.datasets").joinpath("published.tsv").open(encoding="utf-8") as table:
-        entry = {row["name"]: row for row in csv.DictReader(table, delimiter="\t")}[name]
-    folder, mirror = folder_of_data(), mirror_of_data()
-    file = folder / entry["file"]
-    if not file.is_file() and not mirror:
-        raise FileNotFoundError(
-            f"{file} is not there, and no mirror is named to download it from. Put a copy there, name a mirror "
-            f"(sd.settings.data_url), or pass path=. It was made from {entry['source']}; no public address has the "
-            "h5ad file itself."
+
+def _label(adata: AnnData, columns: tuple[str, ...], label: Callable[[str], str], keep: str | None = None) -> AnnData:
+    """Write `obs["perturbation"]` from the first of these columns that exists; keep the column itself as `keep`."""
+    column = next((one for one in columns if one in adata.obs), None)
+    if column is None:
+        raise ValueError(
+            f"obs has none of the columns {', '.join(columns)}; it has {', '.join(map(str, adata.obs.columns))}. "
+            'Read the file with anndata.read_h5ad and write obs["perturbation"] yourself: "control", "A" or "A+B".'
         )
-    if file.is_file() and pooch.file_hash(str(file)) != entry["sha256"]:  # which pooch would write over
-        raise ValueError(f"{file} is not the published file, its SHA-256 differs: move it, or pass path= to read it")
-    address, known = f"{mirror}/{entry['file']}", f"sha256:{entry['sha256']}"
-    return read_h5ad(pooch.retrieve(address, known, entry["file"], folder, progressbar=settings.progress))
+    texts = adata.obs[column].astype(object).where(adata.obs[column].notna(), "").astype(str)
+    names = {text: label(text) if text.lower() not in _MISSING else None for text in texts.unique()}
+    if keep is not None:
+        adata.obs[keep] = texts.where(~texts.str.lower().isin(_MISSING)).astype("category")
+    adata.obs["perturbation"] = pd.Categorical(texts.map(names))
+    return adata
+
+
+def _norman_label(text: str) -> str:
+    """Turn `"A+B"`, or guides such as `"A_NegCtrl0__A_NegCtrl0"`, into the targeted genes."""
+    return _joined(re.split(r"[+_]", text.split("__")[0]))
+
+
+def _adamson_label(text: str) -> str:
+    """Turn a guide such as `"SPI1_pDS255"` into its gene; several genes of a guide are a combination."""
+    if _ADAMSON_CONTROL.match(text):
+        return "control"
+    genes = re.sub(r"(_only)?(_p[A-Z]{2}\d+(-\d+)?)?$", "", text)
+    return _joined(re.split(r"[+_]", genes))
+
+
+def _joined(parts: list[str]) -> str:
+    return "+".join(sorted({part for part in parts if part and not _CONTROL.fullmatch(part)})) or "control"
+
+
+def _kang_label(text: str) -> str:
+    names = {"ctrl": "control", "control": "control", "stim": "IFN-beta", "stimulated": "IFN-beta"}
+    return names.get(text.lower(), text)

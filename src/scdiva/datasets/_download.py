@@ -1,0 +1,181 @@
+"""Files of published datasets: looked up in the data folder, or downloaded into it and verified."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from http.client import responses
+from importlib import resources
+from pathlib import Path
+
+from scdiva._settings import progress_bar, settings
+from scdiva._version import __version__
+
+TABLE = resources.files("scdiva.datasets").joinpath("published.tsv")
+"""Names, files, checksums and addresses."""
+_HEADERS = {"User-Agent": f"scdiva/{__version__}"}
+"""scverse's server answers 403 to the default name of Python's clients."""
+_TIMEOUT = (10.0, 60.0)
+"""Seconds until a connection is made, and seconds without a byte."""
+_LARGE = 100_000_000
+"""Bytes above which a file is downloaded only on request."""
+
+
+def published_file(name: str, *, download: bool = False, instead: str = "") -> Path:
+    """Return a file of a dataset in the data folder; download it if there is none.
+
+    Parameters
+    ----------
+    name
+        A name in `published.tsv`. Its files are looked up in the order of their rows: the complete dataset, and a
+        smaller one that a data folder or a mirror may have instead.
+    download
+        Whether a first file of more than 100 MB may be downloaded. If so, a smaller one is not read instead.
+    instead
+        An alternative to a large file, as a sentence for the error.
+
+    Returns
+    -------
+    The path of a verified file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If no copy and no address is known, or the file is large and `download` is False.
+    ConnectionError
+        If the download fails.
+    ValueError
+        If the file is not the published one.
+    OSError
+        If the data folder can't be written.
+    """
+    with TABLE.open(encoding="utf-8") as lines:
+        table = list(csv.DictReader(lines, delimiter="\t"))
+    rows = [row for row in table if row["name"] == name]
+    rows = rows[:1] if download else rows
+    sums: dict[str, set[str]] = {row["file"]: set() for row in rows}
+    for row in rows:
+        sums[row["file"]] |= {row["sha256"]} - {""}
+    folder = _folder()
+    for file in map(folder.joinpath, sums):
+        if file.is_file():
+            _verify(file, sums[file.name])
+            return file
+
+    first, call = rows[0], f"sd.datasets.{name.removesuffix('_subset')}"
+    file, address, n_bytes = folder / first["file"], first["address"], int(first["bytes"])
+    mirror = (settings.data_url or os.environ.get("SCDIVA_DATA_URL", "")).rstrip("/")
+    if not mirror and not address.endswith(".h5ad"):
+        raise FileNotFoundError(
+            f"{file} is not there, and no public address has it: it was made from {address}, which only R reads. "
+            f'Convert that to h5ad and pass it, {call}(path="{name}.h5ad"), or set sd.settings.data_url to a mirror.'
+        )
+    if n_bytes > _LARGE and not download:
+        raise FileNotFoundError(
+            f"{file} is not there, and it is large: {call}(download=True) downloads {n_bytes / 1e9:.1f} GB from "
+            f"{mirror or address}, once. {instead}{call}(path={file.name!r}) reads a copy."
+        )
+    names = list(sums) if mirror else [file.name]
+    for one in names:
+        try:
+            return _download(f"{mirror}/{one}" if mirror else address, folder / one, sums[one], call)
+        except FileNotFoundError:  # a mirror may have the smaller file only
+            if one == names[-1]:
+                raise
+    raise AssertionError
+
+
+def _folder() -> Path:
+    """Return the folder in which datasets are kept."""
+    import pooch
+
+    return Path(settings.data_dir or os.environ.get("SCDIVA_DATA_DIR") or pooch.os_cache("scdiva"))
+
+
+def _verify(file: Path, sums: set[str]) -> None:
+    """Refuse a file that is neither a published one nor the one that was downloaded."""
+    import pooch
+
+    recorded = file.with_name(f"{file.name}.sha256")
+    if recorded.is_file():
+        sums = sums | set(recorded.read_text(encoding="utf-8").split()[:1])
+    if sums and pooch.file_hash(str(file)) not in sums:
+        raise ValueError(
+            f"{file} is not the published file, or has changed since it was downloaded: its SHA-256 differs. Move it "
+            "and call again, or pass path= to read it as it is."
+        )
+
+
+def _download(address: str, file: Path, sums: set[str], call: str) -> Path:
+    """Download a file, verify it, and move it to its name; without a known checksum, record its own next to it."""
+    import pooch
+    from requests import HTTPError, RequestException
+
+    remedy = f"Try again, or download it another way and pass it, {call}(path={file.name!r})."
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=file.parent) as scratch:
+            part = Path(scratch) / file.name
+            with progress_bar(desc=f"downloading {file.name}", unit="B", total=1) as bar:
+                bar.unit_scale = True
+                get = pooch.HTTPDownloader(
+                    progressbar=not bar.disable and bar, chunk_size=2**16, headers=_HEADERS, timeout=_TIMEOUT
+                )
+                get(address, str(part), None)
+            _check(part, address, sums, remedy)
+            if not sums:
+                record = part.with_name(f"{file.name}.sha256")
+                record.write_text(f"{pooch.file_hash(str(part))}  {file.name}\n", encoding="utf-8")
+                record.replace(file.with_name(record.name))
+            part.replace(file)
+    except HTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        kind = FileNotFoundError if status == 404 else ConnectionError
+        raise kind(f"{address} can't be downloaded: {status} {responses.get(status, '')}. {remedy}") from None
+    except RequestException as error:
+        raise ConnectionError(f"{address} can't be downloaded: {_reason(error)}. {remedy}") from None
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{os.strerror(error.errno or 0)}: {file.parent} can't be written. Name another folder, "
+            'sd.settings.data_dir = "data", or pass path= to read a copy of',
+            file.name,
+        ) from error
+    return file
+
+
+def _check(part: Path, address: str, sums: set[str], remedy: str) -> None:
+    """Refuse a download that is no whole h5ad file, or another than the published one."""
+    import h5py
+    import pooch
+
+    with part.open("rb") as content:
+        begins = content.read(32)
+    try:
+        h5py.File(part, "r", locking=False).close()
+    except OSError:
+        what = "was cut off" if h5py.is_hdf5(part) else f"is no h5ad file, it begins with {ascii(begins)[2:-1]!r}"
+        raise ValueError(f"The download from {address} {what}. {remedy}") from None
+    if sums and (found := pooch.file_hash(str(part))) not in sums:
+        raise ValueError(
+            f"The download from {address} is not the published file: its SHA-256 is {found}, not "
+            f"{' or '.join(sorted(sums))}. {remedy}"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few words why a download failed."""
+    from requests import exceptions
+
+    if isinstance(error, exceptions.Timeout) or "timed out" in str(error):
+        return f"the server did not answer, or sent nothing for {_TIMEOUT[1]:g} seconds"
+    if isinstance(error, exceptions.SSLError):
+        return "the server's certificate is not accepted"
+    if isinstance(error, exceptions.ProxyError):
+        return "the proxy does not connect"
+    if isinstance(error, exceptions.ChunkedEncodingError):
+        return "the connection ended before the whole file was sent"
+    if isinstance(error, exceptions.ConnectionError):
+        return "no connection to the server"
+    return f"the address or the answer is not valid ({type(error).__name__})"

@@ -61,8 +61,8 @@ test-faults: $(VENV)/.groups
 coverage: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --cov=scdiva --cov-report=term
 
-# Tutorials are run here where their data sets are, in a folder or on a mirror (docs/datasets.md), and what they show is
-# kept by scripts/tutorials.py.
+# Tutorials are run here if a data folder or a mirror is set (docs/datasets.md), so that no build downloads anything from
+# public servers. What they show is kept by scripts/tutorials.py.
 docs: $(VENV)/.groups
 	$(PY) scripts/examples.py
 	$(if $(SCDIVA_DATA_DIR)$(SCDIVA_DATA_URL),OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --nbmake \

@@ -83,8 +83,8 @@ PAPER_WORDS = (
     "differentially expressed genes. Which genes, splits and seeds is not said, nor whether the correlation is of "
     "changes. **None of it was measured here**: these files do not come with the package. `python "
     "benchmarks/perturbation.py --data FOLDER --sets norman_2019_doubles norman_2019_singles adamson_2016` runs all "
-    "arms above on the complete screens, once their files are in FOLDER (`sd.datasets.norman_2019(download=True)`, "
-    "`sd.datasets.adamson_2016(download=True)`)."
+    "arms above on the complete screens, once their files are in FOLDER (`sd.datasets.norman(download=True)`, "
+    "`sd.datasets.adamson(download=True)`)."
 )
 LITERATURE_WORDS = (
     "What others report for Norman's combinations, Pearson Δ over the top 100 genes; splits differ. Simple baselines "

@@ -46,10 +46,10 @@ SCREENS = {
     "norman_singles": Screen(DEVEL, "single", keep={"cell_type": ["k562"]}),
     "glioma": Screen(DEVEL, "group", groupby="cell_type", keep={"cell_type": ["A172", "T98G", "U87MG"]}),
     "kang_ifnb": Screen("kang_ifnb_2800", "group", groupby="cell_type"),
-    "norman_2019_doubles": Screen("norman_2019_raw", "combination", reader="norman_2019"),
-    "norman_2019_singles": Screen("norman_2019_raw", "single", reader="norman_2019"),
-    "adamson_2016": Screen("adamson_2016_upr_perturb_seq", "single", reader="adamson_2016"),
-    "kang_2018": Screen("kang_2018", "group", groupby="cell_type", reader="kang_2018"),
+    "norman_2019_doubles": Screen("norman_2019_raw", "combination", reader="norman"),
+    "norman_2019_singles": Screen("norman_2019_raw", "single", reader="norman"),
+    "adamson_2016": Screen("adamson_2016_upr_perturb_seq", "single", reader="adamson"),
+    "kang_2018": Screen("kang_2018", "group", groupby="cell_type", reader="kang"),
 }
 
 

@@ -25,6 +25,7 @@ NEEDED = (
     "scdiva/checkpoints/scdiva-mini/config.json",
     "scdiva/checkpoints/scdiva-mini/model.safetensors",
     "scdiva/checkpoints/scdiva-mini/vocabulary.safetensors",
+    "scdiva/datasets/pbmc3k_cell_types.tsv",
     "scdiva/datasets/published.tsv",
     "scdiva/datasets/transcription_factors.txt",
     "scdiva/tokenizer/human.safetensors",

@@ -71,11 +71,11 @@ class Settings:
         from 0 to 4 and those of `logging` may be given instead. Where logging is configured, the records go to its
         handlers; which ones is still for this to say. Warnings about data are Python's, see :mod:`warnings`.
     data_dir
-        Folder of published data sets, where they are looked for and downloaded to, see :mod:`scdiva.datasets`; None
-        takes the environment's ``SCDIVA_DATA_DIR``, or else the user's cache.
+        Folder where published datasets are looked up and downloaded to, see :mod:`scdiva.datasets`. None: the
+        environment variable ``SCDIVA_DATA_DIR``, or else the user's cache folder.
     data_url
-        Address that they are downloaded from, a folder at some ``https://``; None takes the environment's
-        ``SCDIVA_DATA_URL``, and downloads nothing where that is not set either.
+        Address of a mirror of the published datasets, a folder at some ``https://``. None: the environment variable
+        ``SCDIVA_DATA_URL``, or else their public addresses.
 
     Examples
     --------

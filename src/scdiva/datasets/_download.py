@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 import tempfile
 from http.client import responses
@@ -14,7 +15,7 @@ from scdiva._version import __version__
 
 TABLE = resources.files("scdiva.datasets").joinpath("published.tsv")
 """Names, files, checksums and addresses."""
-_HEADERS = {"User-Agent": f"scdiva/{__version__}"}
+_HEADERS = {"User-Agent": f"scdiva/{__version__}", "Accept-Encoding": "identity"}
 """scverse's server answers 403 to the default name of Python's clients."""
 _TIMEOUT = (10.0, 60.0)
 """Seconds until a connection is made, and seconds without a byte."""
@@ -95,45 +96,53 @@ def _folder() -> Path:
 
 def _verify(file: Path, sums: set[str]) -> None:
     """Refuse a file that is neither a published one nor the one that was downloaded."""
-    import pooch
-
     recorded = file.with_name(f"{file.name}.sha256")
     if recorded.is_file():
         sums = sums | set(recorded.read_text(encoding="utf-8").split()[:1])
-    if sums and pooch.file_hash(str(file)) not in sums:
+    if sums and _sha256(file) not in sums:
         raise ValueError(
             f"{file} is not the published file, or has changed since it was downloaded: its SHA-256 differs. Move it "
             "and call again, or pass path= to read it as it is."
         )
 
 
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
 def _download(address: str, file: Path, sums: set[str], call: str) -> Path:
     """Download a file, verify it, and move it to its name; without a known checksum, record its own next to it."""
-    import pooch
-    from requests import HTTPError, RequestException
+    import requests
 
     remedy = f"Try again, or download it another way and pass it, {call}(path={file.name!r})."
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=file.parent) as scratch:
             part = Path(scratch) / file.name
-            with progress_bar(desc=f"downloading {file.name}", unit="B", total=1) as bar:
-                bar.unit_scale = True
-                get = pooch.HTTPDownloader(
-                    progressbar=not bar.disable and bar, chunk_size=2**16, headers=_HEADERS, timeout=_TIMEOUT
-                )
-                get(address, str(part), None)
+            with (
+                requests.get(address, headers=_HEADERS, timeout=_TIMEOUT, stream=True) as answer,
+                part.open("wb") as out,
+            ):
+                answer.raise_for_status()
+                length = answer.headers.get("Content-Length", "")
+                n_bytes = int(length) if length.isdecimal() else None
+                with progress_bar(desc=f"downloading {file.name}", unit="B", total=n_bytes) as bar:
+                    bar.unit_scale = True
+                    for piece in answer.iter_content(2**16):
+                        out.write(piece)
+                        bar.update(len(piece))
             _check(part, address, sums, remedy)
             if not sums:
                 record = part.with_name(f"{file.name}.sha256")
-                record.write_text(f"{pooch.file_hash(str(part))}  {file.name}\n", encoding="utf-8")
+                record.write_text(f"{_sha256(part)}  {file.name}\n", encoding="utf-8")
                 record.replace(file.with_name(record.name))
             part.replace(file)
-    except HTTPError as error:
+    except requests.HTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         kind = FileNotFoundError if status == 404 else ConnectionError
         raise kind(f"{address} can't be downloaded: {status} {responses.get(status, '')}. {remedy}") from None
-    except RequestException as error:
+    except requests.RequestException as error:
         raise ConnectionError(f"{address} can't be downloaded: {_reason(error)}. {remedy}") from None
     except OSError as error:
         raise OSError(
@@ -148,7 +157,6 @@ def _download(address: str, file: Path, sums: set[str], call: str) -> Path:
 def _check(part: Path, address: str, sums: set[str], remedy: str) -> None:
     """Refuse a download that is no whole h5ad file, or another than the published one."""
     import h5py
-    import pooch
 
     with part.open("rb") as content:
         begins = content.read(32)
@@ -157,7 +165,7 @@ def _check(part: Path, address: str, sums: set[str], remedy: str) -> None:
     except OSError:
         what = "was cut off" if h5py.is_hdf5(part) else f"is no h5ad file, it begins with {ascii(begins)[2:-1]!r}"
         raise ValueError(f"The download from {address} {what}. {remedy}") from None
-    if sums and (found := pooch.file_hash(str(part))) not in sums:
+    if sums and (found := _sha256(part)) not in sums:
         raise ValueError(
             f"The download from {address} is not the published file: its SHA-256 is {found}, not "
             f"{' or '.join(sorted(sums))}. {remedy}"

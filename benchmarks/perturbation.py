@@ -10,9 +10,9 @@ r"""Responses to perturbations that were held out: predicted, beside simple base
 - glioma: each of three cell lines is left out but for its control cells.
 - kang_ifnb: the same for each cell type and IFN-beta.
 - norman_2019_doubles, norman_2019_singles, adamson_2016, kang_2018: the complete screens, as scverse hosts them. By
-  default the sets run whose file is in FOLDER; `sd.datasets.norman(download=True)`, `adamson(download=True)` and `kang()`
-  download them into `sd.settings.data_dir` (1.7 GB for Norman's). They were not at hand where this was written: what
-  the results call norman_doubles and norman_singles are 15 doubles and 18 singles with 500 genes.
+  default the sets run whose file is in FOLDER; `sd.datasets.norman(download=True)`, `adamson(download=True)` and
+  `kang()` download them into `sd.settings.data_dir` (1.7 GB for Norman's). They were not at hand where this was
+  written: what the results call norman_doubles and norman_singles are 15 doubles and 18 singles with 500 genes.
 
 ours is `tl.predict_perturbation` by its defaults. The simple baselines are those that its result carries: rows of their
 own from the same call. Rows of ours_head and ours_network are of a network that was removed after them: it learned what

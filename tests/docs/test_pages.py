@@ -37,7 +37,6 @@ QUICKER = {
     'sd.models.push(model, "hf://lab/atlas", card="# Our atlas ...")': '"scdiva-mini"',
     'Client("tcp://scheduler:8786")': "Client(processes=False, n_workers=1, dashboard_address=None)",
     "sd.datasets.kang()": 'sd.datasets.pbmc3k(path="cells.h5ad")',
-    "sd.datasets.norman(download=True)": 'sd.datasets.pbmc3k(path="cells.h5ad")',
     "sd.pl.grn(adata)": "sd.pl.grn(adata, n_edges=20)",
     "adata, 200, groupby": "adata, 5, groupby",
 }

@@ -328,6 +328,8 @@ def test_labels_of_norman(column, tmp_path):
     labels = sd.datasets.norman(tmp_path / "norman.h5ad").obs["perturbation"]
     assert labels.tolist()[:4] == ["control", "KLF1", "KLF1+SET", "CEBPE+RUNX1T1"]
     assert labels.isna().tolist() == [False] * 4 + [True]
+    with pytest.raises(ValueError, match="leave out subset=True"):
+        sd.datasets.norman(tmp_path / "norman.h5ad", subset=True)
 
 
 def test_labels_of_adamson(tmp_path):

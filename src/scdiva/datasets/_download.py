@@ -91,7 +91,7 @@ def _folder() -> Path:
     """Return the folder in which datasets are kept."""
     import pooch
 
-    return Path(settings.data_dir or os.environ.get("SCDIVA_DATA_DIR") or pooch.os_cache("scdiva"))
+    return Path(settings.data_dir or os.environ.get("SCDIVA_DATA_DIR") or pooch.os_cache("scdiva")).expanduser()
 
 
 def _verify(file: Path, sums: set[str]) -> None:

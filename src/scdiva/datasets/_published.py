@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Callable
 from importlib import resources
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -57,7 +56,7 @@ def pbmc3k(path: str | os.PathLike[str] | None = None) -> AnnData:
     >>> import scdiva as sd
     >>> adata = sd.datasets.pbmc3k()  # doctest: +SKIP
     """
-    adata = _read(path or published_file("pbmc3k"))
+    adata = _read(path, "pbmc3k")
     if "cell_type" not in adata.obs:
         with resources.files("scdiva.datasets").joinpath("pbmc3k_cell_types.tsv").open(encoding="utf-8") as lines:
             types = pd.read_csv(lines, sep="\t", index_col="barcode")["cell_type"]
@@ -107,7 +106,7 @@ def kang(path: str | os.PathLike[str] | None = None) -> AnnData:
     >>> adata = sd.datasets.kang()  # doctest: +SKIP
     >>> control = adata[adata.obs["perturbation"] == "control"].copy()  # doctest: +SKIP
     """
-    adata = _read(path or published_file("kang"))
+    adata = _read(path, "kang")
     if adata.uns.get("source_path") == "data/kang_se.rda":  # the subset: unstimulated cells only
         adata.obs["donor"] = adata.obs["donor"].astype(str).astype("category")  # stored as numbers
         adata.obs["perturbation"] = pd.Categorical(["control"] * adata.n_obs)
@@ -150,7 +149,7 @@ def norman(path: str | os.PathLike[str] | None = None, *, subset: bool = False, 
     ConnectionError
         If the download fails.
     ValueError
-        If the file is not the published one, or `path` has no column of perturbations.
+        If the file is not the published one, or `path` has no column of perturbations or is passed with `subset`.
 
     References
     ----------
@@ -164,12 +163,13 @@ def norman(path: str | os.PathLike[str] | None = None, *, subset: bool = False, 
     >>> import scdiva as sd
     >>> adata = sd.datasets.norman(subset=True)  # doctest: +SKIP
     """
-    if path is None and subset:
-        path = published_file("norman_subset")
-    elif path is None:
+    if subset and path is not None:
+        raise ValueError(f"path={os.fspath(path)!r} is read as it is: leave out subset=True, or path=.")
+    if subset:
+        adata = _read(None, "norman_subset")
+    else:
         small = "sd.datasets.norman(subset=True) takes 3,375 cells and 500 genes, 1.1 MB. "
-        path = published_file("norman", download=download, instead=small)
-    adata = _read(path)
+        adata = _read(path, "norman", download=download, instead=small)
     if {"dataset", "ncounts", "perturbation"} <= set(adata.obs):  # PerturBench's own file: log values of two screens
         adata = adata[adata.obs["dataset"] == "norman19"].copy()
         adata.X = _counts_of_logs(csr_matrix(adata.X), adata.obs["ncounts"].to_numpy(dtype=np.float64))
@@ -221,7 +221,7 @@ def adamson(path: str | os.PathLike[str] | None = None, *, download: bool = Fals
     >>> import scdiva as sd
     >>> adata = sd.datasets.adamson(download=True)  # doctest: +SKIP
     """
-    adata = _read(path or published_file("adamson", download=download))
+    adata = _read(path, "adamson", download=download)
     return _label(adata, ("guide", "perturbation", "guide_identity"), _adamson_label, keep="guide")
 
 
@@ -265,7 +265,7 @@ def pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
     >>> import scdiva as sd
     >>> adata = sd.datasets.pancreas(path="islets.h5ad")  # doctest: +SKIP
     """
-    return _read(path or published_file("pancreas"))
+    return _read(path, "pancreas")
 
 
 def mouse_brain(path: str | os.PathLike[str] | None = None) -> AnnData:
@@ -303,7 +303,7 @@ def mouse_brain(path: str | os.PathLike[str] | None = None) -> AnnData:
     >>> import scdiva as sd
     >>> adata = sd.datasets.mouse_brain(path="brain.h5ad")  # doctest: +SKIP
     """
-    return _read(path or published_file("mouse_brain"))
+    return _read(path, "mouse_brain")
 
 
 def mouse_pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
@@ -341,14 +341,15 @@ def mouse_pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
     >>> import scdiva as sd
     >>> adata = sd.datasets.mouse_pancreas(path="pancreas.h5ad")  # doctest: +SKIP
     """
-    return _read(path or published_file("mouse_pancreas"))
+    return _read(path, "mouse_pancreas")
 
 
-def _read(file: str | os.PathLike[str]) -> AnnData:
-    """Read a file; the counts become X, in CSR."""
+def _read(path: str | os.PathLike[str] | None, name: str, *, download: bool = False, instead: str = "") -> AnnData:
+    """Read a copy, or the published file; the counts become X, in CSR."""
+    file = published_file(name, download=download, instead=instead) if path is None else path
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OldFormatWarning)  # some of scverse's files are older than anndata 0.7
-        adata = read_h5ad(Path(file))
+        adata = read_h5ad(file)
     counts = adata.layers.pop("counts") if "counts" in adata.layers else adata.X
     adata.X = csr_matrix(counts, dtype=np.float32)
     return adata

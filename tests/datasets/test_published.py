@@ -115,7 +115,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.delenv("SCDIVA_DATA_DIR", raising=False)
     for name, value in {"data_url": None, "data_dir": tmp_path / "data", "progress": False}.items():
         monkeypatch.setattr(sd.settings, name, value)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
+    threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
     yield found
     found.go_on.set()
     found.shutdown()

@@ -23,6 +23,7 @@ HEAVY = (
     "matplotlib",
     "numba",
     "pooch",
+    "requests",
 )
 
 

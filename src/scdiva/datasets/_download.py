@@ -132,6 +132,8 @@ def _download(address: str, file: Path, sums: set[str], call: str) -> Path:
                     for piece in answer.iter_content(2**16):
                         out.write(piece)
                         bar.update(len(piece))
+                if n_bytes is not None and out.tell() != n_bytes:  # urllib3 before 2 does not notice
+                    raise requests.exceptions.ChunkedEncodingError
             _check(part, address, sums, remedy)
             if not sums:
                 record = part.with_name(f"{file.name}.sha256")

@@ -11,6 +11,7 @@ from _integration_table import WORDS as INTEGRATION_WORDS
 from _perturbation_table import ATTEMPT_WORDS
 from _perturbation_table import WORDS as PERTURBATION_WORDS
 from _reconstruction_table import WORDS as RECONSTRUCTION_WORDS
+from _rejection_table import WORDS as REJECTION_WORDS
 from _scaling_table import WORDS as SCALING_WORDS
 
 ABOUT = {
@@ -78,6 +79,7 @@ ABOUT = {
         "kang_pbmc_12k_1287g.",
     ),
     "annotation": ("Annotating cell types", ANNOTATION_WORDS),
+    "rejection": ("Rejecting unknown types across studies", REJECTION_WORDS),
     "perturbation": ("Responses to perturbations", PERTURBATION_WORDS),
     "perturbation_attempts": ("Attempts at combinations", ATTEMPT_WORDS),
     "grn": ("Gene networks", GRN_WORDS),

@@ -41,6 +41,7 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "annotation": (
         ENCODER, dict.fromkeys(("logistic", "logistic_balanced", "svm", "centroid", "knn", "scanvi"), NONE),
     ),
+    "rejection": (ENCODER, {}),
     "perturbation": (
         WHOLE,
         {

@@ -31,6 +31,7 @@ from _markdown import arm_name, table
 from _perturbation_table import perturbation_attempts, perturbation_tables, reported
 from _plan import filled
 from _reconstruction_table import reconstruction_tables
+from _rejection_table import rejection_table
 from _scaling_table import FIGURE as SCALING_FIGURE
 from _scaling_table import draw_scaling, scaling_tables
 from _summary import draw_summaries, summary
@@ -47,7 +48,7 @@ TOPICS = {
         ("zero_shot", "pooling", "adapting", "state_arms", "sister_studies", "thinning", "few_genes"),
     ),
     "integration": ("Integration", ("integration", "transform_batch")),
-    "annotation": ("Annotation", ("annotation",)),
+    "annotation": ("Annotation", ("annotation", "rejection")),
     "perturbation": ("Perturbation", ("perturbation", "perturbation_attempts")),
     "networks": ("Gene networks", ("grn",)),
     "generation": ("Reconstruction, imputation, generation", ("reconstruction", *ABOUT_DENOISING)),
@@ -334,6 +335,7 @@ WRITERS = {
     "integration": integration,
     "transform_batch": transform_batch_table,
     "annotation": annotation,
+    "rejection": rejection_table,
     "perturbation": perturbation,
     "perturbation_attempts": perturbation_attempts,
     "grn": grn,

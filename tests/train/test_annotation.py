@@ -17,7 +17,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from torch import nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva.nn.annotation import METHODS, AnnotationHead, HeadSizes
+from scdiva.nn.annotation import METHODS, AnnotationHead, HeadSizes, Neighbors
 from scdiva.train import annotation as A
 from scdiva.train import own_components
 from scdiva.train.adaptation import AdaptationCells
@@ -228,7 +228,7 @@ def test_singletons_are_left_out_and_pairs_are_not(reference):
     alone = reference._replace(labels=np.where(np.arange(90) == 0, 0, np.where(np.arange(90) == 1, 1, -1)))
     head = fit(alone, "linear", 2)
     found = A.held_out(head, alone, 0)
-    assert [part.shape for part in found] == [(0,), (0, 2), (0, 2)]
+    assert [part.shape for part in found] == [(0,), (0,), (0, 2), (0, 2)]
     before = state_of(head)
     notes = A.calibrate(head, found)
     assert same(state_of(head), before)
@@ -236,12 +236,72 @@ def test_singletons_are_left_out_and_pairs_are_not(reference):
     assert np.isnan([notes["ece"], notes["accuracy"]]).all()
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=80))
+def test_whole_batches_are_dealt_out(batch):
+    batch = np.array(batch)
+    part = A._batches_dealt(batch)
+    assert all(len(set(part[batch == name])) == 1 for name in batch)
+    counts = np.bincount(batch)
+    sizes = np.bincount(part, minlength=A.FOLDS)
+    assert np.count_nonzero(sizes) == min(A.FOLDS, np.count_nonzero(counts))
+    assert sizes.max() - sizes.min() <= counts.max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["linear", "knn"])
+def test_a_held_out_batch_is_predicted_from_the_other_batches(heads, reference, method):
+    """Cells 0 to 44 are one batch. A label that the other batch lacks is left out; of one batch all cells are."""
+    labels = reference.labels.copy()
+    labels[45:][labels[45:] == 2] = 0
+    given, head = reference._replace(labels=labels), heads[method][0]
+    found = A.held_out(head, given, 0, by_batch=True)
+    assert sorted(found.rows) == [cell for cell in range(90) if labels[cell] != 2]
+    np.testing.assert_array_equal(found.labels, labels[found.rows])
+    u, genes = A.read_cells(head, given, np.arange(90))
+    x, second = head.inputs(u, genes), found.rows >= 45
+    classifier = copy.deepcopy(head.classifier)
+    if method == "knn":
+        classifier = Neighbors(45, head.sizes.dim, N_LABELS, head.sizes.n_neighbors)
+    A._train(classifier, x[:45], u[:45], labels[:45], 0)
+    np.testing.assert_allclose(found.logits[second], classifier(x[found.rows[second]]), atol=1e-5)
+    centroids = A.state_centroids(head, u[:45], labels[:45])
+    np.testing.assert_allclose(found.cosines[second], head.cosines(u[found.rows[second]], centroids), atol=1e-5)
+    alone = given._replace(cells=replace(given.cells, batch=np.zeros(90, dtype=np.int64)))
+    assert len(A.held_out(head, alone, 0, by_batch=True).rows) == 0
+
+
+@pytest.mark.parametrize(("shift", "raised"), [(0.0, False), (2.0, True)])
+def test_a_shift_between_batches_raises_the_novelty_that_rejection_is_calibrated_on(shift, raised):
+    """States of the second batch are shifted by a vector that no label has; nothing else changes."""
+    given = make_reference(240)
+    states = given.states.clone()
+    states[120:, 4] += shift
+    given = given._replace(states=states)
+    head = fit(given, "linear")
+    found, of_batches = (A.held_out(head, given, 0, by_batch=by_batch) for by_batch in (False, True))
+    alone, head_alone = A.calibrate(head, found), state_of(head)
+    notes = A.calibrate(head, found, of_batches)
+    assert same(state_of(head), head_alone)
+    assert (alone["max_novelty_from"], notes["max_novelty_from"]) == ("held-out cells", "held-out batches")
+    changed = {"novelty", "max_novelty_from", "reliability"}
+    assert all(notes[key] == alone[key] for key in notes.keys() - changed)
+    thresholds = [np.quantile(one["novelty"], 0.95) for one in (alone, notes)]
+    assert (thresholds[1] > thresholds[0] + 0.3) == raised
+    expected = head.novelty(torch.from_numpy(of_batches.logits), torch.from_numpy(of_batches.cosines))
+    np.testing.assert_allclose(notes["novelty"], np.sort(expected.numpy()), atol=1e-5)
+    one = A.HeldOut(*(part[:1] for part in of_batches))  # the other cells keep what single cells gave
+    kept = A.calibrate(head, found, one)["novelty"]
+    assert len(kept) == 240
+    assert np.isin(np.round(kept, 4), np.round(alone["novelty"], 4)).sum() >= 239
+
+
 def made_up(seed: int, n: int = 80, sharp: float = 4.0) -> A.HeldOut:
     """Logits that are far too sure."""
     draw = np.random.default_rng(seed)
     logits = draw.normal(size=(n, N_LABELS))
     labels = np.array([draw.choice(N_LABELS, p=p) for p in softmax(logits, axis=1)])
-    return A.HeldOut(labels, sharp * logits, draw.uniform(-1, 1, (n, N_LABELS)))
+    return A.HeldOut(np.arange(n), labels, sharp * logits, draw.uniform(-1, 1, (n, N_LABELS)))
 
 
 @settings(max_examples=10, deadline=None)

@@ -39,7 +39,8 @@ class Annotator(Fitted):
         Genes that were read of the reference, as tokens of the model's vocabulary, int32, ascending. Later cells are
         read as if they had no others.
     novelty
-        Novelties of held-out cells of the reference, float32, ascending: what `reject` is measured by.
+        Novelties of held-out cells of the reference, float32, ascending: `reject` takes its quantile as the threshold.
+        `notes["max_novelty_from"]` says whether their whole batches were held out.
     notes
         What was found in fitting: `labels_key`, `seed`, `temperature`, `n_held_out`, `accuracy`, `ece`, and
         `reliability`.

@@ -30,6 +30,7 @@ from scdiva.tl._annotation import (
     fit_annotator,
     named,
     shared_tokens,
+    warn_of_shift,
 )
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def annotate(
     running = running._replace(what="embedding" if by_neighbors else "state")
     cells: Cells
     states: np.ndarray | None = None
-    rows = np.arange(adata.n_obs)
+    rows, unlabelled = np.arange(adata.n_obs), np.ones(adata.n_obs, dtype=bool)
     if fitted is not None:
         of_a_fit: dict[str, object] = {"labels_key": labels_key, "reference": reference, "batch_key": batch_key}
         # the default method is as good as not given
@@ -285,7 +286,7 @@ def annotate(
         found = fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
         fitted = replace(fitted, parents=groups or {}, notes=found)
         if reference is None:  # read already, and encoded too unless the model was fine-tuned
-            cells, rows = known, known_rows
+            cells, rows, unlabelled = known, known_rows, labels < 0
         else:
             states = None
     # once more: cells may have been left out
@@ -299,6 +300,7 @@ def annotate(
     threshold = np.nan if reject is None else float(np.quantile(fitted.novelty, 1 - reject))
     if reject is not None:
         names[there & (novelty > threshold)] = C.REJECTED
+        warn_of_shift(novelty[there & unlabelled], reject, fitted)
     columns = as_categories(names, fitted), confidence, novelty
     notes = {
         "model": model_name(model),

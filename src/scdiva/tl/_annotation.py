@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LEAST_GENES = 50
 """Genes that reference and cells must share."""
 BLOCK_CELLS = 1024
+FAR_ABOVE, UNLIKELY, SHIFTED = 3.0, 1e-3, 0.7
+"""When rejecting warns: the share of unknown cells is this multiple of the rate asked for, a binomial gives it at most
+this probability, and this share of the other cells is above the median novelty of held-out cells (expected: half)."""
 
 
 def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
@@ -107,7 +110,9 @@ def fit_annotator(
     n_labels = _checked(types, reference.labels)
     with torch_threads_kept(None if runs_transformer(model, "state") else 1):
         head = fit_head(reference, method, n_labels, model.config.n_tokens, seed, n_neighbors)
-        notes = calibrate(head, held_out(head, reference, seed))
+        found, batch = held_out(head, reference, seed), reference.cells.batch[reference.labels >= 0]
+        several = batch.min() < batch.max()
+        notes = calibrate(head, found, held_out(head, reference, seed, by_batch=True) if several else None)
     return _annotator(model, head, types, reference, notes)
 
 
@@ -150,6 +155,7 @@ def finetune_annotator(
 
     from scdiva.models.inference import runs_transformer
     from scdiva.train.annotation import (
+        BATCHES,
         Reference,
         calibrate,
         fit_head,
@@ -178,6 +184,9 @@ def finetune_annotator(
         set_moments(head, features)
         head.centroids.copy_(state_centroids(head, features, labels[training]))
         notes = calibrate(head, predicted(head, reference, asked))
+    kind = cells.batch * n_labels + labels
+    if len(asked) and not np.isin(kind[asked], kind[training]).any():  # whole batches were held out, not single cells
+        notes["max_novelty_from"] = BATCHES
     if notes["loss"] >= before["loss"] and round(before["loss"], 3) > 0:
         warn(
             f"fine-tuning did not lower the loss of the {len(asked)} held-out cells: {before['loss']:.3f} before, "
@@ -262,6 +271,46 @@ def annotated(
     if left_out := int(np.isnan(novelty).sum()):
         logger.info("%d cells have no gene that is read; they get no label", left_out)
     return probability, novelty
+
+
+def warn_of_shift(novelty: np.ndarray, reject: float, annotator: Annotator) -> None:
+    """Warn if far more cells are rejected than asked for and the other cells are unlike the reference too.
+
+    Where the other cells are like the reference, the rejected ones are of types that it lacks, and nothing is said.
+
+    Parameters
+    ----------
+    novelty
+        Of the query's cells `(n,)`, without NaN.
+    reject
+        See :func:`annotate`.
+    annotator
+        What they were annotated with.
+
+    Warns
+    -----
+    UserWarning
+        See above.
+    """
+    from scipy.stats import binom
+
+    threshold = np.quantile(annotator.novelty, 1 - reject)
+    rejected = novelty > threshold
+    n, n_rejected = len(novelty), int(rejected.sum())
+    if n_rejected <= n * min(FAR_ABOVE * reject, (1 + reject) / 2) or binom.sf(n_rejected - 1, n, reject) > UNLIKELY:
+        return
+    median = np.median(annotator.novelty[annotator.novelty <= threshold])
+    above = float((novelty[~rejected] > median).mean()) if n_rejected < n else 1.0
+    if above < SHIFTED:
+        return
+    by_batch = annotator.notes.get("max_novelty_from") == "held-out batches"
+    batches = "" if by_batch else ", or a reference of several studies with batch_key=..."
+    warn(
+        f"{n_rejected} of {n} cells ({n_rejected / n:.0%}) are {REJECTED!r} with reject={reject:g}: there is a shift "
+        f"between query and reference ({above:.0%} of the other cells, not 50%, exceed the reference's median novelty) "
+        f"and many of the unknown cells may be of known types. Pass a lower rate, reject={reject / 5:g}{batches}; "
+        "reject=None names every cell."
+    )
 
 
 def named(

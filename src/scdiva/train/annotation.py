@@ -47,6 +47,8 @@ ABSENT = -30.0
 """Logit of a label that a fold has no cell of."""
 BLOCK_CELLS = 2048
 """Cells read at once."""
+CELLS, BATCHES = "held-out cells", "held-out batches"
+"""What the novelties that rejection is calibrated on were measured on."""
 HELD_OUT = 0.1
 """Minimum share of the labelled cells that fine-tuning holds out."""
 PROBE_STEPS, PROBE_EPOCHS, PROBE_CELLS, PROBE_RATE = 300, 100, 256, 2e-3
@@ -77,12 +79,15 @@ class HeldOut(NamedTuple):
 
     Attributes
     ----------
+    rows
+        Numbers of the cells in the reference `(n,)`.
     labels
         True labels `(n,)`.
     logits, cosines
         `(n, n_labels)`: their logits, and the cosines with centroids of the other cells.
     """
 
+    rows: np.ndarray
     labels: np.ndarray
     logits: np.ndarray
     cosines: np.ndarray
@@ -150,7 +155,7 @@ def fit_head(
 
 
 @torch.no_grad()
-def held_out(head: AnnotationHead, reference: Reference, seed: int) -> HeldOut:
+def held_out(head: AnnotationHead, reference: Reference, seed: int, *, by_batch: bool = False) -> HeldOut:
     """Fit classifiers anew on all but a part of the labelled cells, and predict that part, in turn.
 
     Each label is dealt out over the parts, so that a label of two cells or more is known to every classifier but that
@@ -162,16 +167,22 @@ def held_out(head: AnnotationHead, reference: Reference, seed: int) -> HeldOut:
         From :func:`fit_head`; not changed.
     reference, seed
         As there.
+    by_batch
+        Hold out whole batches instead. Cells of a label that no other part has are then left out, and all cells if
+        there is one batch.
     """
     rows, s = _subset(reference.labels, MOST_HELD_OUT, seed), head.sizes
-    fold = _dealt(reference.labels[rows], np.random.default_rng(step_seed(seed, 0, "folds")))
+    if by_batch:
+        fold = _batches_dealt(reference.cells.batch[rows])
+    else:
+        fold = _dealt(reference.labels[rows], np.random.default_rng(step_seed(seed, 0, "folds")))
     if s.method == "linear":  # unlabelled cells are in no part, and help every fit
         others = _helpers(reference.labels, seed)
         rows, fold = np.concatenate([rows, others]), np.concatenate([fold, np.full(len(others), -1)])
     u, expression = read_cells(head, reference, rows)
     x, y = head.inputs(u, expression), reference.labels[rows]
     none = np.zeros((0, s.n_labels), dtype=np.float32)
-    parts = [(np.zeros(0, dtype=np.int64), none, none)]
+    parts = [(rows[:0], rows[:0], none, none)]
     for number in progress_bar(range(FOLDS), desc="calibrating", unit="fold"):
         training = fold != number
         known = training & (y >= 0)
@@ -184,7 +195,7 @@ def held_out(head: AnnotationHead, reference: Reference, seed: int) -> HeldOut:
             fitted = Neighbors(int(training.sum()), s.dim, s.n_labels, s.n_neighbors)
         _train(fitted, x[training], u[training], y[training], seed)
         cosines = head.cosines(u[asked], state_centroids(head, u[known], y[known]))
-        parts.append((y[asked], fitted(x[asked]).numpy(), cosines.numpy()))
+        parts.append((rows[asked], y[asked], fitted(x[asked]).numpy(), cosines.numpy()))
     return HeldOut(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
@@ -237,14 +248,14 @@ def predicted(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> H
     """
     if not len(rows):
         none = np.zeros((0, head.sizes.n_labels), dtype=np.float32)
-        return HeldOut(reference.labels[rows], none, none)
+        return HeldOut(rows, reference.labels[rows], none, none)
     u, genes = read_cells(head, reference, rows)
     logits = head.classifier(head.inputs(u, genes))
-    return HeldOut(reference.labels[rows], logits.numpy(), head.cosines(u, head.centroids).numpy())
+    return HeldOut(rows, reference.labels[rows], logits.numpy(), head.cosines(u, head.centroids).numpy())
 
 
 @torch.no_grad()
-def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
+def calibrate(head: AnnotationHead, found: HeldOut, of_batches: HeldOut | None = None) -> dict[str, Any]:
     """Fit a head's temperature, and the moments that its novelty is measured by; in place.
 
     The temperature is that of least cross-entropy.
@@ -255,15 +266,18 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
         Changed in place. Without a held-out cell it is left as it is.
     found
         Predictions for held-out cells.
+    of_batches
+        Predictions for cells whose whole batch was held out. They replace `found` for these cells in the novelties that
+        rejection is calibrated on, and nowhere else.
 
     Returns
     -------
     `temperature`, `n_held_out`, `ece`, `accuracy` and `loss` (cross-entropy of the calibrated probabilities) of the
-    held-out cells (NaN without), `reliability` (arrays `confidence`, `accuracy`, `n_cells`), and `novelty`, their
-    novelties, ascending.
+    held-out cells (NaN without), `reliability` (arrays `confidence`, `accuracy`, `n_cells`), `novelty`, the novelties
+    that rejection is calibrated on, ascending, and `max_novelty_from`, `"held-out batches"` or `"held-out cells"`.
     """
-    (y, logits, cosines), n_labels = found, head.sizes.n_labels
-    notes: dict[str, Any] = {"temperature": 1.0, "n_held_out": len(y)}
+    (rows, y, logits, cosines), n_labels = found, head.sizes.n_labels
+    notes: dict[str, Any] = {"temperature": 1.0, "n_held_out": len(y), "max_novelty_from": CELLS}
     notes |= dict.fromkeys(("accuracy", "loss", "ece"), np.nan)
     if not len(y):
         return notes | {"reliability": {}, "novelty": np.zeros(0, dtype=np.float32)}
@@ -281,11 +295,21 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
         getattr(head, f"{name}_scale").copy_(torch.from_numpy(scale))
     judged = calibration(softmax(logits / float(head.temperature), axis=1).max(axis=1), named == y)
     head.novelty_mean.zero_()
-    novelty = head.novelty(torch.from_numpy(logits).float(), torch.from_numpy(cosines).float())
+    novelty = _novelty(head, found)
     head.novelty_mean.fill_(float(novelty.mean()))
+    novelty = novelty - head.novelty_mean
+    if of_batches is not None and len(of_batches.rows):
+        others = torch.from_numpy(~np.isin(rows, of_batches.rows))
+        novelty = torch.cat([novelty[others], _novelty(head, of_batches)])
+        notes["max_novelty_from"] = BATCHES
     notes |= {"temperature": float(head.temperature), "accuracy": float((named == y).mean()), "loss": float(best.fun)}
     notes["ece"] = judged.pop("ece")
-    return notes | {"reliability": judged, "novelty": np.sort((novelty - head.novelty_mean).numpy())}
+    return notes | {"reliability": judged, "novelty": np.sort(novelty.numpy())}
+
+
+def _novelty(head: AnnotationHead, found: HeldOut) -> Tensor:
+    """Novelties `(n,)` of held-out cells."""
+    return head.novelty(torch.from_numpy(found.logits).float(), torch.from_numpy(found.cosines).float())
 
 
 def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
@@ -341,6 +365,16 @@ def _dealt(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     fold = np.empty(len(y), dtype=np.int64)
     fold[order] = np.arange(len(y)) % FOLDS
     return fold
+
+
+def _batches_dealt(batch: np.ndarray) -> np.ndarray:
+    """Assign whole batches to the parts, from the largest to the smallest, each to the part of fewest cells."""
+    _, of_cell, counts = np.unique(batch, return_inverse=True, return_counts=True)
+    part, sizes = np.empty(len(counts), dtype=np.int64), np.zeros(FOLDS, dtype=np.int64)
+    for number in np.argsort(-counts, kind="stable"):
+        part[number] = sizes.argmin()
+        sizes[part[number]] += counts[number]
+    return part[of_cell]
 
 
 def _moments(values: np.ndarray, group: np.ndarray, n_groups: int) -> tuple[np.ndarray, np.ndarray]:

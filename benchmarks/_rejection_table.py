@@ -1,0 +1,47 @@
+"""The table of rejection across studies."""
+
+from __future__ import annotations
+
+from _markdown import table
+
+WORDS = (
+    "Query and reference are different studies, at most 1,500 cells each. `tl.annotate` with its default method and "
+    "`reject`, whose threshold is calibrated on held-out cells of the reference or, with `batch_key`, on held-out "
+    "batches (of kang_ifnb control and stimulated, of panc8 the technologies, each of which is a study; pbmc3k is one "
+    "batch). Known types: cells of types that the reference has, with 95% bootstrap intervals over cells; of those "
+    "called unknown, how many have the right most probable label. Removed types: each type with at least 10 cells in "
+    "both studies is removed from the reference in turn, mean over the types with 95% bootstrap intervals over types. "
+    "Reference labels are the study's own; types are compared after mapping them to names that both studies use."
+)
+
+
+def percent(row: dict, key: str) -> str:
+    """A share with its interval."""
+    low, high = row[f"{key}_interval"]
+    return f"{row[key]:.0%} ({low:.0%} to {high:.0%})"
+
+
+def rejection_table(result: dict) -> str:
+    """Shares of cells called unknown, then those of each removed type."""
+    rows, names = result["rows"], {"cells": "held-out cells", "batches": "held-out batches"}
+    lines = [
+        [row["pair"], names[row["arm"]], f"{row['rate']:g}", percent(row, "known"),
+         "-" if row["right"] is None else f"{row['right']:.0%}", percent(row, "removed"),
+         "yes" if row["warned"] else "no", f"{row['cpu_seconds']:.1f}"]
+        for row in rows
+    ]  # fmt: skip
+    header = ["reference → query", "calibrated on", "`reject`", "known types called unknown", "right label",
+              "removed types called unknown", "warns", "CPU seconds"]  # fmt: skip
+    each = [
+        [
+            row["pair"],
+            names[row["arm"]],
+            name,
+            f"{row['removed_types'][name]:.0%}",
+            f"{other['removed_types'][name]:.0%}",
+        ]
+        for row, other in zip(rows[::2], rows[1::2], strict=True)
+        for name in row["removed_types"]
+    ]
+    columns = ["reference → query", "calibrated on", "removed type", *(f"`reject={rate:g}`" for rate in (0.05, 0.01))]
+    return f"{table(header, lines)}\nShare called unknown of each removed type:\n\n{table(columns, each)}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 import scdiva as sd
-from scdiva.tl._annotation import ancestors, named
+from scdiva.tl._annotation import ancestors, named, warn_of_shift
 
 METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ["scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty"]
@@ -176,6 +179,57 @@ def test_a_type_that_the_reference_lacks_is_rejected(plain, query, reference, ki
     assert roc_auc_score(new, data.obs[KEYS[2]]) > 0.75
     rejected = (data.obs["scdiva_label"] == "unknown").to_numpy()
     assert rejected[new].mean() > rejected[~new].mean() + 0.1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_threshold_is_that_of_held_out_batches(plain, query, reference, method):
+    """Where the reference has one batch, or none is named, it is that of held-out cells."""
+    alone = reference[reference.obs["batch"] == "batch 1"].copy()
+    for known, key, source in [(reference, None, "cells"), (reference, "batch", "batches"), (alone, "batch", "cells")]:
+        annotator, data = fit(query, known, plain, method=method, batch_key=key, reject=0.1)
+        assert data.uns["scdiva"]["scdiva_label"]["max_novelty_from"] == f"held-out {source}"
+        assert data.uns["scdiva"]["scdiva_label"]["max_novelty"] == np.quantile(annotator.novelty, 0.9)
+        assert f"held-out {source}" in repr(annotator)
+
+
+def test_a_shift_of_the_query_warns_once(plain, query, reference):
+    """The query has lost seven of ten counts; as it was before, it gets no warning."""
+    shifted, matrix = query.copy(), query.X.toarray()
+    matrix[np.random.default_rng(0).random(matrix.shape) < 0.7] = 0
+    shifted.X = sp.csr_matrix(matrix)
+    with pytest.warns(UserWarning, match=r"shift between query and reference.*reject=0\.01") as caught:
+        annotator, data = fit(shifted, reference, plain, reject=0.05)
+    assert len(caught) == 1
+    unknown = (data.obs["scdiva_label"] == "unknown").sum()
+    assert str(caught[0].message).startswith(f"{unknown} of {data.obs['scdiva_label'].notna().sum()} cells")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again(shifted, annotator)
+        again(query, annotator, reject=0.05)
+
+
+def test_a_share_far_above_the_rate_warns():
+    """Held-out cells have a standard normal novelty, a query of 1,000 cells the same, or a shifted one."""
+    draw = np.random.default_rng(0)
+    held, same = np.sort(draw.normal(size=2000)), draw.normal(size=1000)
+    annotator = SimpleNamespace(novelty=held, notes={})
+    by_batch = SimpleNamespace(novelty=held, notes={"max_novelty_from": "held-out batches"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rate in (0.01, 0.05, 0.5, 0.9):
+            warn_of_shift(same, rate, annotator)
+        warn_of_shift(same + 0.3, 0.05, annotator)  # 9% are unknown
+        warn_of_shift(np.array([3.0, 0.1]), 0.05, annotator)  # one of two
+        warn_of_shift(np.zeros(0), 0.05, annotator)
+    threshold = np.quantile(held, 0.95)
+    for shift in (1.0, 2.0):
+        novelty = same + shift
+        above = (novelty[novelty <= threshold] > np.median(held[held <= threshold])).mean()
+        with pytest.warns(UserWarning, match=rf"^{(novelty > threshold).sum()} of 1000 .*{above:.0%} of the other"):
+            warn_of_shift(novelty, 0.05, annotator)
+    with pytest.warns(UserWarning, match=r"1000 of 1000 .*reject=0\.1") as caught:
+        warn_of_shift(same + 9, 0.5, by_batch)
+    assert "batch_key" not in str(caught[0].message)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -81,6 +81,7 @@ class Annotator(Fitted):
             "label column": notes.get("labels_key"),
             "genes read": f"{len(self.tokens):,}",
             "trained on": f"{labelled:,} labelled cells" if isinstance(labelled, int) else None,
+            "rejection calibrated on": notes.get("max_novelty_from"),
             "held-out accuracy": f"{accuracy:.3f} on {held:,} cells" if tested else None,
         }
 

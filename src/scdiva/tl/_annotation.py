@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 LEAST_GENES = 50
 """Genes that reference and cells must share."""
 BLOCK_CELLS = 1024
-FAR_ABOVE, UNLIKELY, SHIFTED = 3.0, 1e-3, 0.7
-"""When rejecting warns: the share of unknown cells is this multiple of the rate asked for, a binomial gives it at most
-this probability, and this share of the other cells is above the median novelty of held-out cells (expected: half)."""
+FAR_ABOVE, UNLIKELY = 3.0, 1e-3
+"""Rejection warns where the share of unknown cells is above this multiple of the rate, and such a share has at most
+this binomial probability."""
 
 
 def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
@@ -274,9 +274,7 @@ def annotated(
 
 
 def warn_of_shift(novelty: np.ndarray, reject: float, annotator: Annotator) -> None:
-    """Warn if far more cells are rejected than asked for and the other cells are unlike the reference too.
-
-    Where the other cells are like the reference, the rejected ones are of types that it lacks, and nothing is said.
+    """Warn if far more cells are rejected than the rate, which a shift between studies does.
 
     Parameters
     ----------
@@ -295,21 +293,21 @@ def warn_of_shift(novelty: np.ndarray, reject: float, annotator: Annotator) -> N
     from scipy.stats import binom
 
     threshold = np.quantile(annotator.novelty, 1 - reject)
-    rejected = novelty > threshold
-    n, n_rejected = len(novelty), int(rejected.sum())
-    if n_rejected <= n * min(FAR_ABOVE * reject, (1 + reject) / 2) or binom.sf(n_rejected - 1, n, reject) > UNLIKELY:
+    unknown = novelty > threshold
+    n, n_unknown = len(novelty), int(unknown.sum())
+    if n_unknown <= n * min(FAR_ABOVE * reject, (1 + reject) / 2) or binom.sf(n_unknown - 1, n, reject) > UNLIKELY:
         return
     median = np.median(annotator.novelty[annotator.novelty <= threshold])
-    above = float((novelty[~rejected] > median).mean()) if n_rejected < n else 1.0
-    if above < SHIFTED:
-        return
+    others = ""
+    if n_unknown < n:  # missing types leave the other cells where they are
+        above = (novelty[~unknown] > median).mean()
+        others = f" ({above:.0%} of the other cells exceed its median novelty; without a shift 50% do)"
     by_batch = annotator.notes.get("max_novelty_from") == "held-out batches"
     batches = "" if by_batch else ", or a reference of several studies with batch_key=..."
     warn(
-        f"{n_rejected} of {n} cells ({n_rejected / n:.0%}) are {REJECTED!r} with reject={reject:g}: there is a shift "
-        f"between query and reference ({above:.0%} of the other cells, not 50%, exceed the reference's median novelty) "
-        f"and many of the unknown cells may be of known types. Pass a lower rate, reject={reject / 5:g}{batches}; "
-        "reject=None names every cell."
+        f"{n_unknown} of {n} cells ({n_unknown / n:.0%}) are {REJECTED!r} with reject={reject:g}: the reference lacks "
+        f"their types, or there is a shift between query and reference{others}. If it is a shift, pass a lower rate, "
+        f"reject={reject / 5:g}{batches}; reject=None names every cell."
     )
 
 

@@ -98,6 +98,16 @@ def annotate(
     on the same cells. It is higher for cells of types that the reference lacks; :class:`scdiva.nn.AnnotationHead` has
     the formula.
 
+    Novelty is also higher for cells of another study. The threshold of `reject` is the 1 - `reject` quantile of the
+    novelty of held-out cells. With a `batch_key` whole batches are held out, in up to three parts, so the threshold
+    includes the shift between batches. (Labels that only one part has keep the novelty of single held-out cells.) The
+    result says which of the two was done: `max_novelty_from`. In queries of another study, `reject=0.05` with a
+    threshold from held-out cells called 3% to 56% of the cells of known types unknown, most of which had the right
+    most probable label, and 56% to 93% of the cells of types that were removed from the reference (four pairs of
+    studies, see the benchmark page "Annotation"). With held-out batches these shares were 0% to 13% and 25% to 72%
+    (three pairs). So pass a `batch_key` if the reference has batches of different studies, technologies or treatments;
+    with few batches rejection is conservative. With a reference of one batch, `reject=0.01` is closer to a rate of 5%.
+
     Parameters
     ----------
     adata
@@ -113,13 +123,14 @@ def annotate(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Or an
         annotator that this function returned, or its folder: then nothing is fitted.
     batch_key
-        Column with the batch of each labelled cell: principal components are then those within batches, and fine-tuning
-        holds out whole batches.
+        Column with the batch of each labelled cell: principal components are then those within batches, `reject` is
+        calibrated on held-out batches, and fine-tuning holds out whole batches.
     unlabeled_category
         Value of `labels_key` that means "no label". Without a reference a missing value always does.
     reject
-        Share of the cells of known types that may be taken for unknown, such as 0.05: cells of a novelty that fewer
-        of the held-out cells reach are labelled `"unknown"`. None names a label for every cell.
+        Share of the cells of known types that may be called unknown, such as 0.05: cells whose novelty exceeds the 95th
+        percentile of held-out cells, or of held-out batches, are labelled `"unknown"`. None names a label for every
+        cell.
     parents
         For each label the group above it, such as `{"CD4 T": "T", "CD8 T": "T", "T": "lymphoid"}`.
     backoff
@@ -155,9 +166,10 @@ def annotate(
         `labels` (the columns of the probabilities), `method`, `finetuned`, `labels_key`, `temperature`, `ece` (expected
         calibration error of held-out cells), `accuracy`, `loss` (cross-entropy of the calibrated probabilities) and
         `n_held_out` (theirs and their number), `reliability` (arrays `confidence`, `accuracy`, `n_cells` of 15 bins of
-        confidence), `max_novelty` (the threshold of `reject`, else NaN), `n_genes` (that both have), `n_labelled`,
-        `own_directions`, `model`, `seed`, `seconds`; with `finetune=True` also `accuracy_before` and `loss_before`,
-        `steps`, and `history` (arrays `loss` and `accuracy` with a value for each step, of its training cells).
+        confidence), `max_novelty` (the threshold of `reject`, else NaN), `max_novelty_from` (`"held-out batches"` or
+        `"held-out cells"`: what `reject` is calibrated on), `n_genes` (that both have), `n_labelled`, `own_directions`,
+        `model`, `seed`, `seconds`; with `finetune=True` also `accuracy_before` and `loss_before`, `steps`, and
+        `history` (arrays `loss` and `accuracy` with a value for each step, of its training cells).
 
     Raises
     ------
@@ -181,7 +193,9 @@ def annotate(
     UserWarning
         If all cells of `adata` are labelled already, or it has a column `labels_key` without a label of the reference
         (left as it is); if fine-tuning did not lower the loss of the held-out cells; if rejected cells are missing, as
-        the labels are no text; if a word such as `"unknown"` is a batch.
+        the labels are no text; if a word such as `"unknown"` is a batch; if far more cells are unknown than `reject`
+        allows (above three times the rate, and beyond binomial chance), as the reference lacks their types or there is
+        a shift between query and reference.
 
     References
     ----------

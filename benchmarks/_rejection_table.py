@@ -7,7 +7,7 @@ from _markdown import table
 WORDS = (
     "Query and reference are different studies, at most 1,500 cells each. `tl.annotate` with its default method and "
     "`reject`, whose threshold is calibrated on held-out cells of the reference or, with `batch_key`, on held-out "
-    "batches (control and stimulated cells of kang_ifnb; technologies of panc8, each of which is a study; pbmc3k is one "
+    "batches (control and stimulated cells of kang_ifnb; technologies of panc8, each one study; pbmc3k is one "
     "batch). Known types: cells of types that the reference has, with 95% Wilson intervals over cells. Right label: "
     "share of those called unknown whose most probable label is right. Removed types: each type with at least 10 cells "
     "in both studies is removed from the reference in turn; mean over the types, with 95% bootstrap intervals over "

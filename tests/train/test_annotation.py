@@ -497,4 +497,4 @@ def test_predictions_of_held_out_cells(heads, reference):
         np.testing.assert_allclose(found.logits, head.classifier(head.inputs(u, genes)).detach())
         unit = nn.functional.normalize(reference.states[rows], dim=1)
         np.testing.assert_allclose(found.cosines, unit @ head.centroids.T, atol=1e-6)
-        assert [part.shape for part in A.predicted(head, reference, rows[:0])] == [(0,), (0, 3), (0, 3)]
+        assert [part.shape for part in A.predicted(head, reference, rows[:0])] == [(0,), (0,), (0, 3), (0, 3)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva._checks import nearest, no_column, or_nearest, refuse_unknown
+from scdiva._checks import nearest, no_column, or_nearest, refuse_unknown, speaking_of, warn
 
 
 def test_the_nearest_name_is_told_if_there_is_one():
@@ -29,3 +29,15 @@ def test_capitals_do_not_count_and_no_name_comes_twice():
     assert nearest("KLF1", ["klf1", "KLF1"]) == ["KLF1", "klf1"]
     assert or_nearest("CELL_TYPE", ["cell_type", "batch"]) == " (did you mean 'cell_type'?)"
     assert nearest("zzz", ["KLF1"]) == []
+
+
+def test_what_is_read_of_a_second_argument_is_said_of_it():
+    with pytest.warns(UserWarning, match="^reference: few genes"), speaking_of("reference"):
+        warn("few genes. Pass adata.raw")
+    with (
+        pytest.raises(KeyError, match=r"reference\.X holds NaN: reference\.X = 0\. my_adata"),
+        speaking_of("reference"),
+    ):
+        raise KeyError("adata.X holds NaN: adata.X = 0. my_adata")
+    with pytest.warns(UserWarning, match="^adata.X"):
+        warn("adata.X")

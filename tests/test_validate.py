@@ -3,6 +3,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -111,6 +112,22 @@ def test_impossible_values_are_counted_and_located(counts, value, store):
     what = {"nan": "3 NaN values", "inf": "3 infinite values", "-inf": "3 infinite values", "-1.0": "3 negative values"}
     with pytest.raises(ValueError, match=rf"adata\.X holds {what[str(value)]} .*cell 'cell20', gene 'gene3'"):
         scan_of(store(counts))
+
+
+@pytest.mark.parametrize("store", [np.asarray, sp.csr_matrix])
+def test_genes_that_a_dataset_did_not_measure_are_to_be_left_out(counts, store):
+    """An outer join fills them with NaN, which is not a count of zero."""
+    x = counts.astype(np.float32)
+    x[: len(x) // 2, :3] = x[len(x) // 2 :, 5:9] = np.nan
+    with pytest.raises(ValueError, match=rf"7 genes are NaN in the same cells, {len(x)} of {len(x)}") as said:
+        scan(row_blocks(store(x)), x.shape[1], where="adata.X")
+    names = {"adata": ad.AnnData(x), "np": np}
+    exec(str(said.value).split("all cells share: ")[1].split(" (for sparse")[0], names)
+    np.testing.assert_array_equal(names["adata"].X, np.delete(x, [0, 1, 2, 5, 6, 7, 8], axis=1))
+    stray = counts.astype(np.float32)
+    stray[[1, 4, 7], [2, 0, 5]] = np.nan
+    with pytest.raises(ValueError, match=r"holds 3 NaN values .* set them to zero"):
+        scan(row_blocks(store(stray)), x.shape[1], where="adata.X")
 
 
 def test_without_names_the_position_is_told(counts):

@@ -35,16 +35,17 @@ _FIRST_CELLS = 100
 _MIN_BINARY = 1000
 """Values above zero that are all 1 in a binarised matrix, and hardly ever in one of counts."""
 _ZERO = "Find out where they come from; if they stand for missing counts, set them to zero: "
-_NAN = f"{_ZERO}adata.X = np.nan_to_num(adata.X, posinf=0, neginf=0) (for sparse X, adata.X.data)."
 _OTHERS = "Pass the counts, or their log1p, with layer=... or use_raw=True."
 _COUNTS = "Pass the counts with layer=... or use_raw=True; if these are the counts, pass input='counts'."
-_IMPOSSIBLE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
-    "NaN values": (np.isnan, _NAN),
-    "infinite values": (np.isinf, _NAN),
-    "negative values": (lambda x: x < 0, f"A scaled, centred or regressed matrix? {_OTHERS}"),
-    f"values of {MAX_COUNT:,} or more": (lambda x: x >= MAX_COUNT, f"{_ZERO}adata.X[adata.X >= {MAX_COUNT}] = 0."),
+_IMPOSSIBLE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "NaN values": np.isnan,
+    "infinite values": np.isinf,
+    "negative values": lambda x: x < 0,
+    f"values of {MAX_COUNT:,} or more": lambda x: x >= MAX_COUNT,
 }
-"""What no matrix may hold, how it is found, and what to do about it."""
+"""What no matrix may hold, and how it is found."""
+_MOST_PATTERNS = 1000
+"""Sets of genes that are NaN in a cell, up to so many of which are told apart."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,9 @@ class _Seen:
         self.sum, self.sum_squares, self.sum_expm1, self.detected = np.zeros((4, n_vars))
         self.small = np.zeros(3)  # values 1, 2 and 3
         self.impossible = {what: _Finding() for what in _IMPOSSIBLE}
+        self.nan_genes: set[int] = set()
+        self.nan_patterns: set[bytes] = set()  # sets of genes that are NaN in a cell
+        self.nan_cells = 0
         self.fraction = _Finding()  # values that are not integer
         self.fractional, self.whole = _Finding(), _Finding()  # cells with, and without, such values
         self.first: list[np.ndarray] = []  # values of the first cells of enough genes
@@ -192,8 +196,10 @@ class _Seen:
             of_known = np.bincount(row, weights=known[genes], minlength=block.shape[0])
             self.known_per_cell.append(of_known.astype(np.int32))
         x = block.data.astype(np.float64)
-        for what, (holds, _) in _IMPOSSIBLE.items():
+        for what, holds in _IMPOSSIBLE.items():
             self._find(self.impossible[what], holds(x), start, block, row)
+        if self.impossible["NaN values"].count:
+            self._note_nan(block, row)
         if any(found.count for found in self.impossible.values()) or not len(x):
             return  # the call will fail: only go on counting how much is wrong
         self.n_values += len(x)
@@ -223,6 +229,14 @@ class _Seen:
         if len(rows) and not what.count:
             what.first = repr(str(self.obs_names[int(rows[0])])) if self.obs_names is not None else f"row {rows[0]}"
         what.count += len(rows)
+
+    def _note_nan(self, block: sp.csr_matrix, row: np.ndarray) -> None:
+        at = np.flatnonzero(np.isnan(block.data))
+        self.nan_genes.update(np.unique(block.indices[at]).tolist())
+        rows, first = np.unique(row[at], return_index=True)
+        self.nan_cells += len(rows)
+        if len(self.nan_patterns) < _MOST_PATTERNS:
+            self.nan_patterns.update(genes.tobytes() for genes in np.split(block.indices[at], first[1:]))
 
     def _find(self, what: _Finding, hit: np.ndarray, start: int, block: sp.csr_matrix, row: np.ndarray) -> None:
         n = int(np.count_nonzero(hit))
@@ -258,7 +272,7 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
     """Tell the kind, or refuse the matrix."""
     for what, found in seen.impossible.items():
         if found.count:
-            raise ValueError(f"{where} holds {found.count} {what} ({found.first}). {_IMPOSSIBLE[what][1]}")
+            raise ValueError(f"{where} holds {found.count} {what} ({found.first}). {_remedy(what, seen, where)}")
     share = seen.fraction.count / max(seen.n_values, 1)
     said = (
         f"{seen.fraction.count} of {seen.n_values} values ({100 * share:.3g}%) are not integer "
@@ -316,6 +330,44 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
             "better pass the counts with layer=... or use_raw=True."
         )
     return "lognorm"
+
+
+def _remedy(what: str, seen: _Seen, where: str) -> str:
+    """Say what to do about values that no matrix may hold."""
+    if what == "negative values":
+        return f"A scaled, centred or regressed matrix? {_OTHERS}"
+    if what.startswith("values of"):
+        return f"{_ZERO}{with_matrix(where, f'{{0}}[{{0}} >= {MAX_COUNT}] = 0')}."
+    if what == "NaN values" and seen.nan_cells >= max(10, 5 * len(seen.nan_patterns)):
+        whole = with_matrix(where, "adata = adata[:, ~np.isnan({0}).any(axis=0)].copy()")
+        return (
+            f"{len(seen.nan_genes)} genes are NaN in the same cells, {seen.nan_cells} of {seen.n_obs}, as genes that a "
+            f"data set did not measure are after ad.concat(join='outer'). Keep the genes that all cells share: {whole} "
+            "(for sparse X, adata.X.toarray()), or ad.concat(..., join='inner')."
+        )
+    return f"{_ZERO}{with_matrix(where, '{0} = np.nan_to_num({0}, posinf=0, neginf=0)')} (for sparse X, adata.X.data)."
+
+
+def with_matrix(where: str, change: str) -> str:
+    """Give the call that changes a matrix.
+
+    Parameters
+    ----------
+    where
+        What messages call the matrix: `adata.X`, `adata.raw.X`, or `X of` a file.
+    change
+        The call, with `{0}` for the matrix.
+    """
+    if where == "adata.raw.X":
+        return "adata = adata.raw.to_adata(); " + change.format("adata.X")
+    if where.startswith("adata."):
+        return change.format(where)
+    matrix, _, file = where.rpartition(" of ")
+    if matrix not in ("X", "raw.X") and not matrix.startswith("layers["):  # of a SOMA experiment
+        return f"with the cells in memory, {change.format('adata.X')}"
+    reader, writer = ("read_zarr", "write_zarr") if file.endswith(".zarr") else ("read_h5ad", "write_h5ad")
+    changed = with_matrix(f"adata.{matrix}", change)
+    return f"adata = anndata.{reader}({file!r}); {changed}; adata.{writer}({file!r})"
 
 
 def _check_integers(seen: _Seen, where: str) -> None:

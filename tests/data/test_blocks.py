@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import anndata as ad
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 import zarr
@@ -154,9 +157,9 @@ def test_ranges_and_their_errors(x):
 
 
 def test_what_is_no_matrix_of_numbers_is_refused(x):
-    with pytest.raises(TypeError, match="without a mask"):
+    with pytest.raises(TypeError, match="has a mask"):
         list(row_blocks(np.ma.masked_array(x.toarray() if sp.issparse(x) else x, mask=False)))
-    with pytest.raises(TypeError, match="real numbers, got dtype <U1"):
+    with pytest.raises(TypeError, match="dtype <U1, which is not a dtype of real numbers"):
         next(row_blocks(np.array([["a"]])))
     with pytest.raises(TypeError, match="complex"):
         next(row_blocks(x.astype(complex)))
@@ -164,6 +167,43 @@ def test_what_is_no_matrix_of_numbers_is_refused(x):
     damaged.indices[4] = 11
     with pytest.raises(ValueError, match=r"indices .*0 to 11.*11 columns"):
         list(row_blocks(damaged))
+
+
+@pytest.mark.parametrize("kind", ["object", "text", "nullable", "mask", "stray text", "missing"])
+@pytest.mark.parametrize("place", ["X", "layers['a of b']", "raw.X"])
+def test_the_remedy_for_other_dtypes_gives_the_numbers(kind, place):
+    counts = np.arange(12.0).reshape(3, 4)
+    matrix = {
+        "object": counts.astype(object),
+        "text": counts.astype(str),
+        "nullable": pd.DataFrame(counts.astype(int)).astype("Int64").to_numpy(),
+        "mask": np.ma.masked_array(counts, counts == 0),
+        "stray text": counts.astype(object),
+        "missing": counts.astype(object),
+    }[kind]
+    matrix[0, 0] = {"stray text": "T cell", "missing": pd.NA}.get(kind, matrix[0, 0])
+    holder = ad.AnnData(None if place[0] == "l" else matrix, obs=pd.DataFrame(index=list("abc")), var=_four_genes())
+    if place == "raw.X":
+        adata = ad.AnnData(counts, obs=holder.obs, var=holder.var)
+        adata.raw = holder
+    else:
+        adata = holder
+        if place[0] == "l":
+            adata.layers["a of b"] = matrix
+    reading = {"layer": "a of b"} if place[0] == "l" else {"use_raw": place == "raw.X"}
+    with pytest.raises(TypeError, match=rf"adata\.{re.escape(place)} has ") as said:
+        open_matrix(adata, **reading)
+    message, names = str(said.value), {"adata": adata, "np": np, "pd": pd}
+    if kind == "stray text":
+        assert "'T cell' at cell 'a', gene 'g0'" in message
+    exec(message.split(": ")[-1].rstrip("."), names)
+    found = names["adata"]
+    found = found.layers["a of b"] if place[0] == "l" else found.X
+    np.testing.assert_array_equal(found, counts[:, 1:] if kind == "stray text" else counts)
+
+
+def _four_genes():
+    return pd.DataFrame(index=[f"g{i}" for i in range(4)])
 
 
 def test_choosing_a_matrix_names_what_exists(x, tmp_path):

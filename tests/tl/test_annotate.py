@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import anndata as ad
@@ -189,6 +190,31 @@ def test_no_anndata_a_foreign_uns_and_too_few_cells_are_refused(plain, query, re
         sd.tl.annotate(data, "cell_type", reference, model=plain)
     with pytest.raises(ValueError, match="12 cells have a known gene; training needs 20"):
         annotate(query, reference[:12].copy(), plain)
+
+
+@pytest.mark.parametrize("fault", ["NaN", "negative", "text", "genes", "layer", "raw", "gene_ids"])
+def test_a_fault_of_the_reference_is_said_of_it(plain, query, reference, fault):
+    """With a remedy that mends the reference; `query` is sound."""
+    query, reference = query.copy(), reference.copy()
+    query.raw, query.layers["counts"], query.var["symbol"] = query.copy(), query.X, query.var_names
+    sound = reference.X
+    if fault in ("NaN", "negative"):
+        reference.X = reference.X.toarray()
+        reference.X[0, 0] = np.nan if fault == "NaN" else -1
+        reference.layers["counts"] = sound
+    elif fault == "text":
+        reference.X = reference.X.toarray().astype(str)
+    elif fault == "genes":
+        reference.var_names = [f"x{i}" for i in range(reference.n_vars)]
+    reading = {"layer": {"layer": "counts"}, "raw": {"use_raw": True}, "gene_ids": {"gene_ids": "symbol"}}
+    with pytest.raises((KeyError, TypeError, ValueError), match="reference") as said:
+        annotate(query, reference, plain, **reading.get(fault, {}))
+    message = said.value.args[0]
+    assert not re.search(r"\badata\b", message)
+    if fault != "genes":
+        names = {"reference": reference, "np": np}
+        exec(re.search(r": (reference\S* = .+?)(, or|\.$| \(for)", message)[1], names)
+        annotate(query, names["reference"], plain, **reading.get(fault, {}))
 
 
 def test_genes_must_overlap(plain, query, reference, contents):

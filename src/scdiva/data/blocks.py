@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._checks import check_least, or_nearest
-from scdiva._validate import Input, Scan, scan
+from scdiva._checks import check_least, is_second_argument, or_nearest
+from scdiva._validate import Input, Names, Scan, scan, with_matrix
 from scdiva.data.paths import as_path, is_path, reaching
 from scdiva.data.soma import SomaCells, SomaRows
 from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, whole
@@ -49,6 +49,15 @@ class OpenMatrix:
     var: pd.DataFrame
     where: str
     _file: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.matrix, pd.DataFrame):
+            self.matrix = self.matrix.to_numpy()
+        try:
+            _check_numbers(self.matrix, self.where, self.obs_names, self.var.index)
+        except TypeError:
+            self.close()
+            raise
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -142,8 +151,12 @@ def _refuse_absent(where: str, layers: Any, has_raw: bool, has_x: bool, layer: s
     names = [str(name) for name in layers if name is not None]  # anndata 0.13 lists adata.X among them, as None
     held = " or ".join([*(f"layer={name!r}" for name in names), *(["use_raw=True"] if has_raw and not use_raw else [])])
     mend = f"Pass {held}." if held else "It has no layers either."
+    no_raw = "Pass use_raw=False." if has_x else mend
+    if is_second_argument() and has_x:  # the call reads the other argument alike, and may well do so
+        no_raw = "If its X holds the counts: adata.raw = adata.copy()."
+        mend = f"If its X holds the same values: adata.layers[{layer!r}] = adata.X.copy()."
     if use_raw and not has_raw:
-        raise ValueError(f"use_raw=True, but {where} has no raw. {'Pass use_raw=False.' if has_x else mend}")
+        raise ValueError(f"use_raw=True, but {where} has no raw. {no_raw}")
     if layer is not None and layer not in names:
         raise KeyError(f"{where} has no layer {layer!r}{or_nearest(layer, names)}. {mend}")
     if not use_raw and layer is None and not has_x:
@@ -252,8 +265,7 @@ def row_readable(matrix: Any) -> Any:
     """
     if len(matrix.shape) != 2:
         raise ValueError(f"expected a matrix of cells × genes, got shape {tuple(matrix.shape)}.")
-    if isinstance(matrix, np.ma.MaskedArray):  # read as it is, what the mask hides would count
-        raise TypeError("expected a matrix without a mask: say what masked values stand for, as matrix.filled(0) does.")
+    _check_numbers(matrix)
     stored = not sp.issparse(matrix) and hasattr(matrix, "group")  # anndata's backed sparse matrices
     if stored and matrix.format == "csr":
         return StoredRows(matrix.group)
@@ -314,7 +326,7 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
             part = part.compute()
         if not sp.issparse(part):
             part = np.asarray(part)
-            _check_numbers(part.dtype)
+            _check_numbers(part)
             if part.dtype.itemsize < 4 or not part.dtype.isnative:  # scipy has neither float16 nor foreign byte order
                 part = part.astype(np.float32 if part.dtype.itemsize < 4 else part.dtype.newbyteorder("="))
             part = sp.csr_matrix(part)
@@ -325,7 +337,7 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
 
 def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars: int, where: str) -> sp.csr_matrix:
     """Make a block of three arrays that it may keep."""
-    _check_numbers(data.dtype)
+    _check_numbers(data)
     if not (data.dtype.isnative and indices.dtype.isnative and indptr.dtype.isnative):  # of a file from elsewhere
         data, indices, indptr = (part.astype(part.dtype.newbyteorder("=")) for part in (data, indices, indptr))
     # as unsigned numbers the negative ones are the largest: one look is enough
@@ -353,6 +365,46 @@ def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars
     return block
 
 
-def _check_numbers(dtype: np.dtype) -> None:
-    if dtype.kind not in "biuf":
-        raise TypeError(f"expected a matrix of real numbers, got dtype {dtype}.")
+def _check_numbers(
+    matrix: Any, where: str = "the matrix", obs_names: Names | None = None, var_names: Names | None = None
+) -> None:
+    """Refuse a matrix of anything but real numbers, and name the first value that is none."""
+    if isinstance(matrix, np.ma.MaskedArray):  # read as it is, what the mask hides would count
+        raise TypeError(
+            f"{where} has a mask, which hides {int(np.ma.getmaskarray(matrix).sum())} values. Say what they stand for; "
+            f"if they are zeros: {with_matrix(where, '{0} = {0}.filled(0)')}."
+        )
+    dtype = getattr(matrix, "dtype", None)
+    if dtype is None or np.dtype(dtype).kind in "biuf":
+        return
+    numbers = "{0} = {0}.astype(np.float32)"
+    what = f"{where} has dtype {dtype}, which is not a dtype of real numbers"
+    if np.dtype(dtype).kind not in "OSU":
+        raise TypeError(f"{what}. Pass the counts with layer=... or use_raw=True.")
+    if (place := _first_text(matrix)) is None:
+        raise TypeError(f"{what}. All of its values are numbers: {with_matrix(where, numbers)}.")
+    value, row, column = place
+    cell = f"row {row}" if obs_names is None else f"cell {str(obs_names[row])!r}"
+    gene = f"column {column}" if var_names is None else f"gene {str(var_names[column])!r}"
+    if pd.isna(value):
+        fill = with_matrix(where, "{0} = pd.DataFrame({0}).astype('Float64').to_numpy(np.float32, na_value=0)")
+        raise TypeError(f"{what}: the first missing value is at {cell}, {gene}. If these are missing counts: {fill}.")
+    drop = f"adata = adata[:, adata.var_names != {'...' if var_names is None else str(var_names[column])!r}].copy()"
+    mend = with_matrix(where, f"{drop.replace('{', '{{').replace('}', '}}')}; {numbers}")
+    raise TypeError(f"{what}: {value!r:.40} at {cell}, {gene}. If this column is no gene, leave it out: {mend}.")
+
+
+def _first_text(matrix: Any) -> tuple[Any, int, int] | None:
+    """Find the first value of a matrix that can't be read as a number, with its row and column."""
+    for start in range(0, int(matrix.shape[0]), BLOCK_ROWS):
+        part = matrix[start : start + BLOCK_ROWS]
+        part = part.toarray() if sp.issparse(part) else np.asarray(part)
+        try:
+            part.astype(np.float64)
+        except (TypeError, ValueError):
+            for row, column in np.ndindex(part.shape):
+                try:
+                    float(part[row, column])
+                except (TypeError, ValueError):
+                    return part[row, column], start + row, column
+    return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scdiva._checks import or_nearest, warn
+from scdiva._checks import is_second_argument, or_nearest, warn
 from scdiva._constants import UNKNOWN
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.tokenizer.names import by_table, ensembl_id, looks_like_mouse
@@ -93,7 +93,11 @@ def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str
         where = "adata.raw.var" if reading.use_raw else "adata.var"
         raise KeyError(
             f"{where} has no column {gene_ids!r}{or_nearest(gene_ids, var.columns)}; columns that hold text: {text}. "
-            "None takes var_names."
+            + (
+                f"If var_names are such names: {where}[{gene_ids!r}] = {where}_names."
+                if is_second_argument()
+                else "None takes var_names."
+            )
         )
     return ["" if pd.isna(name) else str(name) for name in var[gene_ids]], index
 

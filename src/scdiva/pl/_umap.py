@@ -13,7 +13,7 @@ from anndata import AnnData
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scdiva._checks import check_choices, or_nearest
+from scdiva._checks import check_choices, or_nearest, speaking_of
 from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED, TARGET_SUM
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
@@ -379,10 +379,8 @@ def _to_one_total(cells: AnnData, what: str, input: Literal["auto", "lognorm"]) 
     """Read `X`, to one total of counts, and say whose it is where it is refused."""
     from sklearn.preprocessing import normalize
 
-    try:
+    with speaking_of(what):
         values = log_normalised(cells, input=input)[0]
-    except ValueError as error:
-        raise ValueError(f"the {what} cells: {error}") from error
     # what was normalised over more genes than are here has another scale, which would set the two apart
     return sp.csr_matrix(TARGET_SUM * normalize(values.expm1(), norm="l1")).log1p()
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least, check_positive, warn
+from scdiva._checks import check_choices, check_least, check_positive, speaking_of, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers, refuse_missing
 from scdiva._rng import seed_of
@@ -281,13 +281,15 @@ def annotate(
         _check_reject(reject, np.bincount(labels[labels >= 0]).max() > 1, types.categories.tolist(), groups or {})
         seed = seed_of(rng)
         source = open_cells(adata, given, reading)
-        other = source if reference is None else open_cells(reference, given, reading)
+        with speaking_of("adata" if reference is None else "reference"):
+            other = source if reference is None else open_cells(reference, given, reading)
         tokens = shared_tokens(other, source)
         how = "finetune" if finetune else method
         n_labels = len(types.categories)
         logger.info("annotating %d cells by %r, %d labels, %d genes", adata.n_obs, how, n_labels, len(tokens))
         source = cells = restricted(source, tokens)
-        known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
+        with speaking_of("adata" if reference is None else "reference"):
+            known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
         if tuning is None:
             states = embed_all(given, known, running)
             labelled = Reference(known, torch.from_numpy(states), labels[known_rows])

@@ -338,7 +338,8 @@ def _remedy(what: str, seen: _Seen, where: str) -> str:
         return f"A scaled, centred or regressed matrix? {_OTHERS}"
     if what.startswith("values of"):
         return f"{_ZERO}{with_matrix(where, f'{{0}}[{{0}} >= {MAX_COUNT}] = 0')}."
-    if what == "NaN values" and seen.nan_cells >= max(10, 5 * len(seen.nan_patterns)):
+    n_patterns = len(seen.nan_patterns)
+    if what == "NaN values" and n_patterns < _MOST_PATTERNS and seen.nan_cells >= max(10, 5 * n_patterns):
         whole = with_matrix(where, "adata = adata[:, ~np.isnan({0}).any(axis=0)].copy()")
         return (
             f"{len(seen.nan_genes)} genes are NaN in the same cells, {seen.nan_cells} of {seen.n_obs}, as genes that a "

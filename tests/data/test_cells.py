@@ -249,7 +249,7 @@ def test_cells_of_another_species_among_human_ones_are_told_of(cells, vocabulary
     foreign = np.zeros((61, 40), dtype=np.float32)
     foreign[60] = 1  # 40 mouse genes, and two human ones
     x = sp.vstack([cells.X, sp.csr_matrix((np.ones(2), ([0, 0], [3, 7])), shape=(1, cells.n_vars))])
-    names = [*cells.var_names, *(f"Gm{i}" for i in range(40))]
+    names = [*cells.var_names, *(f"foreign{i}" for i in range(40))]
     mixed = ad.AnnData(sp.hstack([x, sp.csr_matrix(foreign)]).tocsr(), var=pd.DataFrame(index=names))
     with pytest.warns(UserWarning, match="1 of 61 cells.*'60'.*half"):
         open_cells(mixed, vocabulary)

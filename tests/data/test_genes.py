@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import scdiva
 from scdiva._constants import UNKNOWN
 from scdiva.data.genes import column_tokens, gene_names, judge_genes, match_columns
 from scdiva.data.reading import AS_IT_IS, Reading
@@ -79,6 +80,9 @@ def test_share_of_counts_decides(human, unknown, outcome):
         ([f"GENE{i}" for i in range(20)], "another column of adata.var"),
         ([f"ENSDARG{i:011d}" for i in range(20)], "another species"),
         ([f"ENST{i:011d}.2" for i in range(20)], "sum them to genes"),
+        ([f"Gene{i:03d}" for i in range(20)], "numbers behind 'Gene', not gene names.*gene_ids="),
+        ([f"Peak{i}" for i in range(20)], "numbers behind 'Peak'"),
+        ([f"chr{i}:{i}00-{i}50" for i in range(1, 20)], "intervals of the genome"),
         ([*(f"Gm{i}" for i in range(9)), "Cd3e"], "mouse .*'Gm0'.*human_orthologs.* gene_ids="),
         ([f"ENSMUSG{i:011d}" for i in range(20)], "mouse"),
     ],
@@ -140,6 +144,16 @@ def test_columns_that_are_no_genes_are_refused():
     with pytest.raises(KeyError, match=r"adata\.raw\.var has no column 'x'"):
         gene_names(var.iloc[:2], Reading(use_raw=True, gene_ids="x"))
     assert gene_names(var.assign(feature_types="protein_coding"))[0] == ["CD4", "CD3E", "CD4-1"]
+    with pytest.raises(ValueError, match="all 1 are Antibody Capture"):
+        gene_names(var.iloc[2:])
+
+
+@pytest.mark.parametrize("column", ["feature_types", "feature_type", "Type", "modality"])
+@pytest.mark.parametrize("kind", ["Peaks", "CRISPR Guide Capture", "Multiplexing Capture", "ADT", "Protein Expression"])
+def test_a_type_of_feature_is_known_by_the_names_that_tools_give_it(column, kind):
+    var = pd.DataFrame({column: ["Gene Expression", kind]}, index=["CD4", "CD4-1"])
+    with pytest.raises(ValueError, match=rf"1 of 2 columns are no genes, but {kind} .first: 'CD4-1'"):
+        gene_names(var)
 
 
 @pytest.mark.parametrize("other", ["", "mm10___"])
@@ -149,8 +163,8 @@ def test_names_with_a_genome_are_told_how_to_take_it_off(human, prefix, other):
     names = [prefix + name for name in symbols] + [other + name.capitalize() for name in symbols if other]
     with pytest.raises(ValueError, match="begin with a genome") as said:
         resolve_genes(names, human, np.ones(len(names)))
-    mended = {"adata": ad.AnnData(np.ones((2, len(names)), np.float32), var=pd.DataFrame(index=names))}
-    exec(str(said.value).split("then their genes: ")[1], mended)
+    mended = {"adata": ad.AnnData(np.ones((2, len(names)), np.float32), var=pd.DataFrame(index=names)), "np": np}
+    exec(str(said.value).split("with its genes: ")[1], mended)
     assert list(mended["adata"].var_names) == symbols
 
 
@@ -172,8 +186,12 @@ def test_spikes_and_mouse_genes_among_human_ones_are_named(human):
     with pytest.raises(ValueError, match="spike-ins; leave them out"):
         resolve_genes([*symbols, "ERCC-00002"], human, np.r_[np.ones(30), 100])
     mouse = ["Gapdh", "Actb", "mt-Co1", "Cd8a", "Eef1a1"]
-    with pytest.warns(UserWarning, match="those of a mouse"):
-        resolve_genes([*symbols, *mouse], human, np.r_[np.ones(30), np.full(5, 2.0)])
+    names = [*symbols, *mouse]
+    with pytest.warns(UserWarning, match="those of a mouse") as said:
+        resolve_genes(names, human, np.r_[np.ones(30), np.full(5, 2.0)])
+    mended = {"adata": ad.AnnData(np.ones((2, 35), np.float32), var=pd.DataFrame(index=names)), "scdiva": scdiva}
+    exec(str(said[0].message).split("Keep the human ones: ")[1].rstrip("."), mended)
+    assert list(mended["adata"].var_names) == symbols
 
 
 def test_tokens_of_columns_by_name_alone(human):

@@ -66,6 +66,8 @@ def test_mouse_is_recognised():
 
 def test_human_is_not_mouse():
     assert not looks_like_mouse([])
+    for form in ("Gene{:03d}", "Gene{}", "Feature{}", "Peak{}", "Marker{}", "Hashtag{}", "Chr1-{}-99"):
+        assert not looks_like_mouse(form.format(i) for i in range(500))
     assert not looks_like_mouse(["GAPDH", "MT-CO1", "C1orf162", "ENSG00000141510"])
     assert not looks_like_mouse(["Gapdh"] * 2 + ["GAPDH"] * 8)
     human = Vocabulary.human()

@@ -12,11 +12,12 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._checks import check_choices, check_least, warn
-from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
+from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
 from scdiva._settings import progress_bar
 from scdiva._validate import Input, Scan
 from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
-from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
+from scdiva.data.columns import about_two_species, is_read_as_mouse, other_species, protein_columns
+from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, Matched, judge_genes, match_columns
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.data.soma import SomaCells
@@ -135,21 +136,36 @@ def open_cells(
         if keep and not sp.issparse(matrix):
             blocks = _keeping(blocks, kept)
         found = scanned or opened.scan(blocks, reading.input, matched.tokens >= 0)
-        report = judge_genes(matched, genes, found.counts_per_gene, reading)
+        dropped = None
+        counts = found.counts_per_gene
+        if reading.duplicates == "sum":
+            matched, dropped = without_proteins(matched, counts, found.n_obs)
+            counts = counts if dropped is None else np.where(dropped, 0, counts)
+        held = sp.vstack(kept, format="csr") if kept else matrix
+        other = other_species(*matched, genes, reading)
+        two_species = ""
+        if scanned is None and counts[other].any():
+            reads_mouse, blocks = is_read_as_mouse(matched.how, reading), row_blocks(held, block_rows)
+            two_species = about_two_species(blocks, other, matched.names, reads_mouse, opened.obs_names, reading)
+        report = judge_genes(
+            matched, genes, counts, reading, two_species=two_species, obs_names=opened.obs_names, n_obs=found.n_obs
+        )
     except BaseException:
         opened.close()
         raise
-    if report["share_counts"] >= WARNING_SHARE:
+    if report["share_counts"] >= WARNING_SHARE and not two_species:
         warn_of_foreign(found, opened)
     path = as_path(data) if is_path(data) else None
     name = "" if path is None else path.stem
-    held = sp.vstack(kept, format="csr") if kept else matrix
     tokens = matched.tokens
     if getattr(path, "study", ""):  # the table of genes is that of all studies of the experiment
         tokens = np.where(found.counts_per_gene > 0, tokens, -1)
     source = CellSource(
-        genes, tokens, report, found, max_length, block_rows, denominator, reading, path, opened, held, name
-    )
+        genes, tokens, report, found, max_length, block_rows, denominator, reading, path, opened, held, name,
+        dropped=dropped,
+    )  # fmt: skip
+    if dropped is not None and scanned is None:  # the scan took them for genes
+        source.scan = replace(found, known_per_cell=source.count_known())
     if reading.empty == "error":
         refuse_empty(source)
     if model is not None and embeds and scanned is None:
@@ -201,6 +217,37 @@ def warn_of_few_genes(source: CellSource, data: Any) -> None:
         f"the same cells with all genes (0.95 at {ENOUGH_ENTROPY:.0%}). {mend}. If no more were measured, compare only "
         "cells with these genes."
     )
+
+
+def without_proteins(matched: Matched, counts: np.ndarray, n_obs: int) -> tuple[Matched, np.ndarray | None]:
+    """Take columns of antibodies for no genes, and warn of them.
+
+    Parameters
+    ----------
+    matched
+        The genes.
+    counts
+        Counts of each column over all cells.
+    n_obs
+        Number of cells.
+
+    Returns
+    -------
+    The genes, and which columns are proteins; None: none is.
+    """
+    proteins = protein_columns(*matched, counts, n_obs)
+    if not proteins.any():
+        return matched, None
+    names = [matched.names[at] for at in np.flatnonzero(proteins)]
+    first = names[int(np.argmax(counts[proteins]))]
+    drop = f"names = {names[:50]!r}; adata = adata[:, ~adata.var_names.isin(names)].copy()"
+    more = "" if len(names) <= 50 else f" (and {len(names) - 50} more)"
+    warn(
+        f"{len(names)} columns hold the counts of antibodies by their names and counts, not RNA, such as {first!r} "
+        f"with {counts[proteins].max() / n_obs:,.0f} counts a cell: they are not read, and not added to the gene of "
+        f"that name. Leave them out: {drop}{more}. If they are genes, pass their Ensembl ids as gene_ids=."
+    )
+    return matched._replace(tokens=np.where(proteins, UNKNOWN, matched.tokens).astype(np.int32)), proteins
 
 
 def warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:
@@ -281,6 +328,8 @@ class CellSource:
         What is read.
     columns
         Columns read, ascending; None: all. See :func:`restricted`.
+    dropped
+        bool (columns of the matrix,), those that hold no RNA: neither read nor part of a cell's total. None: none.
     name
         What the study is called: the name of the file without suffix, unless somebody names it.
     """
@@ -298,6 +347,7 @@ class CellSource:
     _matrix: Any = field(default=None, repr=False)
     name: str = ""
     columns: np.ndarray | None = None
+    dropped: np.ndarray | None = None
 
     @property
     def n_obs(self) -> int:
@@ -359,9 +409,24 @@ class CellSource:
 
     def _expression(self, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
         self._open()
-        block = read_ranges(self._matrix, ranges)
+        block = self._of_rna(read_ranges(self._matrix, ranges))
         block = block if self.columns is None else block[:, self.columns]
         return to_token_space(block, self.tokens, self.n_tokens, self.kind)
+
+    def _of_rna(self, block: sp.csr_matrix) -> sp.csr_matrix:
+        """Take the columns that hold no RNA out of a block, in place."""
+        if self.dropped is not None:
+            block.data[self.dropped[block.indices]] = 0
+            block.eliminate_zeros()
+        return block
+
+    def count_known(self) -> np.ndarray:
+        """Count the columns above zero with a known gene in each cell, int32 (n_obs,)."""
+        self._open()
+        known = np.flatnonzero(self.tokens >= 0) if self.columns is None else self.columns[self.tokens >= 0]
+        blocks = (self._of_rna(block) for _, block in row_blocks(self._matrix, self.block_rows))
+        # every stored value of a canonical block is above zero
+        return np.concatenate([block[:, known].getnnz(axis=1) for block in blocks]).astype(np.int32)
 
     def log_normalised(self) -> sp.csr_matrix:
         """Read all cells whole, as log1p of counts per ten thousand; genes that no vocabulary holds are kept.
@@ -371,7 +436,7 @@ class CellSource:
         float64 CSR (n_obs, n_vars), columns as in :attr:`var`. A cell without counts is a row of zeros.
         """
         self._open()
-        return to_log([block for _, block in row_blocks(self._matrix, self.block_rows)], self.kind)
+        return to_log([self._of_rna(block) for _, block in row_blocks(self._matrix, self.block_rows)], self.kind)
 
     def expression_blocks(self, desc: str = "reading") -> Iterator[tuple[int, sp.csr_matrix]]:
         """Read cells in order, `block_rows` at a time, and show how far they are.
@@ -465,11 +530,9 @@ def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
     if kept.all():
         return source
     columns = np.flatnonzero(kept)
-    source._open()
-    # every stored value of a canonical block is above zero
-    lengths = [block[:, columns].getnnz(axis=1) for _, block in row_blocks(source._matrix, source.block_rows)]
-    found = replace(source.scan, known_per_cell=np.concatenate(lengths).astype(np.int32))
-    return replace(source, tokens=source.tokens[columns], scan=found, columns=columns)
+    cut = replace(source, tokens=source.tokens[columns], columns=columns)
+    cut.scan = replace(source.scan, known_per_cell=cut.count_known())
+    return cut
 
 
 def log_normalised(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pandas as pd
 
 from scdiva._checks import is_second_argument, or_nearest, warn
 from scdiva._constants import UNKNOWN
+from scdiva.data.columns import GENOME, HUMAN_GENOMES
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.tokenizer.names import by_table, ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
@@ -20,19 +22,24 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike, NDArray
 
+    from scdiva._validate import Names
+
 ERROR_SHARE = 0.5
 """Below this share of counts on known genes a data set is refused."""
 WARNING_SHARE = 0.8
 """Below this share of counts on known genes there is a warning. Human data sets have 0.95 or more."""
 
 _N_SHOWN = 5
-_NOT_GENES = (
-    *("Antibody Capture", "Antigen Capture", "CRISPR Guide Capture", "Multiplexing Capture", "Custom", "Peaks"),
-    *("ADT", "HTO", "ATAC"),
-)
-"""Values of `var["feature_types"]`, as Cell Ranger and its users write it, for columns that hold no RNA of a gene."""
-_GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+).+")
-"""Names of a Cell Ranger reference of several genomes: "GRCh38_CD4", "mm10___Cd4"."""
+_LOOKED_AT = 1000
+"""Names of cells that are looked up among genes."""
+_NOT_GENES = frozenset(
+    ("antibody capture", "antigen capture", "crispr guide capture", "multiplexing capture", "custom", "peaks",
+     "antibody", "protein", "protein expression", "proteins", "prot", "adt", "hto", "hashtag", "multiplexing", "crispr",
+     "grna", "sgrna", "guide", "peak", "atac", "chromatin accessibility")
+)  # fmt: skip
+"""Types of features, in small letters, of columns that hold no RNA of a gene."""
+_TYPES = ("feature_types", "feature_type", "Type", "modality")
+"""Columns of `var` with them, as Cell Ranger, scanpy, DropletUtils and others name them."""
 _SPECIES = "pass species=, a dict from them to human symbols or Ensembl ids"
 _ADVICE = (
     (r"[\d.]+$", "The names are numbers: pass as gene_ids= a column of adata.var of symbols or ids, or set var_names"),
@@ -43,6 +50,7 @@ _ADVICE = (
     ),
     (r"ENS(?!G\d)[A-Z]*G\d", f"These are Ensembl ids of another species: {_SPECIES}"),
     (r"ENST\d", "These are transcripts: sum them to genes first"),
+    (r"(chr)?[\dXYMT]+[:_-]\d+[_-]\d+$", "These are intervals of the genome, such as peaks: pass the RNA counts"),
     ("", f"Human genes are expected: pass another column of adata.var as gene_ids=, or, of other species, {_SPECIES}"),
 )
 """How names may look that are no list of human genes, and what to do then; the last of all others."""
@@ -74,15 +82,20 @@ def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str
         If `var["feature_types"]` says that there are columns of antibodies, guides or peaks. An antibody bears the name
         of its gene, and its counts would be taken for that gene's RNA.
     """
-    if "feature_types" in var.columns:
-        kinds = var["feature_types"].astype(str)
-        if other := [kind for kind in _NOT_GENES if (kinds == kind).any()]:
-            first = var.index[np.flatnonzero(kinds.isin(other))[0]]
-            load = "adata = adata.raw.to_adata(); " if reading.use_raw else ""
+    for column in [name for name in _TYPES if name in var.columns]:
+        kinds = var[column].astype(str)
+        others = kinds.str.lower().isin(_NOT_GENES)
+        if others.all() and len(var):
             raise ValueError(
-                f"{int(kinds.isin(other).sum())} of {len(var)} columns are no genes, but {', '.join(other)} (first: "
-                f"{str(first)!r}): their counts would be mixed with RNA. Leave them out: {load}"
-                f"adata = adata[:, ~adata.var['feature_types'].isin({other})].copy()"
+                f"no column is a gene: all {len(var)} are {', '.join(kinds.unique())}. Pass the RNA counts."
+            )
+        if others.any():
+            load = "adata = adata.raw.to_adata(); " if reading.use_raw else ""
+            listed = list(kinds[others].unique())
+            raise ValueError(
+                f"{int(others.sum())} of {len(var)} columns are no genes, but {', '.join(listed)} (first: "
+                f"{str(var.index[others.argmax()])!r}): their counts would be mixed with RNA. Leave them out: {load}"
+                f"adata = adata[:, ~adata.var[{column!r}].isin({listed})].copy()"
             )
     index = [str(name) for name in var.index]
     gene_ids = reading.gene_ids
@@ -189,7 +202,14 @@ def _some(names: Iterable[str]) -> str:
 
 
 def judge_genes(
-    matched: Matched, vocabulary: Vocabulary, counts_per_gene: ArrayLike, reading: Reading = AS_IT_IS
+    matched: Matched,
+    vocabulary: Vocabulary,
+    counts_per_gene: ArrayLike,
+    reading: Reading = AS_IT_IS,
+    *,
+    two_species: str = "",
+    obs_names: Names | None = None,
+    n_obs: int = 0,
 ) -> dict[str, Any]:
     """Refuse names under which too few counts are known, and report how the genes were matched.
 
@@ -204,6 +224,10 @@ def judge_genes(
     reading
         What is read: `duplicates`: "sum" lets several names of one gene pass (whoever reads the counts sums them),
         "error" refuses them.
+    two_species
+        What :func:`scdiva.data.columns.about_two_species` says: the reason why many counts are unknown.
+    obs_names, n_obs
+        Names and number of the cells: whether the genes are in the rows is told by them.
 
     Returns
     -------
@@ -241,8 +265,14 @@ def judge_genes(
             f"these are {kind}, such as {first}: {int(mapped.sum()):,} of {len(names):,} are read as their human "
             f"orthologs, with {share:.0%} of the counts. The model has learned from human cells alone."
         )
-    if share < WARNING_SHARE:
-        _refuse_or_warn(names, counts, mapped, share, reading)
+    if two_species and share >= ERROR_SHARE:
+        warn(two_species)
+    elif two_species:
+        raise ValueError(two_species)
+    elif share < WARNING_SHARE:
+        if share < ERROR_SHARE and obs_names is not None:
+            _refuse_genes_in_rows(obs_names, n_obs, names, vocabulary)
+        _refuse_or_warn(matched, counts, share, vocabulary, reading)
 
     repeats = pd.Series(tokens[mapped]).duplicated()
     if reading.duplicates == "error" and repeats.any():
@@ -258,10 +288,27 @@ def judge_genes(
     }
 
 
+def _refuse_genes_in_rows(obs_names: Names, n_obs: int, names: Sequence[str], vocabulary: Vocabulary) -> None:
+    """Raise ValueError if most of the names of the cells are those of genes."""
+    some = [
+        str(obs_names[int(row)]) for row in np.unique(np.linspace(0, n_obs - 1, min(n_obs, _LOOKED_AT)).astype(int))
+    ]
+    known = np.flatnonzero(vocabulary.match(some).tokens != UNKNOWN)
+    if 2 * len(known) > len(some):
+        raise ValueError(
+            f"the genes are in the rows: {len(known)} of {len(some)} adata.obs_names are genes, such as "
+            f"{some[known[0]]!r}, and adata.var_names, such as {names[0]!r}, are not. Exchange rows and columns: "
+            "adata = adata.T.copy()"
+        )
+
+
 def _refuse_or_warn(
-    names: Sequence[str], counts: NDArray[np.float64], mapped: NDArray[np.bool_], share: float, reading: Reading
+    matched: Matched, counts: NDArray[np.float64], share: float, vocabulary: Vocabulary, reading: Reading
 ) -> None:
     """Say why many counts are unknown: as an error below half of them, as a warning otherwise."""
+    names, mapped = matched.names, matched.tokens != UNKNOWN
+    of_human = vocabulary.species == "human" and not isinstance(reading.species, dict)
+    of_human &= reading.species != "mouse" and not (matched.how == "ortholog").any()
     heaviest = np.argsort(-counts, kind="stable")
     first = [names[i] for i in heaviest if not mapped[i]][:_N_SHOWN]
     found = (
@@ -269,11 +316,12 @@ def _refuse_or_warn(
         f"most counts: {', '.join(map(repr, first))})"
     )
     if share >= ERROR_SHARE:
-        unknown = [name for name, known in zip(names, mapped, strict=True) if not known]
-        mouse = looks_like_mouse(unknown) and not looks_like_mouse(names)
+        mouse = looks_like_mouse(name for name, known in zip(names, mapped, strict=True) if not known)
+        column = "var_names" if reading.gene_ids is None else f"var[{reading.gene_ids!r}]"
+        drop = f"adata = adata[:, scdiva.tokenizer.load_vocabulary().match(adata.{column}, 'human').tokens >= 0].copy()"
         warn(
             f"{found}: results rest on that part of the data."
-            + (" The unknown genes are those of a mouse: keep only the human cells and genes." if mouse else "")
+            + (f" The unknown genes are those of a mouse. Keep the human ones: {drop}." if mouse and of_human else "")
             + _about_spikes(names, counts)
         )
         return
@@ -310,18 +358,28 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
             "vocabulary is human, and too few have a human ortholog that it holds (scdiva.tokenizer.human_orthologs): "
             f"{_SPECIES}, or a column of adata.var with human symbols as gene_ids="
         )
-    prefixes = [found[1] for name in names if (found := _GENOME.fullmatch(name))]
+    prefixes = [found[1] for name in names if (found := GENOME.fullmatch(name))]
     if len(prefixes) > len(names) / 2:
-        human = next((prefix for prefix in sorted(set(prefixes)) if prefix.startswith(("GRCh", "hg"))), None)
-        if human is None:
-            return f"The names begin with {prefixes[0]!r}, another genome: the vocabulary is human"
+        genome = min(set(prefixes), key=lambda one: (not one.startswith(HUMAN_GENOMES), one))
+        call = f"adata.var_names = adata.var_names.str.removeprefix({genome!r})"
+        if len(set(prefixes)) > 1:
+            call = (
+                f"genes = adata.var_names.str.startswith({genome!r}); "
+                "cells = np.asarray(adata.X[:, genes].sum(axis=1) > adata.X[:, ~genes].sum(axis=1)).ravel(); "
+                f"adata = adata[cells, genes].copy(); {call}"
+            )
         return (
-            f"The names begin with a genome, such as {human!r}: keep the human cells, then their genes: "
-            f"adata = adata[:, adata.var_names.str.startswith({human!r})].copy(); "
-            f"adata.var_names = adata.var_names.str.removeprefix({human!r})"
+            f"The names begin with a genome, such as {genome!r}: keep the cells of one species, with its genes: {call}"
         )
     half = len(names) / 2
-    return next(said for like, said in _ADVICE if sum(re.match(like, name) is not None for name in names) > half)
+    said = next(said for like, said in _ADVICE if sum(re.match(like, name) is not None for name in names) > half)
+    stem, n = Counter(re.sub(r"\d+$", "", name) for name in names).most_common(1)[0]
+    if said == _ADVICE[-1][1] and stem and n > half:
+        return (
+            f"The names are numbers behind {stem!r}, not gene names: pass another column of adata.var, of symbols or "
+            "Ensembl ids, as gene_ids=, or set var_names"
+        )
+    return said
 
 
 def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabulary: Vocabulary, n_repeats: int) -> str:

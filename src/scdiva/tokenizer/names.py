@@ -20,7 +20,9 @@ _REPEAT = re.compile(r"(.+)[.-]\d{1,2}")
 # "Gapdh", "Cd8a", "H2-Aa", "mt-Co1", "0610007P14Rik", "Gm1992"; every one holds a lower-case letter after the first.
 _MOUSE_SYMBOL = re.compile(r"(?:mt-)?[A-Z][a-z0-9]*[a-z][A-Za-z0-9.-]*|[A-Z0-9]{6,}Rik|H2-[A-Z][a-z]\d*")
 _MOUSE_ID = re.compile(r"ENS(?:MUS|RNO)G\d{11}")
-_MOUSE_SHARE = 0.3
+_MOUSE_ONLY = re.compile(r"ENS(?:MUS|RNO)G\d{11}|Gm\d+|[A-Z0-9]{6,}Rik|mt-|H2-")
+"""Mouse genes by their name alone, whether or not they have a human ortholog."""
+_MOUSE_SHARE, _KNOWN_SHARE, _MANY = 0.3, 0.1, 20
 _SPECIES = {"ENSG0": "human", "ENSMUSG0": "mouse"}
 
 
@@ -82,12 +84,21 @@ def repeated_name(name: str) -> str | None:
     return found.group(1) if found else None
 
 
+def spelled_as_mouse(name: str) -> bool:
+    """Tell whether a name is spelled as mouse (or rat) symbols are, or is a mouse or rat Ensembl id.
+
+    Human symbols hold lower-case letters almost only in open reading frames ("C1orf162"), which don't count. Other
+    names are spelled so too, such as "Gene1": see :func:`looks_like_mouse`.
+    """
+    return bool(_MOUSE_ID.match(name) or (_MOUSE_SYMBOL.fullmatch(name) and not re.match(r"C(?:\d+|[XY])orf", name)))
+
+
 def looks_like_mouse(names: Iterable[str]) -> bool:
     """Tell whether names are those of mouse (or rat) genes.
 
     True if at least 30% of them are spelled as mouse symbols are ("Gapdh", "mt-Co1", "0610007P14Rik") or are mouse or
-    rat Ensembl ids. Human symbols hold lower-case letters almost only in open reading frames ("C1orf162"), which don't
-    count.
+    rat Ensembl ids. Names such as "Gene1" or "Peak12" are spelled so too: of 20 or more, a tenth must be those of known
+    mouse genes.
 
     Parameters
     ----------
@@ -104,13 +115,17 @@ def looks_like_mouse(names: Iterable[str]) -> bool:
     >>> from scdiva.tokenizer import looks_like_mouse
     >>> looks_like_mouse(["Cd3d", "Lyz2", "Gapdh"]), looks_like_mouse(["CD3D", "LYZ", "GAPDH"])
     (True, False)
+    >>> looks_like_mouse(f"Gene{i}" for i in range(100))
+    False
     """
-    n_names = n_mouse = 0
-    for name in names:
-        n_names += 1
-        if _MOUSE_ID.match(name) or (_MOUSE_SYMBOL.fullmatch(name) and not re.match(r"C(?:\d+|[XY])orf", name)):
-            n_mouse += 1
-    return n_names > 0 and n_mouse / n_names >= _MOUSE_SHARE
+    names = list(names)
+    spelled = [name for name in names if spelled_as_mouse(name)]
+    if not spelled or len(spelled) < _MOUSE_SHARE * len(names):
+        return False
+    if len(spelled) < _MANY:
+        return True
+    known = sum(bool(_MOUSE_ONLY.match(name)) or name in _table() for name in spelled)
+    return known >= _KNOWN_SHARE * len(spelled)
 
 
 def species_of(ids: Iterable[str]) -> str | None:

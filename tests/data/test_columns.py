@@ -1,0 +1,189 @@
+"""Columns that are no genes of the species that is read: found by name and counts, and split off by the advice."""
+
+from __future__ import annotations
+
+import warnings
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+import scdiva
+from scdiva.data.cells import open_cells
+from scdiva.tokenizer import Vocabulary
+
+N = 60
+
+
+@pytest.fixture(scope="module")
+def symbols():
+    """Human genes with a mouse ortholog of the same name."""
+    mouse = scdiva.tokenizer.names._table()
+    by_name = dict(zip(Vocabulary.human().symbols, Vocabulary.human().ensembl_ids, strict=True))
+    proteins = ["CD4", "CD8A", "CD27", "NCAM1"]
+    names = [name for name, gene in by_name.items() if mouse.get(name.capitalize()) == gene and name.isalnum()]
+    return [*[name for name in names if name not in proteins][:90], *proteins]
+
+
+def counts(n_genes, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.poisson(rng.gamma(1, 3, n_genes), (N, n_genes)).astype(np.float32)
+
+
+def opened(adata, **reading):
+    """The opened cells, and the warnings."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cells = open_cells(adata, "human", ranked=False, empty="nan", **reading)
+    return cells, [str(one.message) for one in said]
+
+
+# --- proteins ---------------------------------------------------------------------------------------------------------
+PANELS = {
+    "made unique": ["CD4-1", "CD8A-1", "CD27-1"],
+    "as R": ["CD4.1", "CD8A.1", "CD27.1"],
+    "the same name": ["CD4", "CD8A", "CD27"],
+    "an alias": ["CD56", "CD16", "HLA-DR"],
+    "tagged": ["ADT_CD4", "ADT_CD45RA"],
+    "no gene": ["CD45RA", "CD3", "IgG1"],
+    "TotalSeq": ["CD4_TotalSeqC", "CD45RA_TotalSeqC"],
+    "anti": ["anti-CD4", "anti-human-CD8"],
+}
+
+
+@pytest.mark.parametrize("form", ["counts", "log1p"])
+@pytest.mark.parametrize("panel", PANELS)
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_proteins_change_no_value_of_the_rna(symbols, panel, form):
+    rna, names = counts(len(symbols)), PANELS[panel]
+    rna[:, -4:] = np.random.default_rng(3).poisson(2, (N, 4))
+    protein = np.random.default_rng(1).poisson(400, (N, len(names)))
+    protein[:, 1:] //= 6  # weaker ones of the same panel
+    x = np.hstack([rna, protein])
+    if form == "log1p":
+        x = np.log1p(1e4 * x / x.sum(axis=1, keepdims=True))
+    alone, _ = opened(ad.AnnData(rna, var=pd.DataFrame(index=symbols)))
+    both, said = opened(ad.AnnData(x, var=pd.DataFrame(index=symbols + names)))
+    assert len(said) == 1
+    assert f"{len(names)} columns hold the counts of antibodies" in said[0]
+    assert all(repr(name) in said[0] for name in names)
+    np.testing.assert_allclose(both.expression(0, N).toarray(), alone.expression(0, N).toarray(), rtol=2e-6)
+    np.testing.assert_array_equal(both.lengths, alone.lengths)
+    log = both.log_normalised().toarray()
+    assert not log[:, len(symbols) :].any()
+    if form == "counts":
+        np.testing.assert_allclose(log[:, : len(symbols)], alone.log_normalised().toarray(), rtol=2e-6)
+    assert both.report["share_counts"] == pytest.approx(1)
+
+
+def test_the_advice_leaves_proteins_out(symbols):
+    names = [*symbols, *PANELS["made unique"]]
+    adata = ad.AnnData(np.hstack([counts(len(symbols)), np.full((N, 3), 400.0)]), var=pd.DataFrame(index=names))
+    mended = {"adata": adata}
+    exec(opened(adata)[1][0].split("Leave them out: ")[1].split(". If")[0], mended)
+    assert list(mended["adata"].var_names) == symbols
+    assert not opened(mended["adata"])[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "gene", "mean"),
+    [("CD4-1", "CD4", 8), ("MATR3-1", "MATR3", 8), ("ALDOA.1", "ALDOA", 8), ("AB015752.4", None, 400)],
+)
+def test_a_second_column_of_rna_is_summed(symbols, name, gene, mean):
+    """Annotations hold some genes twice, and the second may have most of the counts."""
+    rna = counts(len(symbols) + 400)
+    names = [*symbols, *(f"LINC{i:05d}" for i in range(399)), gene or "no gene"]
+    rna[:, -1] = 0
+    second = np.random.default_rng(2).poisson(mean, (N, 1)) * (np.arange(N)[:, None] % 9 == 0)
+    cells, said = opened(ad.AnnData(np.hstack([rna, second]), var=pd.DataFrame(index=[*names, name])))
+    assert not [one for one in said if "antibodies" in one]
+    assert cells.dropped is None
+
+
+def test_an_empty_cell_with_proteins_has_no_gene(symbols):
+    rna = counts(len(symbols))
+    rna[7] = 0
+    adata = ad.AnnData(np.hstack([rna, np.full((N, 1), 400.0)]), var=pd.DataFrame(index=[*symbols, "CD4-1"]))
+    assert opened(adata)[0].lengths[7] == 0
+
+
+# --- two species ------------------------------------------------------------------------------------------------------
+def barnyard(symbols, n_mouse, human="{}", mouse="{}", form=sp.csr_matrix):
+    """Human cells, then mouse cells, each with a few reads of the other."""
+    x = counts(len(symbols))
+    ambient = np.random.default_rng(5).poisson(x * 0.05)
+    of_mouse = np.arange(N)[:, None] >= N - n_mouse
+    x = np.hstack([np.where(of_mouse, ambient, x), np.where(of_mouse, x, ambient)]).astype(np.float32)
+    names = [*map(human.format, symbols), *(mouse.format(name.capitalize()) for name in symbols)]
+    return ad.AnnData(form(x), var=pd.DataFrame(index=names))
+
+
+@pytest.mark.parametrize("n_mouse", [1, 10, 20, 35, 55])
+@pytest.mark.parametrize(
+    ("reading", "prefixes"),
+    [
+        ({}, ("{}", "{}")),
+        ({}, ("GRCh38_{}", "mm10___{}")),
+        ({}, ("{}", "mm10___{}")),
+        ({"species": "human"}, ("{}", "{}")),
+        ({"species": "mouse"}, ("{}", "{}")),
+        ({"layer": "counts"}, ("{}", "{}")),
+        ({"use_raw": True}, ("{}", "{}")),
+        ({"gene_ids": "id"}, ("GRCh38_{}", "mm10___{}")),
+    ],
+)
+def test_cells_of_two_species_are_counted_and_split(symbols, n_mouse, reading, prefixes):
+    adata = barnyard(symbols, n_mouse, *prefixes)
+    if "layer" in reading:
+        adata.layers["counts"], adata.X = adata.X, None
+    elif "use_raw" in reading:
+        adata.raw = adata.copy()
+    elif "gene_ids" in reading:
+        adata.var = pd.DataFrame({"id": adata.var_names}, index=[f"g{i}" for i in range(adata.n_vars)])
+    try:
+        said = next(one for one in opened(adata, **reading)[1] if "read alike" in one)
+    except ValueError as error:
+        said = str(error)
+    assert f"{N - n_mouse} of {N} cells are human and {n_mouse} mouse" in said
+    names = {"adata": adata, "np": np, "scdiva": scdiva}
+    exec(said.split("be read alike: ")[1], names)
+    cells, mice = names["adata"], names["mouse"]
+    assert cells.obs_names.equals(adata.obs_names[: N - n_mouse])
+    assert mice.obs_names.equals(adata.obs_names[N - n_mouse :])
+    reading = {key: value for key, value in reading.items() if key in ("layer", "gene_ids")}
+    of_human, said = opened(cells, **reading)
+    assert not said
+    assert of_human.report["share_counts"] == 1
+    of_mouse, said = opened(mice, **reading)
+    assert "read as their human orthologs" in " ".join(said)
+    assert of_mouse.report["share_counts"] > 0.95
+
+
+def test_a_few_reads_of_mouse_in_human_cells_are_no_mixture(symbols):
+    assert not opened(barnyard(symbols, 0))[1]
+
+
+def test_mouse_genes_that_bear_a_genome_are_no_mixture(symbols):
+    mice = barnyard(symbols, N, mouse="mm10_{}")[:, len(symbols) :].copy()
+    with pytest.raises(ValueError, match="begin with a genome") as said:
+        opened(mice)
+    names = {"adata": mice}
+    exec(str(said.value).split("with its genes: ")[1], names)
+    assert opened(names["adata"])[0].report["share_counts"] > 0.95
+
+
+# --- genes in rows ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("spell", [str, str.capitalize])
+def test_genes_in_rows_are_seen(symbols, spell, tmp_path):
+    names = [spell(name) for name in symbols]
+    adata = ad.AnnData(sp.csr_matrix(counts(len(names))), var=pd.DataFrame(index=names)).T.copy()
+    with pytest.raises(ValueError, match=rf"9[34] of {len(names)} adata.obs_names are genes") as said:
+        opened(adata)
+    mended = {"adata": adata}
+    exec(str(said.value).split("columns: ")[1], mended)
+    assert list(mended["adata"].var_names) == names
+    adata.write_h5ad(tmp_path / "rows.h5ad")
+    with pytest.raises(ValueError, match="the genes are in the rows"):
+        opened(tmp_path / "rows.h5ad")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
+import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 
 import scdiva as sd
@@ -77,3 +81,24 @@ def test_what_is_wrong_with_labels_is_said(data):
         label_numbers(given, "none")
     with pytest.warns(UserWarning, match=r"unlabeled_category 'X': adata\.obs\['cell_type'\].*'ty"):
         label_numbers(given, "cell_type", "X")
+
+
+@pytest.mark.parametrize("form", ["object", "category"])
+def test_bytes_are_the_text_that_they_encode(form):
+    texts = ["T cell", "β cell", "unknown", "T cell"]
+    adata = ad.AnnData(np.ones((4, 1)), obs=pd.DataFrame({"text": texts}, index=list("abcd")))
+    adata.obs["bytes"] = pd.Series([text.encode() for text in texts], index=adata.obs_names, dtype=form)
+    for read in (
+        lambda key: batch_numbers(adata, key).tolist(),
+        lambda key: label_numbers(adata, key, "unknown")[0].tolist(),
+        lambda key: label_numbers(adata, key, "unknown")[1].categories.tolist(),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "unknown" is a batch like any other
+            assert read("bytes") == read("text")
+    adata.obs["latin"] = pd.Series([text.replace("β", "é").encode("latin-1") for text in texts], adata.obs_names)
+    adata.obs["latin"] = adata.obs["latin"].astype(form)
+    with pytest.raises(ValueError, match=r"adata\.obs\['latin'\] holds bytes that are not UTF-8") as said:
+        batch_numbers(adata, "latin")
+    exec(str(said.value).split("Decode them: ")[1].rstrip("."), {"adata": adata})
+    assert adata.obs["latin"].tolist() == ["T cell", "é cell", "unknown", "T cell"]

@@ -135,6 +135,40 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
     )
 
 
+def labels_column(adata: AnnData, key: str, where: str) -> pd.Series:
+    """Take a column of labels, bytes as the text that they encode.
+
+    Parameters
+    ----------
+    adata, key
+        The cells, and a column of `adata.obs`.
+    where
+        What the cells are called in messages.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If it holds bytes that are no UTF-8.
+    """
+    if key not in adata.obs:
+        raise no_column(f"{where}.obs", key, adata.obs.columns)
+    column = adata.obs[key]
+    categorical = isinstance(column.dtype, pd.CategoricalDtype)
+    values = column.cat.categories if categorical else column
+    if values.dtype != object or not any(isinstance(value, bytes) for value in values):
+        return column
+    try:
+        text = {value: value.decode() for value in set(values) if isinstance(value, bytes)}
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where}.obs[{key!r}] holds bytes that are not UTF-8 text (first: {error.object!r:.40}). Decode them: "
+            f"{where}.obs[{key!r}] = {where}.obs[{key!r}].astype(object).str.decode('latin-1')."
+        ) from None
+    return column.astype(object).map(lambda value: text.get(value, value))
+
+
 def read_labels(
     adata: AnnData, key: str, *, where: str = "adata", kind: Kind = "group", meant: Collection[str] = ()
 ) -> NDArray[np.str_]:
@@ -158,13 +192,12 @@ def read_labels(
     ValueError
         If a label is missing, there is no cell, or the column holds no labels.
     """
-    if key not in adata.obs:
-        raise no_column(f"{where}.obs", key, adata.obs.columns)
+    column = labels_column(adata, key, where)
     if not adata.n_obs:
         raise ValueError(f"{where} is empty: 0 cells × {adata.n_vars} genes.")
     refuse_missing(adata, key, where, f"name their {kind}")
-    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant)
-    found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
+    check_labels(column, f"{where}.obs[{key!r}]", kind, meant=meant)
+    found: NDArray[np.str_] = column.astype(str).to_numpy().astype(str)
     return found
 
 
@@ -237,9 +270,7 @@ def label_numbers(
     UserWarning
         If no cell has the `unlabeled_category`.
     """
-    if labels_key not in adata.obs:
-        raise no_column(f"{where}.obs", labels_key, adata.obs.columns)
-    column = adata.obs[labels_key]
+    column = labels_column(adata, labels_key, where)
     known = column.notna().to_numpy(copy=True)
     if unlabeled_category is not None:
         without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known

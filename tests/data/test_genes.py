@@ -129,6 +129,13 @@ def test_gene_names():
         gene_names(var, Reading(gene_ids="ids"))
 
 
+def test_names_of_bytes_are_the_text_that_they_encode():
+    var = pd.DataFrame({"id": [b"ENSG1", None], "feature_types": [b"Gene Expression", b"Peaks"]}, index=[b"A", b"B"])
+    assert gene_names(var[["id"]], Reading(gene_ids="id")) == (["ENSG1", ""], ["A", "B"])
+    with pytest.raises(ValueError, match=r"no genes, but Peaks .*isin\(\[b'Peaks'\]\)"):
+        gene_names(var)
+
+
 def test_columns_that_are_no_genes_are_refused():
     """An antibody against CD4 is called CD4, or CD4-1 once names are made unique, and would be added to its RNA."""
     kinds = pd.Categorical(["Gene Expression", "Gene Expression", "Antibody Capture"])

@@ -176,3 +176,9 @@ def test_predictions_that_cannot_be_scored_are_refused():
     ]:
         with pytest.raises(ValueError, match=words):
             calibration(confidence, correct, **options)
+
+
+def test_labels_of_bytes_are_the_text_that_they_encode():
+    names = ["T", "T", "B", "unknown"]
+    found = classification(np.array([name.encode() for name in names], dtype=object), ["T", "B", "B", "B"])
+    assert found["accuracy"] == pytest.approx(2 / 3)

@@ -157,3 +157,11 @@ def test_too_few_cells_and_no_anndata_are_refused(plain, batched):
         sd.tl.adapt(batched[:12].copy(), plain)
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.adapt(batched.X, plain)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_identical_cells_are_said_to_be_so(cells, plain, batches):
+    data = cells[np.arange(60) % batches].copy()
+    data.obs_names, data.obs["batch"] = [f"copy{i}" for i in range(60)], [f"b{i % batches}" for i in range(60)]
+    with pytest.raises(ValueError, match=r"no gene varies: the \d+ cells are .*identical"):
+        sd.tl.adapt(data, plain, batch_key="batch" if batches > 1 else None)

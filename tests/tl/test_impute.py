@@ -156,8 +156,13 @@ def test_raw_values_are_read_for_the_genes_that_adata_has(adata, headed):
     whole, whole_spread = imputed(adata, headed)
     np.testing.assert_allclose(mean, whole[:, :20], rtol=1e-5)
     np.testing.assert_allclose(spread, whole_spread[:, :20], rtol=1e-5, atol=1e-6)
-    one, _ = imputed(data, headed, adata.var_names[4], use_raw=True)
-    np.testing.assert_allclose(one[adata.var_names[4]], whole[:, 4], rtol=1e-5)
+    for at in (4, 25):  # the second is a gene of raw alone
+        one, _ = imputed(data, headed, adata.var_names[at], use_raw=True)
+        np.testing.assert_allclose(one[adata.var_names[at]], whole[:, at], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"not in adata\.var_names.*adata\.raw has it: pass use_raw=True"):
+        sd.tl.impute(data, adata.var_names[25], headed)
+    with pytest.raises(ValueError, match=r"not in adata\.raw\.var_names"):
+        sd.tl.impute(data, "no gene", headed, use_raw=True)
 
 
 def test_a_cell_with_a_single_gene_has_finite_values(adata, headed):

@@ -282,8 +282,8 @@ def _expression(path: Path, model: str) -> dict[str, Any]:
             blocks = itertools.islice(row_blocks(opened.matrix, BLOCK_ROWS), CELLS_READ // BLOCK_ROWS)
             found = opened.scan(blocks)
             holds |= {"holds": found.kind, "integer": found.integer, "max": float(found.max)}
-            rows = {"obs_names": opened.obs_names, "n_obs": found.n_obs}
-            known["share_of_counts"] = judge_genes(matched, genes, found.counts_per_gene, **rows)["share_counts"]
+            report = judge_genes(matched, genes, found.counts_per_gene, obs_names=opened.obs_names, n_obs=found.n_obs)
+            known["share_of_counts"] = report["share_counts"]
         except ValueError as error:
             holds["refused"] = str(error)
     return {"expression": holds, "model": known}

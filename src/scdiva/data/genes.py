@@ -15,7 +15,7 @@ from scdiva._checks import is_second_argument, or_nearest, warn
 from scdiva._constants import UNKNOWN
 from scdiva.data.columns import GENOME, HUMAN_GENOMES
 from scdiva.data.reading import AS_IT_IS, Reading
-from scdiva.tokenizer.names import by_table, ensembl_id, looks_like_mouse
+from scdiva.tokenizer.names import as_text, by_table, ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str
         of its gene, and its counts would be taken for that gene's RNA.
     """
     for column in [name for name in _TYPES if name in var.columns]:
-        kinds = var[column].astype(str)
+        kinds = var[column].map(as_text)
         others = kinds.str.lower().isin(_NOT_GENES)
         if others.all() and len(var):
             raise ValueError(
@@ -91,13 +91,13 @@ def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str
             )
         if others.any():
             load = "adata = adata.raw.to_adata(); " if reading.use_raw else ""
-            listed = list(kinds[others].unique())
+            listed, raw = list(kinds[others].unique()), list(var[column][others].unique())
             raise ValueError(
                 f"{int(others.sum())} of {len(var)} columns are no genes, but {', '.join(listed)} (first: "
                 f"{str(var.index[others.argmax()])!r}): their counts would be mixed with RNA. Leave them out: {load}"
-                f"adata = adata[:, ~adata.var[{column!r}].isin({listed})].copy()"
+                f"adata = adata[:, ~adata.var[{column!r}].isin({raw})].copy()"
             )
-    index = [str(name) for name in var.index]
+    index = [as_text(name) for name in var.index]
     gene_ids = reading.gene_ids
     if gene_ids is None:
         return index, None
@@ -112,7 +112,7 @@ def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str
                 else "None takes var_names."
             )
         )
-    return ["" if pd.isna(name) else str(name) for name in var[gene_ids]], index
+    return ["" if pd.isna(name) else as_text(name) for name in var[gene_ids]], index
 
 
 class Matched(NamedTuple):
@@ -394,6 +394,12 @@ def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabular
         f"{n_repeats} names mean a gene that another name means already: {', '.join(pairs)}. Pass "
         'duplicates="sum" to sum their counts, or remove columns'
     )
+
+
+def or_in_raw(adata: AnnData, name: str, use_raw: bool) -> str:
+    """Say, as the end of a sentence, that `adata.raw` holds a gene that `adata` lacks; nothing if it does not."""
+    there = not use_raw and adata.raw is not None and name in adata.raw.var_names and name not in adata.var_names
+    return "; adata.raw has it: pass use_raw=True" if there else ""
 
 
 def tokens_of_var(adata: AnnData, tokens: NDArray[np.int32], use_raw: bool) -> NDArray[np.int32]:

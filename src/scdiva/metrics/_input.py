@@ -9,6 +9,15 @@ from numpy.typing import ArrayLike, NDArray
 from scdiva._labels import check_labels, is_missing, is_unknown, refuse_continuous
 
 
+def as_texts(labels: ArrayLike) -> NDArray[np.str_]:
+    """Give labels as text; bytes, as readers of HDF5 may leave them, as the text that they encode."""
+    values = np.asarray(labels)
+    if values.dtype.kind == "S" or (values.dtype == object and any(isinstance(one, bytes) for one in values.flat)):
+        texts = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in values.flat]
+        values = np.array(texts, dtype=np.str_).reshape(values.shape)
+    return values.astype(np.str_)
+
+
 def labelled(labels: ArrayLike) -> np.ndarray:
     """Mark the cells whose label names a cell type.
 
@@ -21,7 +30,7 @@ def labelled(labels: ArrayLike) -> np.ndarray:
     -------
     Boolean array of shape `(n_cells,)`.
     """
-    texts = np.asarray(labels).astype(str)
+    texts = as_texts(labels)
     return ~(is_missing(texts) | is_unknown(texts))
 
 
@@ -60,7 +69,7 @@ def check_coordinates(embedding: ArrayLike, scored: NDArray[np.bool_] | None = N
 
 def scored_cells(embedding: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.str_]]:
     """Drop the cells without a label; refuse coordinates that are not finite."""
-    names, keep = np.asarray(labels).astype(str), labelled(labels)
+    names, keep = as_texts(labels), labelled(labels)
     if len(np.asarray(embedding)) != len(names):
         raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
     refuse_unlabelled(labels, keep)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from scdiva._checks import check_least
 
-from ._input import labelled, refuse_unlabelled, refuse_where, scored_cells, truth_values
+from ._input import as_texts, labelled, refuse_unlabelled, refuse_where, scored_cells, truth_values
 
 
 def knn_cross_validation(
@@ -114,8 +114,8 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
     if np.shape(predicted) != scored.shape or scored.ndim != 1:
         raise ValueError(f"labels has shape {scored.shape}, but predicted has {np.shape(predicted)}; both (n_cells,).")
     refuse_unlabelled(labels, scored)
-    truth = np.asarray(labels).astype(str)[scored]
-    named = np.asarray(predicted).astype(str)[scored]
+    truth = as_texts(labels)[scored]
+    named = as_texts(predicted)[scored]
     types = np.unique(truth)
     f1 = f1_score(truth, named, labels=types, average=None, zero_division=0.0)
     return {

@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 from scdiva._checks import check_choices, from_extra
 
-from ._input import batch_codes, check_coordinates, labelled, scored_cells
+from ._input import as_texts, batch_codes, check_coordinates, labelled, scored_cells
 
 Definition = Literal["paper", "scgpt"]
 
@@ -206,7 +206,7 @@ def _scored_batches(
     if definition == "paper":
         coordinates = check_coordinates(embedding)
         codes = batch_codes(batch, len(coordinates))
-        names = np.full(codes.shape, "") if labels is None else np.asarray(labels).astype(str)
+        names = np.full(codes.shape, "") if labels is None else as_texts(labels)
         if names.shape != codes.shape:
             raise ValueError(f"labels has shape {names.shape}, but there are {len(codes)} cells.")
         return coordinates, codes, names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -118,6 +118,7 @@ def choose_genes(
     share: NDArray[np.float64],
     known: NDArray[np.bool_],
     min_fraction: float,
+    raw_only: Collection[str] = (),
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Choose genes by name, or those that are expressed widely enough.
 
@@ -131,6 +132,8 @@ def choose_genes(
         (n_groups, n_tokens) share of cells that express a gene.
     known
         bool (n_tokens,), genes that the model has learned of.
+    raw_only
+        Names of genes that `adata.raw` has and `adata` lacks: a network of `adata` can't hold them.
 
     Returns
     -------
@@ -153,6 +156,12 @@ def choose_genes(
             raise ValueError(f"{what} names no gene; leave it out to take all.")
         tokens = cells.vocabulary.match(wanted, cells.reading.species).tokens.astype(np.int64)
         if missing := [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]:
+            if missing[0] in raw_only:
+                raise ValueError(
+                    f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata, the first is "
+                    f"{missing[0]!r}, which adata.raw has. A network is written for the genes of adata: "
+                    f"adata = adata.raw.to_adata(), and scdiva.tl.grn(adata, {what}=...) without use_raw."
+                )
             human = cells.reading.species in (None, "human")
             symbols = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]
             raise ValueError(

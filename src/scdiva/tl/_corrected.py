@@ -16,7 +16,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
 from scdiva._running import how_to_run, open_for
 from scdiva._settings import progress_bar
-from scdiva.data.genes import check_unique, column_tokens
+from scdiva.data.genes import check_unique, column_tokens, or_in_raw
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key, check_writable, write
 
@@ -126,7 +126,9 @@ def corrected_expression(
     from scdiva.train.adaptation import read_cells
 
     tokens = pd.Series(column_tokens(var, load_for(model, "cpu").vocabulary, reading), index=var.index)
-    refuse_absent(genes, tokens.index[tokens != C.UNKNOWN], LACK)
+    known = tokens.index[tokens != C.UNKNOWN]
+    hint = next((or_in_raw(adata, name, use_raw) for name in genes if name not in known), "")
+    refuse_absent(genes, known, LACK, hint)
     _, source, parameters = open_for(model, adata, how_to_run(None, "cpu", None), reading)
     cells, rows = read_cells(source, batch, whole=True, trains=False)
     usable = np.isfinite(states[rows]).all(axis=1)

@@ -20,7 +20,7 @@ from scdiva._rng import seed_of, step_seed
 from scdiva._running import how_to_run, model_name, open_for
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.conditions import listed, wanted_groups
-from scdiva.data.genes import column_tokens, columns_of
+from scdiva.data.genes import column_tokens, columns_of, or_in_raw
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_columns
 
@@ -163,6 +163,10 @@ def generate(
     running = how_to_run(None, device, precision) if by_transformer else how_to_run(None, "cpu", "fp32")
     var, most = reading.var(adata), None if from_state and not by_transformer else loaded.config.max_length
     if fixed:  # names are refused before a cell is read
+        if absent := [name for name in fixed if name not in var.index]:
+            raise ValueError(
+                f"fixed names {absent[0]!r}, which is no gene of adata{or_in_raw(adata, absent[0], use_raw)}."
+            )
         _fixed(fixed, column_tokens(var, loaded.vocabulary, reading), var.index, most)
     _, opened, parameters = open_for(loaded, adata, running, reading, empty="nan")
     shown = _fixed(fixed or {}, opened.tokens, var.index, most)
@@ -270,9 +274,8 @@ def _fixed(
     shown: dict[int, float] = {}
     for name, value in fixed.items():
         at = np.flatnonzero(names == name)
-        if not len(at) or of_column[at[0]] < 0:
-            why = "is no gene of adata" if not len(at) else "is not known to the model"
-            raise ValueError(f"fixed names {name!r}, which {why}.")
+        if of_column[at[0]] < 0:
+            raise ValueError(f"fixed names {name!r}, which is not known to the model.")
         if not 0 <= value < np.inf:
             raise ValueError(f"fixed[{name!r}] must be a log-normalised value of 0 or more, got {value!r}.")
         shown[int(of_column[at[0]])] = float(value)

@@ -170,7 +170,8 @@ def grn(
     column_of[of_var[known_columns]] = known_columns
     share = expressed_share(source, chosen.code, n_groups)
     known = loaded.seen_tokens & (column_of >= 0)
-    tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
+    raw_only = set() if adata.raw is None else set(adata.raw.var_names).difference(adata.var_names)
+    tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction, raw_only)
     way = METHODS[method]
     check_size((n_groups, len(of_sources), len(of_targets)), way.bytes_each, min_fraction)
     pairs = Pairs(loaded, source, tokens, of_sources, of_targets, chosen.code, n_groups, chosen_layers, chosen_heads)

@@ -15,6 +15,7 @@ from scdiva._checks import refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import how_to_run, open_for
+from scdiva.data.genes import or_in_raw
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
 
@@ -89,8 +90,9 @@ def impute(
     adata
         Cells × genes, raw counts or log-normalised expression.
     genes
-        Names of genes, as in `adata.var_names`: a table of their values is written. None: all that the model knows, as
-        dense layers. The values are the same either way; a few genes take less time and memory.
+        Names of genes, as in `adata.var_names`, or with `use_raw=True` as in `adata.raw.var_names`, which may hold
+        more: a table of their values is written. None: all genes of `adata` that the model knows, as dense layers. The
+        values are the same either way; a few genes take less time and memory.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     keep_observed
@@ -145,15 +147,15 @@ def impute(
     check_writable(adata, copy=copy, call="tl.impute", entry=key_added, layers=keys, obsm=keys)
     if not adata.var_names.is_unique:
         raise ValueError("adata.var_names repeat names: call adata.var_names_make_unique() first.")
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     if genes is not None:
-        genes = _named(adata, genes)
+        genes = _named(adata, genes, reading)
     n_columns = adata.n_vars if genes is None else len(genes)
     if adata.n_obs * n_columns > MOST_VALUES:
         raise ValueError(
             f"The result would hold {adata.n_obs:,} x {n_columns:,} values, twice. Name "
             f"{'the' if genes is None else 'fewer'} genes that you need: sd.tl.impute(adata, [...])."
         )
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     if device is not None or precision is not None:
         how_to_run(None, device, precision)  # refused before anything is read, whichever part of the model runs
 
@@ -214,12 +216,15 @@ def impute(
     return result if copy else None
 
 
-def _named(adata: AnnData, genes: Sequence[str] | str) -> list[str]:
+def _named(adata: AnnData, genes: Sequence[str] | str, reading: Reading) -> list[str]:
     """Give the genes that are asked for, each once; raise ValueError for those that can't be columns of a table."""
     genes = [genes] if isinstance(genes, str) else list(dict.fromkeys(genes))
     if not genes:
         raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
-    refuse_absent(genes, adata.var_names, "genes are not in adata.var_names", kind=ValueError)
+    names = reading.var(adata).index
+    where = "adata.raw.var_names" if names is not adata.var_names else "adata.var_names"
+    hint = next((or_in_raw(adata, name, reading.use_raw) for name in genes if name not in names), "")
+    refuse_absent(genes, names, f"genes are not in {where}", hint, ValueError)
     if unfit := [name for name in genes if "/" in name or name == "_index"]:
         raise ValueError(
             f"{len(unfit)} of {len(genes)} genes have names that h5ad and zarr do not take for a column, the first is "

@@ -26,6 +26,11 @@ _MOUSE_SHARE, _KNOWN_SHARE, _MANY = 0.3, 0.1, 20
 _SPECIES = {"ENSG0": "human", "ENSMUSG0": "mouse"}
 
 
+def as_text(name: Any) -> str:
+    """Give a name as text: bytes, as readers of HDF5 may leave them, as what they encode."""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
 def ensembl_id(name: str) -> str | None:
     """Give the Ensembl gene id in `name` without version and pseudoautosomal suffix, or None if it is no such id.
 

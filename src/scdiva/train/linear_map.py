@@ -18,6 +18,8 @@ DISPERSION_OFFSET = 1e-3
 """Added to the mean before the dispersion var / mean is taken, so that hardly seen genes do not lead."""
 DEVIATION_OFFSET = 0.05
 """Added to the standard deviation that genes are divided by, so that hardly seen genes do not dominate."""
+ROUNDING = 1e-10
+"""A variance below this share of the squared mean is rounding."""
 CLIP = 10.0
 """Largest standardised value, as scanpy's `scale(max_value=10)`."""
 FULL_SHARE = 0.7
@@ -128,6 +130,13 @@ def fit_linear_map(
     dispersion = np.where(covered > 0.5 * sizes.sum(), variance / np.maximum(mean, DISPERSION_OFFSET), 0.0)
     kept = np.sort(np.argsort(-dispersion, kind="stable")[:n_genes])
     kept = kept[dispersion[kept] > 0]
+    if not (variance[kept] > ROUNDING * np.square(mean[kept])).any():
+        apart = f"within each of {len(sizes)} batches or studies " if len(sizes) > 1 else ""
+        raise ValueError(
+            f"no gene varies: the {len(cells.study)} cells are {apart}identical in the genes that are read, and "
+            "principal components need cells that differ. Look for copies of cells: "
+            "pd.DataFrame(adata.X.toarray()).duplicated().sum() (of dense X, adata.X)."
+        )
     if fewer:
         n_dims = min(n_dims, len(kept))
     if not 1 <= n_dims <= len(kept):

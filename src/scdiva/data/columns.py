@@ -145,9 +145,9 @@ def about_two_species(
     sums = [[np.asarray(block[:, which].sum(axis=1)).ravel() for which in (~other, other)] for _, block in blocks]
     of_read, of_other = np.concatenate(sums, axis=1)
     foreign = np.flatnonzero(of_other > of_read)
-    if not len(foreign):
-        return ""
     n_cells = int((of_read > of_other).sum()), len(foreign)
+    if not len(foreign) or (not n_cells[0] and reading.species is not None):  # then `species` is wrong
+        return ""
     n_human, n_mouse = n_cells[::-1] if reads_mouse else n_cells
     first = ", ".join(repr(str(obs_names[int(row)])) for row in foreign[:3])
     kind = "human" if reads_mouse else "mouse"

@@ -44,7 +44,8 @@ species
     Series, from your genes (as `var_names`, or the column `gene_ids`, have them) to human symbols or Ensembl ids; genes
     that it does not hold, or has `""` or NaN for, are unknown. `var` keeps your names.
 duplicates
-    Several columns that mean one gene: `"sum"` adds their counts, `"error"` refuses them.
+    Several columns that mean one gene: `"sum"` adds their counts, `"error"` refuses them. Antibody counts that bear the
+    name of a gene ("CD4-1") are not added: with a warning they are left out, of the totals of cells too.
 """
 
 from __future__ import annotations

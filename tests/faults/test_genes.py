@@ -147,7 +147,12 @@ FOREIGN = {
     "made up": ([f"gene_{i}" for i in range(60)], "0 of 60 names|share 0 genes", "'gene_", "gene_ids="),
     "numbers": ([str(i) for i in range(60)], "names are numbers", "gene_ids="),
     "transcripts": ([f"ENST{i:011d}" for i in range(60)], "transcripts", "Sum|sum"),
-    "peaks": ([f"chr1:{i}00-{i}50" for i in range(1, 61)], "0 of 60 names|share 0 genes", "intervals of the genome", "RNA counts"),
+    "peaks": (
+        [f"chr1:{i}00-{i}50" for i in range(1, 61)],
+        "0 of 60 names|share 0 genes",
+        "intervals of the genome",
+        "RNA counts",
+    ),
 }
 
 

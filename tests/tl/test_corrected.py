@@ -144,6 +144,8 @@ def test_genes_of_raw(corrected, integrated, plain, known):
     data = integrated.copy()
     data.raw = data
     data = data[:, :5].copy()
+    with pytest.raises(KeyError, match=r"adata\.raw has it: pass use_raw=True"):
+        sd.tl.corrected_expression(data, "batch", known, model=plain)
     sd.tl.corrected_expression(data, "batch", known, model=plain, use_raw=True)
     np.testing.assert_array_equal(data.obsm[LAYER], corrected.obsm[LAYER])
 

@@ -277,3 +277,14 @@ def test_cells_without_genes_have_no_part(cells, infer, one, edges, contents, me
     with pytest.raises(ValueError, match=r"1 of 2 groups .*10 cells .*'few', 9"):
         infer(cells, method, groupby="kind", empty="nan")
     assert contents(cells) == before
+
+
+def test_a_gene_that_only_raw_holds_is_said_to_be_there(cells, infer):
+    data = cells.copy()
+    data.raw = cells
+    name, data = data.var_names[3], data[:, 5:].copy()
+    with pytest.raises(ValueError, match=rf"'{name}', which adata.raw has.*adata\.raw\.to_adata") as said:
+        infer(data, "correlation", sources=[name], use_raw=True)
+    names = {"adata": data}
+    exec(str(said.value).split("genes of adata: ")[1].split(", and")[0], names)
+    infer(names["adata"], "correlation", sources=[name])

@@ -68,15 +68,18 @@ def match_genes(
     Raises
     ------
     ValueError
-        If less than half of the counts fall on known genes; if `duplicates="error"` and two columns mean one gene; if
-        the matrix is absent, empty, scaled, or holds NaN, infinite or negative values.
+        If less than half of the counts fall on known genes, with the call that mends it where the genes are in the rows
+        or cells of human and mouse are in one matrix; if columns are no genes by `var["feature_types"]`; if
+        `duplicates="error"` and two columns mean one gene; if the matrix is absent, empty, scaled, or holds NaN,
+        infinite or negative values.
     KeyError
         If there is no such column or layer.
 
     Warns
     -----
     UserWarning
-        If less than 80% of the counts fall on known genes; if genes are read as their human orthologs.
+        If less than 80% of the counts fall on known genes; if genes are read as their human orthologs; if there are
+        cells of both human and mouse; if columns hold antibody counts by their names and counts.
 
     Examples
     --------

@@ -136,13 +136,13 @@ def open_cells(
         if keep and not sp.issparse(matrix):
             blocks = _keeping(blocks, kept)
         found = scanned or opened.scan(blocks, reading.input, matched.tokens >= 0)
-        dropped = None
-        counts = found.counts_per_gene
-        if reading.duplicates == "sum":
-            matched, dropped = without_proteins(matched, counts, found.n_obs)
-            counts = counts if dropped is None else np.where(dropped, 0, counts)
-        held = sp.vstack(kept, format="csr") if kept else matrix
+        dropped, counts = None, found.counts_per_gene
         other = other_species(*matched, genes, reading)
+        if reading.duplicates == "sum":
+            matched, dropped = without_proteins(matched, counts, found.n_obs, other)
+        if dropped is not None:
+            counts, other = np.where(dropped, 0, counts), other & ~dropped
+        held = sp.vstack(kept, format="csr") if kept else matrix
         two_species = ""
         if scanned is None and counts[other].any():
             reads_mouse, blocks = is_read_as_mouse(matched.how, reading), row_blocks(held, block_rows)
@@ -219,7 +219,9 @@ def warn_of_few_genes(source: CellSource, data: Any) -> None:
     )
 
 
-def without_proteins(matched: Matched, counts: np.ndarray, n_obs: int) -> tuple[Matched, np.ndarray | None]:
+def without_proteins(
+    matched: Matched, counts: np.ndarray, n_obs: int, other: np.ndarray
+) -> tuple[Matched, np.ndarray | None]:
     """Take columns of antibodies for no genes, and warn of them.
 
     Parameters
@@ -230,12 +232,14 @@ def without_proteins(matched: Matched, counts: np.ndarray, n_obs: int) -> tuple[
         Counts of each column over all cells.
     n_obs
         Number of cells.
+    other
+        Which genes are of another species.
 
     Returns
     -------
     The genes, and which columns are proteins; None: none is.
     """
-    proteins = protein_columns(*matched, counts, n_obs)
+    proteins = protein_columns(*matched, counts, n_obs, other)
     if not proteins.any():
         return matched, None
     names = [matched.names[at] for at in np.flatnonzero(proteins)]

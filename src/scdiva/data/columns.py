@@ -21,18 +21,23 @@ GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+)(.+)")
 HUMAN_GENOMES = ("GRCh", "hg")
 
 _TAGGED = re.compile(
-    r"(.*[ _.:-])?((ADT|HTO|Hashtag)\d*|TotalSeq[- ]?[A-D]?|antibody|anti|AB|prot|protein)([ _.:-].*)?|CD\d+[A-Z]*",
-    re.IGNORECASE,
+    r"(?i:(.*[ _.:-])?((ADT|HTO|Hashtag)\d*|TotalSeq[- ]?[A-D]?|antibody|anti|AB|prot|protein)([ _.:-].*)?)"
+    r"|CD\d+[A-Za-z]*"
 )
 """Names of antibodies that are no gene's: "ADT_CD4", "CD4_TotalSeqC", "anti-CD4", "HTO1", "CD45RA"."""
-_CD = re.compile(r"CD\d+[A-Z]*(?![a-z])")
+_CD = re.compile(r"C[Dd]\d+[A-Za-z]?(?![A-Za-z])")
 _TIMES, _LEAST_TIMES, _PER_CELL, _SHARE = 10.0, 2.0, 10.0, 0.01
 """A protein has at least so many times the counts of its gene's RNA, within a panel so many; and so many a cell, if it
 is named as CD4 is, or else this share of all counts. No two columns of one gene in 59 public data sets are so."""
 
 
 def protein_columns(
-    names: Sequence[str], tokens: NDArray[np.int32], how: NDArray[np.object_], counts: NDArray[np.float64], n_obs: int
+    names: Sequence[str],
+    tokens: NDArray[np.int32],
+    how: NDArray[np.object_],
+    counts: NDArray[np.float64],
+    n_obs: int,
+    other: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
     """Find columns of antibody counts by their names and counts, where no feature type tells them from genes.
 
@@ -49,6 +54,8 @@ def protein_columns(
         `(n,)`, sum of each column over all cells.
     n_obs
         Number of cells.
+    other
+        What :func:`other_species` found: among thousands of human genes those named as antibodies are genes too.
 
     Returns
     -------
@@ -56,6 +63,8 @@ def protein_columns(
     """
     unknown = tokens == UNKNOWN
     found: NDArray[np.bool_] = np.array([bool(_TAGGED.fullmatch(name)) for name in names], dtype=np.bool_) & unknown
+    if 2 * found[other].sum() < other.sum():
+        found &= ~other
     found &= counts[found].sum() >= _SHARE * counts.sum()
     times = np.zeros(len(names))  # counts of a second column of a gene, in those of the others
     again = np.flatnonzero(~unknown & pd.Series(tokens).duplicated(keep=False).to_numpy())

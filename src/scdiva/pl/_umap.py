@@ -377,14 +377,10 @@ def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
 
 def _to_one_total(cells: AnnData, what: str, input: Literal["auto", "lognorm"]) -> sp.csr_matrix:
     """Read `X`, to one total of counts, and say whose it is where it is refused."""
-    from sklearn.preprocessing import normalize
-
     try:
-        values = log_normalised(cells, input=input)[0]
+        return log_normalised(cells, input=input)[0]
     except ValueError as error:
         raise ValueError(f"the {what} cells: {error}") from error
-    # what was normalised over more genes than are here has another scale, which would set the two apart
-    return sp.csr_matrix(TARGET_SUM * normalize(values.expm1(), norm="l1")).log1p()
 
 
 def _listed(color: str | Sequence[str] | None) -> list[str | None]:

@@ -25,7 +25,7 @@ from scdiva._constants import (
 from scdiva._labels import read_labels
 from scdiva._validate import Input
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import doses, guides_as_noted, perturbation_parts, perturbations
+from scdiva.data.conditions import doses, guides_as_noted, naming_as_noted, perturbations
 from scdiva.data.genes import check_unique
 from scdiva.data.writing import check_anndata, our_uns
 from scdiva.metrics import de_scores
@@ -298,17 +298,16 @@ def _observed_rows(
     conditions: pd.DataFrame, ours: Mapping[str, Any], observed: AnnData
 ) -> tuple[dict[int, NDArray[np.intp]], dict[str, NDArray[np.intp]]]:
     """Find the cells of each condition, leaving out those that were not observed, and the control cells by group."""
-    key, name, separator = str(ours["perturbation_key"]), str(ours["control"]), str(ours["separator"])
+    key, naming = str(ours["perturbation_key"]), naming_as_noted(ours)
     groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
-    predicted = {part for label in conditions["perturbation"] for part in perturbation_parts(label, name, separator)}
-    guides = guides_as_noted(ours, predicted, name, separator)
-    known = perturbations(observed, key, name, separator, guides, where="observed")
+    predicted = {part for label in conditions["perturbation"] for part in naming.parts(label)}
+    known = perturbations(observed, key, naming, guides_as_noted(ours, predicted, naming), where="observed")
     group = read_labels(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
     dose = doses(observed, dose_key, where="observed") if dose_key else None
     codes = {parts: code for code, parts in enumerate(known.parts)}
     perturbed: dict[int, NDArray[np.intp]] = {}
     for at, condition in conditions.iterrows():
-        code = codes.get(perturbation_parts(str(condition["perturbation"]), name, separator))
+        code = codes.get(naming.parts(str(condition["perturbation"])))
         if not code:
             continue
         cells = (known.code == code) & (group == condition["group"])
@@ -326,11 +325,12 @@ def _observed_rows(
         )
     groups = list(dict.fromkeys(conditions.loc[list(perturbed), "group"]))
     control = {one: np.flatnonzero(known.is_control & (group == one)) for one in groups}
+    names = " or ".join(map(repr, naming.control))
     without = [one for one, cells in control.items() if not len(cells)]
     if without:
         raise ValueError(
             f"{len(without)} of {len(groups)} groups have no control cells in observed (first: {without[0]!r}): pass "
-            f"them along with the perturbed ones, those with observed.obs[{key!r}] == {name!r}."
+            f"them along with the perturbed ones, those whose observed.obs[{key!r}] is {names}."
         )
     return perturbed, control
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scdiva import metrics
 from scdiva._checks import check_least, nearest
 from scdiva._constants import OBS_CONDITION, PREDICTED
-from scdiva.data.conditions import perturbation_parts
+from scdiva.data.conditions import naming_as_noted
 from scdiva.data.genes import check_unique
 from scdiva.data.predictions import OURS, Prediction, Responses, observed_responses, read_prediction, response_score
 from scdiva.get import perturbation_df
@@ -182,7 +182,7 @@ def _find_condition(predicted: Prediction, name: str) -> int:
 
 def _parts_of(predicted: Prediction, label: str) -> tuple[str, ...]:
     """Split the label of a perturbation as the prediction did."""
-    return perturbation_parts(label, str(predicted.notes["control"]), str(predicted.notes["separator"]))
+    return naming_as_noted(predicted.notes).parts(label)
 
 
 def _predicted_cells(predicted: Prediction, condition: str) -> AnnData | None:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scdiva._checks import check_choices, or_nearest
-from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED, TARGET_SUM
+from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
 from scdiva.data.genes import check_unique

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from scdiva._checks import check_choices, check_least
 from scdiva._constants import OBS_SPLIT, SEEN
 from scdiva._labels import read_labels
 from scdiva._settings import settings
-from scdiva.data.conditions import Perturbations, read_perturbations, stored_guides
+from scdiva.data.conditions import Perturbations, read_perturbations
 from scdiva.data.writing import check_anndata, check_key, check_writable, write
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
@@ -22,7 +22,7 @@ from scdiva.tokenizer.vocabulary import load_vocabulary
 def split_perturbations(
     adata: AnnData,
     perturbation_key: str,
-    control: str = "control",
+    control: Sequence[str] | str = "control",
     *,
     by: Literal["single", "combination", "group"],
     groupby: str | None = None,
@@ -51,7 +51,7 @@ def split_perturbations(
     perturbation_key
         Column of `adata.obs` with each cell's perturbation.
     control
-        Its label of control cells.
+        Its label of control cells, or several of them.
     by
         See above.
     groupby
@@ -126,14 +126,14 @@ def split_perturbations(
     found = {
         "held_out": np.array(held_out, dtype=object),
         "perturbation_key": perturbation_key,
-        "control": control,
+        "control": np.array(known.naming.control, dtype=object),
         "by": by,
         "groupby": groupby or "",
         "n_splits": n_splits,
         "fold": fold,
         "separator": separator,
         "seed": seed,
-        **stored_guides(known.guides),
+        **known.notes,
     }
     part = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
     columns = {key_added: part, seen_key: seen}

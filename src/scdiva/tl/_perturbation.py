@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def fit_perturbation(
     adata: AnnData,
     perturbation_key: str,
-    control: str = "control",
+    control: Sequence[str] | str = "control",
     *,
     groupby: str | None = None,
     dose_key: str | None = None,
@@ -161,7 +161,7 @@ def fit_perturbation(
 def predict_perturbation(
     adata: AnnData,
     perturbation_key: str | None = None,
-    control: str = "control",
+    control: Sequence[str] | str = "control",
     *,
     predict: Sequence[str] | str | None = None,
     groupby: str | None = None,

@@ -283,7 +283,8 @@ def _controls(labels: Sequence[str], column: str) -> str:
     if len(labels) <= _MANY:
         return f"control={labels[0]!r}" if len(labels) == 1 else f"control={list(labels)!r}"
     kinds = dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(label)) for label in labels)
-    return f'control=[name for name in {column}.unique() if re.fullmatch(r"{"|".join(kinds)}", str(name))]'
+    matching = f'{column}.astype(str).str.fullmatch(r"{"|".join(kinds)}")'
+    return f"control={column}[{matching}].unique().tolist()"
 
 
 def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float64]:

@@ -350,7 +350,8 @@ def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> 
     if len(shared) < len(at):
         warn(
             f"{len(at) - len(shared)} of {len(at)} predicted genes were not observed (first: "
-            f"{prediction.genes[at < 0][0]!r}); the {len(shared)} others are compared."
+            f"{prediction.genes[at < 0][0]!r}); the {len(shared)} others are compared. Cells are normalised over the "
+            f"{len(var)} genes of observed: pass it with all genes, unless those that are missing hold few counts."
         )
     return sp.csr_matrix(values[:, at[shared]]), shared
 
@@ -365,15 +366,15 @@ def _summary(cells: sp.csr_matrix) -> Cells:
 
 
 def _check_scale(prediction: Prediction, genes: NDArray[np.intp], control: dict[str, Cells], scored: list[int]) -> None:
-    """Refuse control cells that are far from those the prediction was made from."""
+    """Refuse control cells whose counts in the shared genes are far from those that the prediction was made from."""
     conditions = prediction.conditions
     for at in scored:
-        here = float(control[conditions.loc[at, "group"]].mean.mean())
-        there = float(prediction.control[genes, at].mean(dtype=np.float64))
+        here = float(np.expm1(control[conditions.loc[at, "group"]].mean).sum())
+        there = float(np.expm1(prediction.control[genes, at].astype(np.float64)).sum())
         if not max(here, there) <= 2 * min(here, there):
             raise ValueError(
-                f"control cells have a mean log-normalised expression of {here:.3g} in observed, but {there:.3g} in "
-                f"the prediction (condition {conditions.loc[at, 'condition']!r}): the two are on different scales. "
-                "Both must be log1p of counts per ten thousand of the same genes: pass what the prediction was made "
-                "from, the same layer=, use_raw= and input= included."
+                f"the {len(genes)} shared genes hold {here:,.0f} counts of a control cell in observed, but "
+                f"{there:,.0f} in the prediction (condition {conditions.loc[at, 'condition']!r}): the two are on different scales. "
+                "Both are normalised to ten thousand counts over the genes that they have: pass observed with the "
+                "genes that the prediction was made from, and the same layer= and use_raw=."
             )

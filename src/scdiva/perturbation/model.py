@@ -137,15 +137,21 @@ class PerturbationModel(Fitted):
 
         `"control"` and `"+"`, which stand there by default, count as not given.
         """
-        given: dict[str, Any] = dict(zip(COLUMNS, columns, strict=True))
-        given["control"] = Naming.of(given["control"], "").control
-        unsaid = {"control": ("control",), "separator": "+"}
+        perturbation_key, control, groupby, dose_key, separator = columns
+        labels = Naming.of(control, separator).control
+        given: dict[str, Any] = {"perturbation_key": perturbation_key, "groupby": groupby, "dose_key": dose_key}
+        if labels != ("control",) and set(labels) != set(self.control):
+            given["control"] = list(labels) if len(labels) > 1 else labels[0]
+        if separator != "+":
+            given["separator"] = separator
         for name, value in given.items():
-            same = set(value) == set(self.control) if name == "control" else value == getattr(self, name)
-            if not same and value not in (None, unsaid.get(name)):
+            fitted = getattr(self, name)
+            if name == "control":
+                fitted = list(fitted) if len(fitted) > 1 else fitted[0]
+            if value not in (None, fitted):
                 raise ValueError(
-                    f"this model was fitted with {name}={getattr(self, name)!r}, not {value!r}: leave it out, or name "
-                    "a model to fit one."
+                    f"this model was fitted with {name}={fitted!r}, not {value!r}: leave it out, or name a model to "
+                    "fit one."
                 )
 
     def mean_change(self, targets: Conditions, states: NDArray[np.float32], species: Species = None) -> Predicted:

@@ -62,7 +62,8 @@ def umap(
         Key of the embedding in ``adata.obsm``, (n_obs, dim).
     layer
         Where the values of genes stand: a key of ``adata.layers``, or of a table in ``adata.obsm`` with a column for
-        each gene, as `scdiva.tl.impute` writes it; None takes ``adata.X``.
+        each gene, as `scdiva.tl.impute` writes it; None takes ``adata.X``. Values are drawn as they are, not
+        normalised.
     use_raw
         Whether to take genes and their values from ``adata.raw``.
     legend

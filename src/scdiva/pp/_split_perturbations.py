@@ -51,7 +51,7 @@ def split_perturbations(
     perturbation_key
         Column of `adata.obs` with each cell's perturbation.
     control
-        Its label of control cells, or several of them.
+        Its label of control cells, or several of them; see :func:`scdiva.tl.fit_perturbation`.
     by
         See above.
     groupby
@@ -61,8 +61,8 @@ def split_perturbations(
     fold
         Which one is held out, from 0.
     separator
-        What stands between the parts of a combination. `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`. Empty: there
-        are no combinations.
+        What stands between the parts of a combination. `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`. A gene whose
+        name contains it is one part. Empty: there are no combinations.
     guides
         The gene of each guide, where the column names guides, or `"auto"`; see
         :func:`scdiva.tl.fit_perturbation`. All guides of a gene are then on one side. Genes are known by the bundled
@@ -95,8 +95,9 @@ def split_perturbations(
         If `rng` is no int: another generator's folds would not fit together.
     ValueError
         If a label is missing or has an empty part; if there are no control cells, fewer conditions than folds, no such
-        fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; if labels name
-        guides and `guides` does not declare it; or if arguments do not go together.
+        fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; if labels look
+        like controls that `control` does not name, or name guides and `guides` does not declare it; or if arguments do
+        not go together.
 
     Examples
     --------

@@ -372,9 +372,11 @@ def _check_scale(prediction: Prediction, genes: NDArray[np.intp], control: dict[
         here = float(np.expm1(control[conditions.loc[at, "group"]].mean).sum())
         there = float(np.expm1(prediction.control[genes, at].astype(np.float64)).sum())
         if not max(here, there) <= 2 * min(here, there):
+            name = conditions.loc[at, "condition"]
             raise ValueError(
                 f"the {len(genes)} shared genes hold {here:,.0f} counts of a control cell in observed, but "
-                f"{there:,.0f} in the prediction (condition {conditions.loc[at, 'condition']!r}): the two are on different scales. "
-                "Both are normalised to ten thousand counts over the genes that they have: pass observed with the "
-                "genes that the prediction was made from, and the same layer= and use_raw=."
+                f"{there:,.0f} in the prediction (condition {name!r}): the two are on different scales. Cells are "
+                "normalised to ten thousand counts over the genes that there are: pass observed with all genes of the "
+                "prediction, and the same layer= and use_raw=; or predict from the genes of observed, "
+                "adata[:, observed.var_names.intersection(adata.var_names)].copy()."
             )

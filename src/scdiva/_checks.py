@@ -9,10 +9,12 @@ import importlib
 import math
 import operator
 import os
+import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -24,6 +26,8 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     float: (int | float, "a number"),
 }
 """What a field of each type may hold, and how that is called."""
+_argument: ContextVar[str] = ContextVar("argument", default="adata")
+"""The argument that holds the cells being read; messages are written for `adata`."""
 
 
 _type_hints = functools.cache(get_type_hints)
@@ -303,15 +307,53 @@ def refuse_unwritable(out: Path) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def speaking_of(argument: str) -> Iterator[None]:
+    """Name another argument than `adata` in the errors and warnings of a block, and in the calls they advise.
+
+    Parameters
+    ----------
+    argument
+        The argument of the public call that holds the cells, such as `"reference"`.
+    """
+    outer = _argument.set(argument)
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        error.args = tuple(_about_argument(one) if isinstance(one, str) else one for one in error.args)
+        raise
+    finally:
+        _argument.reset(outer)
+
+
+def is_second_argument() -> bool:
+    """Tell whether the cells being read are those of another argument than `adata` (:func:`speaking_of`)."""
+    return _argument.get() != "adata"
+
+
+def _about_argument(message: str) -> str:
+    """Name the argument that is read in a message written for `adata`."""
+    argument = _argument.get()
+    if argument == "adata":
+        return message
+    # layer= and use_raw= are those of both arguments: what is at fault is mended itself
+    message = message.replace(
+        "with layer=... or use_raw=True",
+        "in adata.X: adata.X = adata.layers['counts'], or adata = adata.raw.to_adata()",
+    )
+    message = re.sub(r"\badata\b", argument, message)
+    return message if argument in message.split(". ")[0] else f"{argument}: {message}"
+
+
 def warn(message: str) -> None:
     """Give a UserWarning of the line that called the package. Python shows a text there once.
 
     Parameters
     ----------
     message
-        The text.
+        The text; within :func:`speaking_of` it names the argument of that block.
     """
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)
+    warnings.warn(_about_argument(message), UserWarning, stacklevel=level)

@@ -174,6 +174,10 @@ def _repeat(adata):
     adata.var_names = ["G1", *adata.var_names[1:]]
 
 
+def _negative(adata):
+    adata.X = adata.X - 1
+
+
 def _fewer_genes(adata):
     adata._inplace_subset_var(adata.var_names[:3])
 
@@ -188,6 +192,7 @@ def _fewer_genes(adata):
         (_rename, ValueError, "0 genes in common.*40 .*'G0'.*40 .*'X0'"),
         (_repeat, ValueError, "1 of 40 genes of observed repeat a name"),
         (_fewer_genes, ValueError, "different scales"),
+        (_negative, ValueError, r"observed\.X holds .* negative .*in observed\.X"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_scored_is_refused(screen, by_hand, change, error, message):

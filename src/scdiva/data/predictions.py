@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._checks import warn
+from scdiva._checks import speaking_of, warn
 from scdiva._constants import (
     BASELINES,
     EXPECTED,
@@ -337,7 +337,8 @@ def _observed_rows(
 
 def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:
     """Read the observed expression of the genes of both; return it and which genes of the prediction they are."""
-    values, var = log_normalised(observed, **reading)
+    with speaking_of("observed"):
+        values, var = log_normalised(observed, **reading)
     check_unique(prediction.genes, "predicted")
     check_unique(var.index, "observed")
     at = var.index.get_indexer(prediction.genes)

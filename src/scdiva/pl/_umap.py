@@ -13,7 +13,7 @@ from anndata import AnnData
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scdiva._checks import check_choices, or_nearest
+from scdiva._checks import check_choices, or_nearest, speaking_of
 from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
@@ -378,10 +378,8 @@ def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
 
 def _to_one_total(cells: AnnData, what: str, input: Literal["auto", "lognorm"]) -> sp.csr_matrix:
     """Read `X`, to one total of counts, and say whose it is where it is refused."""
-    try:
+    with speaking_of(what):
         return log_normalised(cells, input=input)[0]
-    except ValueError as error:
-        raise ValueError(f"the {what} cells: {error}") from error
 
 
 def _listed(color: str | Sequence[str] | None) -> list[str | None]:

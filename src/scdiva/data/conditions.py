@@ -49,7 +49,7 @@ _MANY = 10
 
 _FILLERS = r"(?:[-_.:# ]?(?:controls?|ctrl|for|human|mouse|guides?|[sc]?grna))*[-_.:# ]?\d*"
 _CONTROL_LIKE = re.compile(
-    r"(?:\d+x[-_ ])?(?:ntc?|ctrls?|ctl|cntrl|controls?|unperturbed|scrambled?|s[hi]scr|no[-_ ]?site|"
+    r"(?:\d+x[-_ ])?(?:ntc?|ctrls?|ctl|controls?|unperturbed|scrambled?|s[hi]scr|no[-_ ]?site|"
     r"non?[-_ ]?(?:target(?:ing|ed)?|perturbed)|neg(?:ative)?[-_ ]?(?:ctrl|control)s?|"
     r"safe[-_ ]?(?:target(?:ing)?|harbou?r|cutting)|(?:one[-_ ])?intergenic(?:[-_ ]site)?)" + _FILLERS,
     flags=re.IGNORECASE,
@@ -503,8 +503,8 @@ def _check_controls(labels: Sequence[str], given: Mapping[str, str], known: Know
     names = sorted({part for parts in split for part in parts} - given.keys() - set(given.values()))
     genes = known(names)
     certain = [name for name in names if name not in genes and is_control_like(name)]
-    maybe = [name for name in names if name in genes and _CONTROL_LIKE.fullmatch(name)]  # CTRL is a human gene
-    maybe += [name for name in names if name not in genes and _MAYBE_CONTROL.fullmatch(name)]
+    # CTRL is a human gene, and NT5 was the name of one
+    maybe = [name for name in names if (_CONTROL_LIKE if name in genes else _MAYBE_CONTROL).fullmatch(name)]
     listed = certain + maybe
     if not listed:
         return

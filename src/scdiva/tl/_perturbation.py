@@ -79,7 +79,8 @@ def fit_perturbation(
     Parameters
     ----------
     adata
-        Cells × genes, perturbed and control cells, raw counts or log-normalised expression; not changed.
+        Cells × genes, perturbed and control cells, raw counts or log-normalised expression; not changed. Each cell is
+        normalised to ten thousand counts over all of these genes, also where its logarithms have another total.
     perturbation_key
         Column of `adata.obs` with the perturbation of each cell: a gene, a label such as a drug, or several of them.
     control

@@ -90,6 +90,8 @@ def test_labels_that_may_be_controls_are_warned_of(read):
 def test_the_control_is_asked_for_by_all_labels_that_look_like_it(read):
     with pytest.raises(ValueError, match=r"never is 'control'.* perhaps control=\['NT1', 'NT2'\]"):
         read(["NT1", "NT2", "KLF1"])
+    with pytest.raises(ValueError, match=r"with control=, perhaps control='Control'\."):
+        read(["KLF1", "Control"])
     with pytest.raises(ValueError, match=r"control holds 'NT3', which .* never is"):
         read(["NT1", "NT2", "KLF1"], ["NT1", "NT2", "NT3"])
     with pytest.raises(ValueError, match="control names no label"):

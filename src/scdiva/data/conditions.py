@@ -219,7 +219,7 @@ def perturbations(
     *,
     where: str = "adata",
 ) -> Perturbations:
-    """Read the perturbation of each cell.
+    """Read the perturbation of each cell, as labels were read when a model was fitted.
 
     Parameters
     ----------
@@ -228,10 +228,10 @@ def perturbations(
     perturbation_key
         A column of `adata.obs`.
     naming
-        How labels are read.
+        How labels are read, see :func:`naming_as_noted`.
     guides
         Given the labels that occur, says of those that name guides what they are with genes instead
-        (:func:`scdiva.data.conditions.read_guides`).
+        (:func:`scdiva.data.conditions.guides_as_noted`).
     where
         What the cells are called in messages.
 
@@ -248,16 +248,18 @@ def perturbations(
     """
     labels = read_labels(adata, perturbation_key, where=where, kind="perturbation", meant=naming.control)
     genes = {} if guides is None else guides(np.unique(labels).tolist())
-    return _numbered(labels, naming, genes, f"{where}.obs[{perturbation_key!r}]")
+    return _numbered(labels, naming, genes, f"{where}.obs[{perturbation_key!r}]", as_noted=True)
 
 
-def _numbered(labels: NDArray[np.str_], naming: Naming, genes: Mapping[str, str], column: str) -> Perturbations:
+def _numbered(
+    labels: NDArray[np.str_], naming: Naming, genes: Mapping[str, str], column: str, *, as_noted: bool
+) -> Perturbations:
     """Make numbers of the labels of cells."""
     names, number = np.unique(labels, return_inverse=True)
     names, again = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
     split = [naming.parts(str(name)) for name in names]
     if () not in split:
-        raise ValueError(_without_controls(names.tolist(), naming, column))
+        raise ValueError(_without_controls(names.tolist(), naming, column, as_noted=as_noted))
     known = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
     code = {parts: i for i, parts in enumerate(known)}
     called = {parts: str(name) for parts, name in zip(reversed(split), reversed(names), strict=True)}
@@ -266,15 +268,22 @@ def _numbered(labels: NDArray[np.str_], naming: Naming, genes: Mapping[str, str]
     return Perturbations(tuple(known), chosen, codes[again[number]], naming, genes)
 
 
-def _without_controls(names: list[str], naming: Naming, column: str) -> str:
+def _without_controls(names: list[str], naming: Naming, column: str, *, as_noted: bool) -> str:
     """Say that no cell is a control, and which labels are perhaps those of controls."""
     where = column.partition(".obs[")[0]
     control = naming.control[0] if len(naming.control) == 1 else list(naming.control)
     likely = [name for name in names if is_control_like(name)] or nearest(naming.control[0], names, n=1)
     shown = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
+    message = f"no cell of {where} is a control: {column} never is {control!r}; it holds {shown}."
+    if as_noted:
+        first = repr(likely[0]) if likely else "..."
+        return (
+            f"{message} The model was fitted with that label of the unperturbed cells: rename theirs, {column} = "
+            f"{column}.astype(str).replace({first}, {naming.control[0]!r})."
+        )
     return (
-        f"no cell of {where} is a control: {column} never is {control!r}; it holds {shown}. Name the label of the "
-        f"unperturbed cells with control={f', perhaps {_controls(likely, column)}' if likely else ''}."
+        f"{message} Name the label of the unperturbed cells with control="
+        f"{f', perhaps {_controls(likely, column)}' if likely else ''}."
     )
 
 
@@ -561,7 +570,7 @@ def read_perturbations(
             + (f", or write {near[0]!r}." if (near := nearest(lacking[0], names, n=1)) else ".")
         )
     warn_of_ambiguous([genes.get(name, name) for name in names], known, naming, column)
-    return _numbered(labels, naming, genes, column)
+    return _numbered(labels, naming, genes, column, as_noted=False)
 
 
 def warn_of_ambiguous(labels: Iterable[str], known: Known, naming: Naming, where: str) -> None:

@@ -21,7 +21,7 @@ from _screens import CONDITION
 
 import scdiva._constants as C
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import perturbation_parts
+from scdiva.data.conditions import Naming
 
 if TYPE_CHECKING:
     from _perturbation_arms import Task
@@ -96,7 +96,8 @@ def as_predicted(task: Task, job: dict, values: sp.csr_matrix, means: np.ndarray
     labels = task.train.obs[CONDITION].astype(str).to_numpy()
     of_label = {name: np.asarray(values[labels == name].mean(axis=0)).ravel() for name in np.unique(labels)}
     control = of_label.pop(job["control"])
-    parts = [perturbation_parts(name, job["control"], job["separator"]) for name in task.asked]
+    naming = Naming((job["control"],), job["separator"])
+    parts = [naming.parts(name) for name in task.asked]
     found = ad.AnnData(
         means.astype(np.float32), obs={CONDITION: task.asked}, var=task.train.var.copy(),
         varm={C.VARM_MEAN: means.T, C.VARM_CONTROL: np.repeat(control[:, None], len(means), axis=1)},

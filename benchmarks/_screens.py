@@ -11,7 +11,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.data.conditions import perturbation_parts
+from scdiva.data.conditions import Naming
 
 CONDITION, GROUP = "condition", "group"
 """Columns of obs of the prepared cells."""
@@ -78,8 +78,9 @@ def prepared(adata: ad.AnnData, screen: Screen, layer: str | None = None, max_ce
         kept &= adata.obs[key].astype(str).isin(values).to_numpy()
     group = adata.obs[screen.groupby] if screen.groupby else pd.Series(ALL, index=adata.obs_names)
     kept &= adata.obs[screen.key].notna().to_numpy() & group.notna().to_numpy()
+    naming = Naming((screen.control,), screen.separator)
     named = {
-        label: screen.separator.join(perturbation_parts(label, screen.control, screen.separator)) or screen.control
+        label: screen.separator.join(naming.parts(label)) or screen.control
         for label in adata.obs.loc[kept, screen.key].astype(str).unique()
     }
     obs = pd.DataFrame({CONDITION: adata.obs[screen.key].astype(str).map(named), GROUP: group.astype(str)})

@@ -271,10 +271,11 @@ def test_counts_are_divided_by_their_total_whatever_the_genes_are_called(counts)
     assert values[4].nnz == 0
 
 
-def test_a_layer_and_what_is_log_normalised_already_is_taken_as_it_is(counts):
+def test_logarithms_of_any_total_become_those_of_counts_per_ten_thousand(counts):
+    expected = np.log1p(1e4 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
     adata = ad.AnnData(sp.csr_matrix(counts), layers={"log": np.log1p(counts / 2)})
-    values, _ = log_normalised(adata, layer="log", input="lognorm")
-    np.testing.assert_allclose(values.toarray(), np.log1p(counts / 2), rtol=1e-6)
+    for where in ({}, {"layer": "log", "input": "lognorm"}):
+        np.testing.assert_allclose(log_normalised(adata, **where)[0].toarray(), expected, rtol=1e-6)
 
 
 def test_opened_cells_give_the_same_of_any_storage(counts, cells, vocabulary, tmp_path):

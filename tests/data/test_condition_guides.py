@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from scdiva.data.conditions import genes_among, genes_of_guides, match_perturbed, read_guides, species_of
+from scdiva.data.conditions import Naming, genes_among, genes_of_guides, match_perturbed, read_guides, species_of
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 
@@ -16,8 +16,7 @@ def human():
 
 
 def read(labels, guides, human, control="ctrl", separator="+"):
-    how = {"key": "guide", "control": control, "separator": separator}
-    return read_guides([*labels, control], guides, genes_among(human), **how)
+    return read_guides([*labels, control], guides, genes_among(human), Naming((control,), separator), key="guide")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def read(labels, guides, human, control="ctrl", separator="+"):
 def test_the_gene_of_a_guide(human, label, gene):
     """Whichever other labels stand beside it."""
     for beside in ([], ["KLF1"], ["KLF1", "NKX2-1", "KLF1-1", "GATA1"]):
-        assert genes_of_guides([label, *beside], genes_among(human), "ctrl", "+")[label] == gene
+        assert genes_of_guides([label, *beside], genes_among(human), Naming(("ctrl",)))[label] == gene
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_the_gene_of_a_guide(human, label, gene):
     ],
 )
 def test_genes_and_labels_of_something_else_are_no_guides(human, label):
-    assert genes_of_guides([label, "KLF1", "NKX2"], genes_among(human), "ctrl", "+") == {}
+    assert genes_of_guides([label, "KLF1", "NKX2"], genes_among(human), Naming(("ctrl",))) == {}
 
 
 MOUSE = ["Klf1", "Gata1", "Cd8b1", "Ccl3", "H2-K1", "Gapdh", "mt-Co1", "Lyz2", "Actb"]
@@ -92,7 +91,7 @@ def test_genes_of_a_mouse_are_known_where_the_data_have_a_mouses(human):
     assert species_of(["KLF1"], human, "mouse") == "mouse"
     known = genes_among(human, "mouse")
     assert known(["Klf1", "Cd8b1", "KLF1", "drug"]) == {"Klf1", "Cd8b1", "KLF1"}
-    found = genes_of_guides(["Klf1_2", "sgCd8b1-1", "Klf1", "drug_1"], known, "ctrl", "+")
+    found = genes_of_guides(["Klf1_2", "sgCd8b1-1", "Klf1", "drug_1"], known, Naming(("ctrl",)))
     assert found == {"Klf1_2": "Klf1", "sgCd8b1-1": "Cd8b1"}
     table = {"own1": "KLF1", "own2": "GATA1"}
     assert genes_among(human, table)(["own1", "GATA1", "own3"]) == {"own1", "GATA1"}
@@ -103,7 +102,7 @@ def test_genes_of_a_mouse_are_known_where_the_data_have_a_mouses(human):
 
 def test_where_the_separator_stands_before_numbers_too(human):
     labels = ["KLF1_2", "GATA1_1", "KLF1_GATA1", "KLF1_1_GATA1_2"]
-    found = genes_of_guides(labels, genes_among(human), "ctrl", "_")
+    found = genes_of_guides(labels, genes_among(human), Naming(("ctrl",), "_"))
     assert found == {"KLF1_2": "KLF1", "GATA1_1": "GATA1", "KLF1_1_GATA1_2": "KLF1_GATA1"}
 
 
@@ -140,9 +139,10 @@ def test_one_label_alone_is_told_and_not_refused(human):
 
 
 def test_guides_of_the_control_have_to_be_said_where_there_is_no_other(human):
-    how = {"key": "guide", "control": "NTC", "separator": "+"}
     with pytest.raises(ValueError, match=r"2 of 5 .*'NTC_1': 'NTC'"):
-        read_guides(["KLF1", "GATA1", "TAL1", "NTC_1", "NTC_2"], None, genes_among(human), **how)
+        read_guides(
+            ["KLF1", "GATA1", "TAL1", "NTC_1", "NTC_2"], None, genes_among(human), Naming(("NTC",)), key="guide"
+        )
 
 
 @pytest.mark.parametrize("joint", ["_", "|", ",", "/", "-", ":"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._labels import read_labels
-from scdiva.data.conditions import perturbation_parts, perturbations
+from scdiva.data.conditions import Naming, perturbations
 
 GENES = st.lists(st.sampled_from(["A", "B", "KLF1", "ctrl"]), min_size=1, max_size=4)
 
@@ -35,26 +35,26 @@ def cells(labels):
     ],
 )
 def test_labels_are_split(label, parts):
-    assert perturbation_parts(label, "ctrl") == parts
+    assert Naming(("ctrl",)).parts(label) == parts
 
 
 @given(GENES)
 def test_the_order_of_parts_means_nothing(parts):
-    found = perturbation_parts("+".join(parts), "ctrl")
-    assert found == perturbation_parts("+".join(reversed(parts)), "ctrl")
+    found = Naming(("ctrl",)).parts("+".join(parts))
+    assert found == Naming(("ctrl",)).parts("+".join(reversed(parts)))
     assert set(found) == set(parts) - {"ctrl"}
-    assert perturbation_parts("_".join(parts), "ctrl", "_") == found
+    assert Naming(("ctrl",), "_").parts("_".join(parts)) == found
 
 
 def test_a_separator_may_be_another_or_none():
-    assert perturbation_parts("A+B", "ctrl", "") == ("A+B",)
-    assert perturbation_parts("+", "+") == ()  # the control's own name is never split
+    assert Naming(("ctrl",), "").parts("A+B") == ("A+B",)
+    assert Naming(("+",)).parts("+") == ()  # the control's own name is never split
     with pytest.raises(ValueError, match=r"'CD4\+' has an empty part"):
-        perturbation_parts("CD4+")
+        Naming().parts("CD4+")
 
 
 def test_cells_are_numbered_by_what_was_done_to_them():
-    found = perturbations(cells(["B+A", "B", "ctrl", "A+B", "A+ctrl", "A"]), "p", "ctrl")
+    found = perturbations(cells(["B+A", "B", "ctrl", "A+B", "A+ctrl", "A"]), "p", Naming(("ctrl",)))
     assert found.parts == ((), ("A",), ("B",), ("A", "B"))
     assert found.code.tolist() == [3, 2, 0, 3, 1, 1]
     assert found.is_control.tolist() == [False, False, True, False, False, False]
@@ -62,10 +62,10 @@ def test_cells_are_numbered_by_what_was_done_to_them():
 
 def test_what_names_no_perturbation_is_refused():
     with pytest.raises(KeyError, match="no column 'q'; it has 'p'"):
-        perturbations(cells(["ctrl"]), "q")
+        perturbations(cells(["ctrl"]), "q", Naming())
     with pytest.raises(ValueError, match=r"query.obs\['p'\] .*2 of 3 .*'c1'"):
         read_labels(cells(["A", None, np.nan]), "p", where="query")
-    with pytest.raises(ValueError, match=r"'control'.*'A', 'ctrl'.*control="):
-        perturbations(cells(["A", "ctrl"]), "p")
-    with pytest.raises(ValueError, match=r"with control=, perhaps control='Control'\."):
-        perturbations(cells(["KLF1", "Control"]), "p")
+    with pytest.raises(ValueError, match=r"'control'.*'A', 'ctrl'.*adata\.obs\['p'\] = .*replace\('ctrl', 'control'\)"):
+        perturbations(cells(["A", "ctrl"]), "p", Naming())
+    with pytest.raises(ValueError, match=r"replace\('Control', 'control'\)\."):
+        perturbations(cells(["KLF1", "Control"]), "p", Naming())

@@ -39,7 +39,7 @@ def make(measured, model):
         labels = (a, f"{b}@1", f"{a}+{b}", "drug", f"drug+{c}", "heat@1")
         screen = measured(labels, doses=doses, genes=[*model.vocabulary.symbols[:8], *"wxyz"])
         chosen = dict.fromkeys((*KINDS, "measured"), P.EXPECTED) | base
-        return PerturbationModel(model, screen, chosen, "perturbation", "control", "line", "", "+", NOTES)
+        return PerturbationModel(model, screen, chosen, "perturbation", ("control",), "line", "", "+", NOTES)
 
     return made
 

@@ -38,7 +38,7 @@ def test_what_is_found(one, data, contents, weights, same):
     assert set(fitted.base) == {*KINDS, "measured"}
     assert (fitted.perturbation_key, fitted.control, fitted.groupby, fitted.dose_key) == (
         "perturbation",
-        "control",
+        ("control",),
         "",
         "",
     )
@@ -174,7 +174,7 @@ def test_gears_names(one, perturbed_cells, genes):
     data = perturbed_cells(("ctrl", "0+ctrl", "ctrl+1", "0+1"))
     fitted = fit(data, one, "perturbation", "ctrl")
     assert fitted.screen.conditions.parts == tuple(sorted([(genes[0],), (genes[1],), tuple(sorted(genes[:2]))]))
-    assert fitted.control == "ctrl"
+    assert fitted.control == ("ctrl",)
 
 
 def test_separators(one, data):

@@ -88,9 +88,12 @@ def test_the_command_line_takes_them(tmp_path, by_guide, one):
     from scdiva.models import save_model
 
     _, guides = by_guide
-    guides.write_h5ad(tmp_path / "guides.h5ad")
     save_model(one, one.vocabulary, tmp_path / "model")
+    first = guides.obs["perturbation"] == "control_1"
+    guides.obs["perturbation"] = guides.obs["perturbation"].where(~first, "NTC-7")
+    guides.write_h5ad(tmp_path / "guides.h5ad")
     words = ["perturb", "guides.h5ad", "--perturbation_key", "perturbation", "--guides", "auto"]
+    words += ["--control", '["control", "NTC-7"]']
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         with warnings.catch_warnings():
@@ -123,3 +126,66 @@ def test_perturbations_are_known_as_the_genes_of_the_data_are(one, perturbed_cel
     assert fit(guides, one, species=table, guides="auto").screen.labels == fitted.screen.labels
     with pytest.raises(ValueError, match="neither in the screen nor"):
         sd.tl.predict_perturbation(other, model=fitted, predict="own99", species=table)
+
+
+def test_several_controls_count_as_one(one, perturbed_cells, genes, tmp_path):
+    """Fitted, predicted, kept, scored, split and drawn as if all had one label."""
+    plain = perturbed_cells(("control", "0", "1", "2", "0+1"), n=20)
+    several = plain.copy()
+    names = plain.obs["perturbation"].astype(str).to_numpy(dtype=object)
+    names[np.flatnonzero(names == "control")[::3]] = "NTC_1"
+    names[np.flatnonzero(names == "control")[::2]] = "neg-ctrl"
+    several.obs["perturbation"] = names
+    controls = ["control", "NTC_1", "neg-ctrl"]
+    with pytest.raises(ValueError, match=r"control=\['control', 'NTC_1', 'neg-ctrl'\]"):
+        fit(several, one)
+    expected, fitted = fit(plain, one), fit(several, one, control=controls)
+    np.testing.assert_array_equal(fitted.screen.delta, expected.screen.delta)
+    again = sd.models.load(fitted.save(tmp_path / "fitted"))
+    assert again.control == tuple(controls)
+    asked = {"predict": [genes[0], f"{genes[0]}+{genes[2]}"], "rng": 0}
+    by_one = sd.tl.predict_perturbation(plain, model=expected, **asked)
+    for model in (fitted, again):
+        found = sd.tl.predict_perturbation(several, control=controls[::-1], model=model, **asked)
+        np.testing.assert_array_equal(found.X, by_one.X)
+    with pytest.raises(ValueError, match="fitted with control="):
+        sd.tl.predict_perturbation(several, control="NTC_1", model=fitted, **asked)
+    found.write_h5ad(tmp_path / "found.h5ad")
+    found = ad.read_h5ad(tmp_path / "found.h5ad")
+    pd.testing.assert_frame_equal(
+        sd.tl.score_perturbation(found, several), sd.tl.score_perturbation(by_one, plain), check_dtype=False
+    )
+    for data, control in ((plain, "control"), (several, controls)):
+        sd.pp.split_perturbations(data, "perturbation", control, by="single", n_splits=2, rng=0)
+    assert several.obs["scdiva_split"].tolist() == plain.obs["scdiva_split"].tolist()
+
+
+def test_a_gene_whose_name_contains_the_separator(one, perturbed_cells, genes, tmp_path):
+    """The same numbers as with another separator; its name is known to what follows."""
+    plain = perturbed_cells(("control", "0", "1", "0+1", "2"), n=20)
+    dashed = plain.copy()
+    name, other = f"{genes[0]}-X", genes[1]
+    dashed.var_names = [name if gene == genes[0] else gene for gene in dashed.var_names]
+    labels = plain.obs["perturbation"].astype(str).str.split("+")
+    dashed.obs["perturbation"] = ["-".join(name if part == genes[0] else part for part in parts) for parts in labels]
+    fitted = fit(dashed, one, separator="-")
+    assert fitted.screen.conditions.part_names == tuple(sorted([name, other, genes[2]]))
+    again = sd.models.load(fitted.save(tmp_path / "fitted"))
+    for model in (fitted, again):
+        found = sd.tl.predict_perturbation(dashed, model=model, predict=[f"{other}-{name}", f"{name}-{genes[2]}"])
+        notes = found.uns["scdiva"]["perturbation"]
+        assert (notes["n_parts"].tolist(), notes["n_seen"].tolist()) == ([2, 2], [2, 2])
+        found.write_h5ad(tmp_path / "found.h5ad")
+        scores = sd.tl.score_perturbation(ad.read_h5ad(tmp_path / "found.h5ad"), dashed)
+        assert set(scores["condition"]) == {f"{other}-{name}"}
+        assert set(scores["n_cells"]) == {20}
+
+
+def test_a_part_that_is_named_twice_is_refused(one, perturbed_cells, genes):
+    data = perturbed_cells(("control", "0", "1", "2", "0+1"), n=20)
+    twice = f"{genes[2]}+{genes[2]}"
+    with pytest.raises(ValueError, match=f"names '{genes[2]}' twice: pass '{genes[2]}'"):
+        sd.tl.predict_perturbation(data, "perturbation", model=one, predict=[twice])
+    data.obs["perturbation"] = data.obs["perturbation"].astype(str).replace(genes[2], twice)  # two guides of a gene
+    found = sd.tl.predict_perturbation(data, "perturbation", model=one, predict=[twice])
+    assert found.uns["scdiva"]["perturbation"]["n_parts"].tolist() == [1]

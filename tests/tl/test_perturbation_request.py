@@ -21,7 +21,7 @@ def make(one, measured):
     def made(groupby="line", dose_key="dose", separator="+", control="control"):
         screen = measured(("A", "B", "A+B", "A@1"), doses=[1, 2, 4, 8], state_dim=one.config.state_dim)
         base = dict.fromkeys((*KINDS, "measured"), "expected")
-        return PerturbationModel(one, screen, base, "perturbation", control, groupby, dose_key, separator)
+        return PerturbationModel(one, screen, base, "perturbation", (control,), groupby, dose_key, separator)
 
     return made
 

@@ -183,7 +183,6 @@ def test_the_order_of_parts_does_not_matter_nor_does_the_control_among_them(fitt
         found = predict(data, fitted, other)
         alike(found, one)
         assert ours(found)["condition"].tolist() == [other]  # as it was asked for
-    alike(predict(data, fitted, f"{a}+{a}"), predict(data, fitted, a))
 
 
 def test_all_that_was_measured_is_predicted_by_default(fitted, data, genes):

@@ -174,8 +174,12 @@ def _repeat(adata):
     adata.var_names = ["G1", *adata.var_names[1:]]
 
 
-def _other_scale(adata):
-    adata.X = np.log1p(adata.X / adata.X.sum(axis=1, keepdims=True) * 10)
+def _negative(adata):
+    adata.X = adata.X - 1
+
+
+def _fewer_genes(adata):
+    adata._inplace_subset_var(adata.var_names[:3])
 
 
 @pytest.mark.parametrize(
@@ -187,7 +191,8 @@ def _other_scale(adata):
         (_labels("A"), ValueError, "no cell of observed is a control"),
         (_rename, ValueError, "0 genes in common.*40 .*'G0'.*40 .*'X0'"),
         (_repeat, ValueError, "1 of 40 genes of observed repeat a name"),
-        (_other_scale, ValueError, "different scales"),
+        (_fewer_genes, ValueError, "different scales"),
+        (_negative, ValueError, r"observed\.X holds .* negative .*in observed\.X"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_scored_is_refused(screen, by_hand, change, error, message):

@@ -22,7 +22,7 @@ from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.data.soma import SomaCells
 from scdiva.data.stored import StoredNames
-from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
+from scdiva.tokenizer.serialize import ENTROPY_FLOOR, on_count_scale, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
@@ -549,7 +549,7 @@ def log_normalised(
     adata
         Cells × genes.
     layer, use_raw, input
-        What to read, as for :func:`scdiva.tl.embed`. What is log-normalised already is taken as it is.
+        What to read, as for :func:`scdiva.tl.embed`. Log-normalised expression may have any total per cell.
 
     Returns
     -------
@@ -569,10 +569,13 @@ def log_normalised(
 
 
 def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
-    """Join row blocks of counts or log-normalised values, as log1p of counts per ten thousand."""
+    """Join row blocks of counts or log-normalised values, as log1p of counts per ten thousand.
+
+    The total of a cell is that over all columns, also where log-normalised values had another one.
+    """
     values = sp.vstack(blocks, format="csr").astype(np.float64)
-    if kind == "counts":
-        total = np.asarray(values.sum(axis=1)).ravel()
-        values = sp.csr_matrix(sp.diags_array(TARGET_SUM / np.where(total > 0, total, 1.0)) @ values)
-        values.data = np.log1p(values.data)
+    values.data = on_count_scale(values.data, kind)
+    total = np.asarray(values.sum(axis=1)).ravel()
+    values = sp.csr_matrix(sp.diags_array(TARGET_SUM / np.where(total > 0, total, 1.0)) @ values)
+    values.data = np.log1p(values.data)
     return values

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -44,6 +43,126 @@ _AFFIXES = tuple(
 )
 _JOINTS = ("+", "_", "|", ",", ";", "&", "/", ":", "-", " ")
 _SHOWN = 3
+_MANY = 10
+"""Control labels that a message lists; more are described by a pattern."""
+
+
+_FILLERS = r"(?:[-_.:# ]?(?:controls?|ctrl|for|human|mouse|guides?|[sc]?grna))*[-_.:# ]?\d*"
+_CONTROL_LIKE = re.compile(
+    r"(?:\d+x[-_ ])?(?:ntc?|ctrls?|ctl|controls?|unperturbed|scrambled?|s[hi]scr|no[-_ ]?site|"
+    r"non?[-_ ]?(?:target(?:ing|ed)?|perturbed)|neg(?:ative)?[-_ ]?(?:ctrl|control)s?|"
+    r"safe[-_ ]?(?:target(?:ing)?|harbou?r|cutting)|(?:one[-_ ])?intergenic(?:[-_ ]site)?)" + _FILLERS,
+    flags=re.IGNORECASE,
+)
+"""Labels of negative controls, with a guide's number: `NT1`, `NTC_2`, `non-targeting_00013`, `INTERGENIC216151`."""
+_MAYBE_CONTROL = re.compile(
+    r"(?:aavs1|rosa26|lacz|e?gfp|luc(?:iferase)?|mock|dmso|vehicle|untreated|unstimulated|untransduced|wt|"
+    r"wild[-_ ]?type|empty(?:[-_ ]?vector)?)" + _FILLERS,
+    flags=re.IGNORECASE,
+)
+"""Labels that are controls in many screens, and a condition like any other in some."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How labels name perturbations.
+
+    Attributes
+    ----------
+    control
+        Labels of the control cells.
+    separator
+        Text between the parts of a combination; empty: there are no combinations.
+    whole
+        Names that contain the separator and are one part all the same, such as the gene HLA-DRA with `"-"`.
+    """
+
+    control: tuple[str, ...] = ("control",)
+    separator: str = "+"
+    whole: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, control: Sequence[str] | str, separator: str, whole: Iterable[str] = ()) -> Naming:
+        """Make it of one control label or several.
+
+        Raises
+        ------
+        ValueError
+            If `control` names no label, or one twice.
+        """
+        labels = [str(label) for label in np.atleast_1d(np.asarray(control, dtype=object))]
+        if not labels:
+            raise ValueError("control names no label: pass that of the unperturbed cells, or several in a list.")
+        refuse_twice(labels, "control")
+        return cls(tuple(labels), separator, frozenset(map(str, whole)))
+
+    def split(self, label: str) -> list[str]:
+        """Split a label at its separators, but not within control labels and names that are whole."""
+        if label in self.control or not self.separator:
+            return [label]
+        pieces, parts, start = label.split(self.separator), [], 0
+        while start < len(pieces):
+            for stop in range(len(pieces), start, -1):
+                part = self.separator.join(pieces[start:stop]).strip()
+                if stop == start + 1 or part in self.whole or part in self.control:
+                    break
+            parts.append(part)
+            start = stop
+        return parts
+
+    def parts(self, label: str) -> tuple[str, ...]:
+        """Give the parts of a perturbation in the order of their names, none for the control.
+
+        `"B+A"` is `"A+B"`; a part that is a control, as in `"A+control"`, is left out, and one that is named twice
+        counts once.
+
+        Raises
+        ------
+        ValueError
+            If a part is empty.
+        """
+        parts = self.split(label)
+        if not all(parts):
+            raise ValueError(
+                f"{label!r} has an empty part. If {self.separator!r} does not join the parts of combinations here, "
+                "pass another separator."
+            )
+        return tuple(sorted(set(parts) - set(self.control)))
+
+    def knowing(self, labels: Iterable[str], known: Known, columns: Collection[str] = ()) -> Naming:
+        """Find the names within labels that contain the separator and are one part.
+
+        Parameters
+        ----------
+        labels
+            Of perturbations.
+        known
+            Which names are genes.
+        columns
+            Names of the data's genes, which count too unless they read as guides or combinations of known genes.
+        """
+        if not self.separator:
+            return self
+        spans = {span for label in labels for span in _spans(str(label), self.separator)}
+        whole = (known(spans) if spans else set()) | {span for span in spans if is_control_like(span)}
+        for span in spans.intersection(columns) - whole:
+            pieces = {piece.strip() for piece in span.split(self.separator)}
+            if not known(without_affixes(span)) and known(pieces) != pieces:
+                whole.add(span)
+        return replace(self, whole=self.whole | whole)
+
+
+def _spans(label: str, separator: str) -> Iterator[str]:
+    """Give what two or more neighbouring pieces of a label are together."""
+    pieces = label.split(separator)
+    for start, stop in itertools.combinations(range(len(pieces) + 1), 2):
+        if stop > start + 1:
+            yield separator.join(pieces[start:stop]).strip()
+
+
+def is_control_like(label: str) -> bool:
+    """Whether a label is one by which screens name their negative controls, with or without what guides add."""
+    return any(_CONTROL_LIKE.fullmatch(form) for form in (label, *without_affixes(label)))
 
 
 @dataclass(frozen=True)
@@ -59,6 +178,8 @@ class Perturbations:
         What the data call each, of several names the first in the order of the alphabet.
     code
         Number of each cell's perturbation, int64 `(n_obs,)`.
+    naming
+        How labels were read.
     guides
         Of labels that name guides, what they are with genes instead.
     """
@@ -66,6 +187,7 @@ class Perturbations:
     parts: tuple[tuple[str, ...], ...]
     labels: tuple[str, ...]
     code: NDArray[np.int64]
+    naming: Naming
     guides: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -73,55 +195,31 @@ class Perturbations:
         """Which cells are controls."""
         return np.equal(self.code, 0)
 
-
-def perturbation_parts(label: str, control: str = "control", separator: str = "+") -> tuple[str, ...]:
-    """Split the label of a perturbation into its parts.
-
-    `"B+A"` is `"A+B"`; a part that is the control, as in `"A+control"`, is none; neither is one that is named twice.
-
-    Parameters
-    ----------
-    label
-        The label.
-    control
-        That of the control cells.
-    separator
-        What stands between the parts of a combination; empty: there are no combinations.
-
-    Returns
-    -------
-    The parts in the order of their names, none for the control.
-
-    Raises
-    ------
-    ValueError
-        If a part is empty.
-    """
-    if label == control:
-        return ()
-    parts = _split(label, separator)
-    if not all(parts):
-        raise ValueError(
-            f"{label!r} has an empty part. If {separator!r} does not join the parts of combinations here, pass another "
-            "separator."
-        )
-    return tuple(sorted(set(parts) - {control}))
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What is noted of how labels were read, as h5ad holds it: `guides` and `whole`, where there are any."""
+        columns = {
+            "label": np.array(list(self.guides), dtype=object),
+            "gene": np.array(list(self.guides.values()), dtype=object),
+        }
+        return ({"guides": columns} if self.guides else {}) | whole_names(self.parts, self.naming.separator)
 
 
-def _split(label: str, separator: str) -> list[str]:
-    return [part.strip() for part in label.split(separator)] if separator else [label]
+def whole_names(parts: Iterable[Iterable[str]], separator: str) -> dict[str, Any]:
+    """Give the `whole` names among parts as they are noted; nothing where there are none."""
+    names = sorted({name for these in parts for name in these if separator and separator in name})
+    return {"whole": np.array(names, dtype=object)} if names else {}
 
 
 def perturbations(
     adata: AnnData,
     perturbation_key: str,
-    control: str = "control",
-    separator: str = "+",
+    naming: Naming,
     guides: Callable[[list[str]], Mapping[str, str]] | None = None,
     *,
     where: str = "adata",
 ) -> Perturbations:
-    """Read the perturbation of each cell.
+    """Read the perturbation of each cell, as labels were read when a model was fitted.
 
     Parameters
     ----------
@@ -129,11 +227,11 @@ def perturbations(
         The cells.
     perturbation_key
         A column of `adata.obs`.
-    control, separator
-        See :func:`perturbation_parts`.
+    naming
+        How labels are read, see :func:`naming_as_noted`.
     guides
         Given the labels that occur, says of those that name guides what they are with genes instead
-        (:func:`scdiva.data.conditions.read_guides`).
+        (:func:`scdiva.data.conditions.guides_as_noted`).
     where
         What the cells are called in messages.
 
@@ -148,25 +246,54 @@ def perturbations(
     ValueError
         If a label is missing or has an empty part, or no cell is a control.
     """
-    labels = read_labels(adata, perturbation_key, where=where, kind="perturbation", meant=(control,))
+    labels = read_labels(adata, perturbation_key, where=where, kind="perturbation", meant=naming.control)
+    genes = {} if guides is None else guides(np.unique(labels).tolist())
+    return _numbered(labels, naming, genes, f"{where}.obs[{perturbation_key!r}]", as_noted=True)
+
+
+def _numbered(
+    labels: NDArray[np.str_], naming: Naming, genes: Mapping[str, str], column: str, *, as_noted: bool
+) -> Perturbations:
+    """Make numbers of the labels of cells."""
     names, number = np.unique(labels, return_inverse=True)
-    genes = {} if guides is None else guides(names.tolist())
     names, again = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
-    split = [perturbation_parts(str(name), control, separator) for name in names]
+    split = [naming.parts(str(name)) for name in names]
     if () not in split:
-        shown = ", ".join(repr(str(name)) for name in names[:10])
-        near = nearest(control, names, n=1)
-        raise ValueError(
-            f"no cell of {where} is a control: {where}.obs[{perturbation_key!r}] never is {control!r}; it holds "
-            f"{shown}{', ...' if len(names) > 10 else ''}. Name the label of the unperturbed cells with control="
-            + (f", perhaps control={near[0]!r}." if near else ".")
-        )
+        raise ValueError(_without_controls(names.tolist(), naming, column, as_noted=as_noted))
     known = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
     code = {parts: i for i, parts in enumerate(known)}
     called = {parts: str(name) for parts, name in zip(reversed(split), reversed(names), strict=True)}
     chosen = tuple(called[parts] for parts in known)
     codes = np.array([code[parts] for parts in split], dtype=np.int64)
-    return Perturbations(tuple(known), chosen, codes[again[number]], genes)
+    return Perturbations(tuple(known), chosen, codes[again[number]], naming, genes)
+
+
+def _without_controls(names: list[str], naming: Naming, column: str, *, as_noted: bool) -> str:
+    """Say that no cell is a control, and which labels are perhaps those of controls."""
+    where = column.partition(".obs[")[0]
+    control = naming.control[0] if len(naming.control) == 1 else list(naming.control)
+    likely = [name for name in names if is_control_like(name)] or nearest(naming.control[0], names, n=1)
+    shown = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
+    message = f"no cell of {where} is a control: {column} never is {control!r}; it holds {shown}."
+    if as_noted:
+        first = repr(likely[0]) if likely else "..."
+        return (
+            f"{message} The model was fitted with that label of the unperturbed cells: rename theirs, {column} = "
+            f"{column}.astype(str).replace({first}, {naming.control[0]!r})."
+        )
+    return (
+        f"{message} Name the label of the unperturbed cells with control="
+        f"{f', perhaps {_controls(likely, column)}' if likely else ''}."
+    )
+
+
+def _controls(labels: Sequence[str], column: str) -> str:
+    """Write the argument that names control labels; of many by the pattern that they have in common."""
+    if len(labels) <= _MANY:
+        return f"control={labels[0]!r}" if len(labels) == 1 else f"control={list(labels)!r}"
+    kinds = dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(label)) for label in labels)
+    matching = f'{column}.astype(str).str.fullmatch(r"{"|".join(kinds)}")'
+    return f"control={column}[{matching}].unique().tolist()"
 
 
 def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float64]:
@@ -266,8 +393,8 @@ def _in_capitals(name: str) -> tuple[str, ...]:
     return (name,) if any(letter.isupper() for letter in name[1:]) else (name, name.upper())
 
 
-def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator: str) -> dict[str, str]:
-    """Find the labels that are guides of known genes, or of the control.
+def genes_of_guides(labels: Iterable[str], known: Known, naming: Naming) -> dict[str, str]:
+    """Find the labels that are guides of known genes, or of a control.
 
     Parameters
     ----------
@@ -275,41 +402,39 @@ def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator
         Of perturbations.
     known
         Which names are genes.
-    control, separator
-        As for :func:`scdiva.data.conditions.perturbation_parts`.
+    naming
+        How labels are read.
 
     Returns
     -------
     Of each such label what it is with genes instead of guides. A label that is a gene, or whose parts are, is none.
     """
-    parts_of = partial(_split, separator=separator)
-    every = sorted({str(label) for label in labels} - {control})
-    forms = {name: without_affixes(name) for label in every for name in {label, *parts_of(label)}}
-    genes = {control} | known(
-        part for name, shorter in forms.items() for form in (name, *shorter) for part in parts_of(form) if part
+    every = sorted({str(label) for label in labels}.difference(naming.control))
+    naming = naming.knowing([form for label in every for form in (label, *without_affixes(label))], known)
+    forms = {name: without_affixes(name) for label in every for name in {label, *naming.split(label)}}
+    genes = set(naming.control) | known(
+        part for name, shorter in forms.items() for form in (name, *shorter) for part in naming.split(form) if part
     )
 
     def named(name: str) -> str | None:
-        return next((form for form in forms[name] if genes.issuperset(parts_of(form))), None)
+        return next((form for form in forms[name] if genes.issuperset(naming.split(form))), None)
 
     found = {}
     for label in every:
-        parts = parts_of(label)
+        parts = naming.split(label)
         if genes.issuperset(parts):
             continue
         gene = named(label)
         if gene is None and len(parts) > 1 and all(parts):
             # where the separator is also what stands before a guide's number, that has become a part
-            real = [part for part in parts if not part.isdigit()]
-            gene = separator.join(part if part in genes else named(part) or part for part in real) or None
+            real = [part if part in genes else named(part) or part for part in parts if not part.isdigit()]
+            gene = naming.separator.join(real) if real and real != parts else None
         if gene not in (None, label):
             found[label] = str(gene)
     return found
 
 
-def read_guides(
-    labels: Iterable[str], guides: Guides, known: Known, *, key: str, control: str, separator: str
-) -> dict[str, str]:
+def read_guides(labels: Iterable[str], guides: Guides, known: Known, naming: Naming, *, key: str) -> dict[str, str]:
     """Find out which labels name guides, and refuse those that are not declared.
 
     Parameters
@@ -320,8 +445,10 @@ def read_guides(
         `"auto"`; or the gene, or combination of genes, of each guide; an empty mapping: labels are as they are.
     known
         Which names are genes.
-    key, control, separator
-        Column of the labels, and as for :func:`scdiva.data.conditions.perturbation_parts`.
+    naming
+        How labels are read.
+    key
+        Column of the labels.
 
     Returns
     -------
@@ -330,8 +457,9 @@ def read_guides(
     Raises
     ------
     ValueError
-        If most labels are guides of known genes, or combinations with another separator, or if controls are, and
-        `guides` does not declare it; if no label holds any of the guides that are given, or if `guides` is no mapping.
+        If labels look like controls and are not named as such; if most labels are guides of known genes, or
+        combinations with another separator, or if controls are, and `guides` does not declare it; if no label holds any
+        of the guides that are given, or if `guides` is no mapping.
 
     Warns
     -----
@@ -339,26 +467,27 @@ def read_guides(
         If a few are.
     """
     every = sorted({str(label) for label in labels})
-    if isinstance(guides, str) or not isinstance(guides, Mapping | None):
-        if guides != "auto":
-            raise ValueError(f"guides must be 'auto', a mapping of guides to genes, or None; got {guides!r}.")
-        return genes_of_guides(every, known, control, separator)
-    given = {str(guide): str(gene) for guide, gene in (guides or {}).items()}
-    found: dict[str, str] = {}
-    for label in every:
-        parts = _split(label, separator)
-        gene = given.get(label) or separator.join(given.get(part, part) for part in parts)
+    automatic = isinstance(guides, str) or not isinstance(guides, Mapping | None)
+    if automatic and guides != "auto":
+        raise ValueError(f"guides must be 'auto', a mapping of guides to genes, or None; got {guides!r}.")
+    given = {} if not isinstance(guides, Mapping) else {str(guide): str(gene) for guide, gene in guides.items()}
+    found = genes_of_guides(every, known, naming) if automatic else {}
+    for label in every if given else ():
+        parts = naming.split(label)
+        gene = given.get(label) or naming.separator.join(given.get(part, part) for part in parts)
         if label in given or any(part in given for part in parts):
-            perturbation_parts(gene, control, separator)  # refuses what is empty
+            naming.parts(gene)  # refuses what is empty
             found[label] = gene
     if given and not found:
         raise ValueError(
             f"none of {len(given)} guides (first: {next(iter(given))!r}) is a label of adata.obs[{key!r}], which holds "
             f"{', '.join(map(repr, every[:_SHOWN]))}{', ...' * (len(every) > _SHOWN)}."
         )
-    if guides is None or given:
-        rest = [label for label in every if label not in found and label != control]
-        unsaid = genes_of_guides(rest, known, control, separator)
+    if automatic or guides is None or given:
+        _check_controls([found.get(label, label) for label in every], given, known, naming, key)
+    if not automatic and (guides is None or given):
+        rest = [label for label in every if label not in found and label not in naming.control]
+        unsaid = genes_of_guides(rest, known, naming)
         if unsaid:
             shown = [f"{label!r}: {gene!r}" for label, gene in list(unsaid.items())[:_SHOWN]]
             mapping = ", ".join(["**guides"] * bool(found) + shown + ["..."] * (len(unsaid) > _SHOWN))
@@ -368,17 +497,41 @@ def read_guides(
                 f"all so, or guides={{{mapping}}} to name the genes yourself; guides={{}} leaves labels as they are, "
                 "each a perturbation of its own."
             )
-            no_control = control not in every and control in unsaid.values()
+            no_control = not set(naming.control) & set(every) and bool(set(naming.control) & set(unsaid.values()))
             _refuse_or_warn(message, unsaid, rest, refuse=no_control)
-        elif separator:
-            _check_separator(rest, known, key, control, separator)
+        elif naming.separator:
+            _check_separator(rest, known, key, naming)
     return found
+
+
+def _check_controls(labels: Sequence[str], given: Mapping[str, str], known: Known, naming: Naming, key: str) -> None:
+    """Refuse labels of negative controls that are not named as such, and warn of labels that may be such."""
+    naming = naming.knowing(labels, known)
+    if () not in (split := [naming.parts(label) for label in labels]):
+        return  # there is no control at all, which is refused
+    names = sorted({part for parts in split for part in parts} - given.keys() - set(given.values()))
+    genes = known(names)
+    certain = [name for name in names if name not in genes and is_control_like(name)]
+    # CTRL is a human gene, and NT5 was the name of one
+    maybe = [name for name in names if (_CONTROL_LIKE if name in genes else _MAYBE_CONTROL).fullmatch(name)]
+    listed = certain + maybe
+    if not listed:
+        return
+    column = f"adata.obs[{key!r}]"
+    message = (
+        f"{len(listed)} of {len(names)} perturbations in {column} {'look like' if certain else 'may be'} negative "
+        f"controls (first: {listed[0]!r}). If they are, pass {_controls([*naming.control, *listed], column)}; "
+        f"guides={{{listed[0]!r}: {listed[0]!r}}} keeps a label as a perturbation, guides={{}} keeps all labels."
+    )
+    if certain:
+        raise ValueError(message)
+    warn(message)
 
 
 def read_perturbations(
     adata: AnnData,
     perturbation_key: str,
-    control: str,
+    control: Sequence[str] | str,
     separator: str,
     guides: Guides,
     vocabulary: Vocabulary,
@@ -388,31 +541,62 @@ def read_perturbations(
 
     Parameters
     ----------
-    adata, perturbation_key, control, separator
+    adata, perturbation_key
         As for :func:`scdiva.data.conditions.perturbations`, which says what is refused.
+    control, separator
+        As for :class:`Naming`.
     guides, vocabulary
         As for :func:`read_guides`; genes of the vocabulary are known.
     species
         Whose genes perturbations are, see :func:`species_of`.
+
+    Warns
+    -----
+    UserWarning
+        If a label can be read as one gene and as a combination.
     """
+    naming = Naming.of(control, separator)
     known = genes_among(vocabulary, species_of(list(adata.var_names), vocabulary, species))
+    labels = read_labels(adata, perturbation_key, kind="perturbation", meant=naming.control)
+    names, columns = np.unique(labels).tolist(), frozenset(map(str, adata.var_names))
+    naming = naming.knowing(names, known, columns)
+    genes = read_guides(names, guides, known, naming, key=perturbation_key)
+    naming = naming.knowing(genes.values(), known, columns)
+    column = f"adata.obs[{perturbation_key!r}]"
+    lacking = [one for one in naming.control if not any(one in naming.split(genes.get(name, name)) for name in names)]
+    if len(naming.control) > len(lacking) > 0:
+        raise ValueError(
+            f"control holds {lacking[0]!r}, which {column} never is: leave it out of control={list(naming.control)!r}"
+            + (f", or write {near[0]!r}." if (near := nearest(lacking[0], names, n=1)) else ".")
+        )
+    warn_of_ambiguous([genes.get(name, name) for name in names], known, naming, column)
+    return _numbered(labels, naming, genes, column, as_noted=False)
 
-    def genes_of(labels: list[str]) -> dict[str, str]:
-        return read_guides(labels, guides, known, key=perturbation_key, control=control, separator=separator)
 
-    return perturbations(adata, perturbation_key, control, separator, genes_of)
+def warn_of_ambiguous(labels: Iterable[str], known: Known, naming: Naming, where: str) -> None:
+    """Warn of names that are a gene, and several genes if split at the separator (INS-IGF2 with `"-"`)."""
+    parts = {part for label in labels for part in naming.split(label)}
+    pieces = {part: part.split(naming.separator) for part in parts & naming.whole - set(naming.control)}
+    genes = known(piece for of in pieces.values() for piece in of)
+    if both := sorted(part for part, of in pieces.items() if genes.issuperset(of)):
+        swapped = naming.separator.join(reversed(pieces[both[0]]))
+        warn(
+            f"{len(both)} names in {where} are a gene, and also several genes with {naming.separator!r} between them "
+            f"(first: {both[0]!r}). They are read as one gene; a combination can be written in another order, "
+            f"{swapped!r}."
+        )
 
 
-def _check_separator(rest: list[str], known: Known, key: str, control: str, separator: str) -> None:
+def _check_separator(rest: list[str], known: Known, key: str, naming: Naming) -> None:
     """Refuse, or warn of, labels that are combinations of genes with another separator."""
     for joint in _JOINTS:
-        split = {label: label.split(joint) for label in rest if joint in label.strip(joint) and separator not in label}
-        read = genes_of_guides(split, known, control, joint)
-        split = {label: [part.strip() for part in read.get(label, label).split(joint)] for label in split}
-        genes = {control} | known(part for parts in split.values() for part in parts)
-        whole = known(split)
-        joined = [label for label, p in split.items() if len(p) > 1 and genes.issuperset(p) and label not in whole]
-        if joined and joint != separator:
+        labels = [label for label in rest if joint in label.strip(joint) and naming.separator not in label]
+        other = Naming(naming.control, joint).knowing(labels, known)
+        read = genes_of_guides(labels, known, other)
+        split = {label: other.split(read.get(label, label)) for label in labels}
+        genes = set(naming.control) | known(part for parts in split.values() for part in parts)
+        joined = [label for label, parts in split.items() if len(parts) > 1 and genes.issuperset(parts)]
+        if joined:
             message = (
                 f"{len(joined)} of {len(rest)} perturbations in adata.obs[{key!r}] are several genes with {joint!r} "
                 f"between them, such as {joined[0]!r}, and would be taken for one: pass separator={joint!r}, or "
@@ -422,25 +606,24 @@ def _check_separator(rest: list[str], known: Known, key: str, control: str, sepa
     return None
 
 
-def stored_guides(genes: Mapping[str, str]) -> dict[str, Any]:
-    """Give what is noted of labels that name guides: `guides`, as h5ad holds it; nothing where there are none."""
-    columns = {"label": np.array(list(genes), dtype=object), "gene": np.array(list(genes.values()), dtype=object)}
-    return {"guides": columns} if genes else {}
+def naming_as_noted(notes: Mapping[str, Any]) -> Naming:
+    """Read labels as they were read before, by what was noted then."""
+    return Naming.of(notes["control"], str(notes["separator"]), np.asarray(notes.get("whole", ()), dtype=object))
 
 
 def guides_as_noted(
-    notes: Mapping[str, Any], known: Iterable[str], control: str, separator: str
+    notes: Mapping[str, Any], known: Iterable[str], naming: Naming
 ) -> Callable[[Iterable[str]], dict[str, str]]:
     """Read guides as they were read before, where they were.
 
     Parameters
     ----------
     notes
-        What :func:`stored_guides` gave among others.
+        What :attr:`Perturbations.notes` gave among others.
     known
         Genes of which guides that were not there before are known by their names, beside those of the control.
-    control, separator
-        As for :func:`scdiva.data.conditions.perturbation_parts`.
+    naming
+        How labels are read.
 
     Returns
     -------
@@ -451,7 +634,7 @@ def guides_as_noted(
     if not before:
         return lambda labels: {}
     genes = set(known)
-    return lambda labels: genes_of_guides(set(labels) - before.keys(), genes.intersection, control, separator) | before
+    return lambda labels: genes_of_guides(set(labels) - before.keys(), genes.intersection, naming) | before
 
 
 def _refuse_or_warn(message: str, some: Collection[str], of: Collection[str], *, refuse: bool = False) -> None:

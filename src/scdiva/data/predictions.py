@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._checks import warn
+from scdiva._checks import speaking_of, warn
 from scdiva._constants import (
     BASELINES,
     EXPECTED,
@@ -25,7 +25,7 @@ from scdiva._constants import (
 from scdiva._labels import read_labels
 from scdiva._validate import Input
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import doses, guides_as_noted, perturbation_parts, perturbations
+from scdiva.data.conditions import doses, guides_as_noted, naming_as_noted, perturbations
 from scdiva.data.genes import check_unique
 from scdiva.data.writing import check_anndata, our_uns
 from scdiva.metrics import de_scores
@@ -298,17 +298,16 @@ def _observed_rows(
     conditions: pd.DataFrame, ours: Mapping[str, Any], observed: AnnData
 ) -> tuple[dict[int, NDArray[np.intp]], dict[str, NDArray[np.intp]]]:
     """Find the cells of each condition, leaving out those that were not observed, and the control cells by group."""
-    key, name, separator = str(ours["perturbation_key"]), str(ours["control"]), str(ours["separator"])
+    key, naming = str(ours["perturbation_key"]), naming_as_noted(ours)
     groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
-    predicted = {part for label in conditions["perturbation"] for part in perturbation_parts(label, name, separator)}
-    guides = guides_as_noted(ours, predicted, name, separator)
-    known = perturbations(observed, key, name, separator, guides, where="observed")
+    predicted = {part for label in conditions["perturbation"] for part in naming.parts(label)}
+    known = perturbations(observed, key, naming, guides_as_noted(ours, predicted, naming), where="observed")
     group = read_labels(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
     dose = doses(observed, dose_key, where="observed") if dose_key else None
     codes = {parts: code for code, parts in enumerate(known.parts)}
     perturbed: dict[int, NDArray[np.intp]] = {}
     for at, condition in conditions.iterrows():
-        code = codes.get(perturbation_parts(str(condition["perturbation"]), name, separator))
+        code = codes.get(naming.parts(str(condition["perturbation"])))
         if not code:
             continue
         cells = (known.code == code) & (group == condition["group"])
@@ -326,18 +325,20 @@ def _observed_rows(
         )
     groups = list(dict.fromkeys(conditions.loc[list(perturbed), "group"]))
     control = {one: np.flatnonzero(known.is_control & (group == one)) for one in groups}
+    names = " or ".join(map(repr, naming.control))
     without = [one for one, cells in control.items() if not len(cells)]
     if without:
         raise ValueError(
             f"{len(without)} of {len(groups)} groups have no control cells in observed (first: {without[0]!r}): pass "
-            f"them along with the perturbed ones, those with observed.obs[{key!r}] == {name!r}."
+            f"them along with the perturbed ones, those whose observed.obs[{key!r}] is {names}."
         )
     return perturbed, control
 
 
 def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:
     """Read the observed expression of the genes of both; return it and which genes of the prediction they are."""
-    values, var = log_normalised(observed, **reading)
+    with speaking_of("observed"):
+        values, var = log_normalised(observed, **reading)
     check_unique(prediction.genes, "predicted")
     check_unique(var.index, "observed")
     at = var.index.get_indexer(prediction.genes)
@@ -350,7 +351,8 @@ def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> 
     if len(shared) < len(at):
         warn(
             f"{len(at) - len(shared)} of {len(at)} predicted genes were not observed (first: "
-            f"{prediction.genes[at < 0][0]!r}); the {len(shared)} others are compared."
+            f"{prediction.genes[at < 0][0]!r}); the {len(shared)} others are compared. Cells are normalised over the "
+            f"{len(var)} genes of observed: pass it with all genes, unless those that are missing hold few counts."
         )
     return sp.csr_matrix(values[:, at[shared]]), shared
 
@@ -365,15 +367,17 @@ def _summary(cells: sp.csr_matrix) -> Cells:
 
 
 def _check_scale(prediction: Prediction, genes: NDArray[np.intp], control: dict[str, Cells], scored: list[int]) -> None:
-    """Refuse control cells that are far from those the prediction was made from."""
+    """Refuse control cells whose counts in the shared genes are far from those that the prediction was made from."""
     conditions = prediction.conditions
     for at in scored:
-        here = float(control[conditions.loc[at, "group"]].mean.mean())
-        there = float(prediction.control[genes, at].mean(dtype=np.float64))
+        here = float(np.expm1(control[conditions.loc[at, "group"]].mean).sum())
+        there = float(np.expm1(prediction.control[genes, at].astype(np.float64)).sum())
         if not max(here, there) <= 2 * min(here, there):
+            name = conditions.loc[at, "condition"]
             raise ValueError(
-                f"control cells have a mean log-normalised expression of {here:.3g} in observed, but {there:.3g} in "
-                f"the prediction (condition {conditions.loc[at, 'condition']!r}): the two are on different scales. "
-                "Both must be log1p of counts per ten thousand of the same genes: pass what the prediction was made "
-                "from, the same layer=, use_raw= and input= included."
+                f"the {len(genes)} shared genes hold {here:,.0f} counts of a control cell in observed, but "
+                f"{there:,.0f} in the prediction (condition {name!r}): the two are on different scales. Cells are "
+                "normalised to ten thousand counts over the genes that there are: pass observed with all genes of the "
+                "prediction, and the same layer= and use_raw=; or predict from the genes of observed, "
+                "adata[:, observed.var_names.intersection(adata.var_names)].copy()."
             )

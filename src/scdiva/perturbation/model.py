@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
@@ -18,7 +18,7 @@ from scdiva._constants import BASELINES, EXPECTED, FINETUNED, N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva._running import model_name
 from scdiva._settings import logger, progress_bar, settings
-from scdiva.data.conditions import Guides, guides_as_noted, perturbations, read_perturbations, stored_guides
+from scdiva.data.conditions import Guides, Naming, guides_as_noted, perturbations, read_perturbations
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
@@ -52,7 +52,7 @@ LEAST_GAIN = 0.005
 """Correlation that a baseline has to be better by, if it is to be used."""
 COLUMNS = ("perturbation_key", "control", "groupby", "dose_key", "separator")
 """What is noted of the study design."""
-Columns = tuple[str | None, str, str | None, str | None, str]
+Columns = tuple[str | None, Sequence[str] | str, str | None, str | None, str]
 """These, as they are given."""
 MAX_CONTROLS = 64
 """Control cells of a group over which a fine-tuned network's prediction is averaged."""
@@ -95,10 +95,11 @@ class PerturbationModel(Fitted):
     base
         What predicts, for each kind of condition: a baseline, `"expected"` or, of a fine-tuned model, `"finetuned"`.
     perturbation_key, control, groupby, dose_key, separator
-        As they were given; `""` for none.
+        As they were given, `control` as a tuple; `""` for none.
     notes
-        What was found in fitting: `validation`, `labels` (perturbations that are no genes), `seed`, `seconds`; and
-        `loss`, that of every step of fine-tuning.
+        What was found in fitting: `validation`, `labels` (perturbations that are no genes), `seed`, `seconds`;
+        `guides`, and `whole` names that contain the separator, where there are any; and of a fine-tuned model `loss`,
+        that of every step.
     head
         Response head of a fine-tuned model; None without fine-tuning.
     """
@@ -108,12 +109,17 @@ class PerturbationModel(Fitted):
     screen: Screen
     base: dict[Kind, str]
     perturbation_key: str
-    control: str
+    control: tuple[str, ...]
     groupby: str = ""
     dose_key: str = ""
     separator: str = "+"
     notes: dict[str, Any] = field(default_factory=dict)
     head: ResponseHead | None = None
+
+    @property
+    def naming(self) -> Naming:
+        """How labels name perturbations."""
+        return Naming(self.control, self.separator, frozenset(map(str, self.notes.get("whole", ()))))
 
     def _about(self) -> dict[str, object]:
         screen = self.screen
@@ -122,7 +128,7 @@ class PerturbationModel(Fitted):
             "genes": f"{len(screen.genes):,}",
             "fitted on": f"{screen.n_cells.sum():,} perturbed and {screen.n_control.sum():,} control cells",
             "columns": ", ".join(filter(None, (self.perturbation_key, self.groupby, self.dose_key))),
-            "control": self.control,
+            "control": ", ".join(self.control),
             "predicts by": None if self.head is None else "fine-tuned transformer",
         }
 
@@ -131,13 +137,21 @@ class PerturbationModel(Fitted):
 
         `"control"` and `"+"`, which stand there by default, count as not given.
         """
-        given = dict(zip(COLUMNS, columns, strict=True))
-        unsaid = {"control": "control", "separator": "+"}
+        perturbation_key, control, groupby, dose_key, separator = columns
+        labels = Naming.of(control, separator).control
+        given: dict[str, Any] = {"perturbation_key": perturbation_key, "groupby": groupby, "dose_key": dose_key}
+        if labels != ("control",) and set(labels) != set(self.control):
+            given["control"] = list(labels) if len(labels) > 1 else labels[0]
+        if separator != "+":
+            given["separator"] = separator
         for name, value in given.items():
-            if value not in (None, unsaid.get(name), getattr(self, name)):
+            fitted = getattr(self, name)
+            if name == "control":
+                fitted = list(fitted) if len(fitted) > 1 else fitted[0]
+            if value not in (None, fitted):
                 raise ValueError(
-                    f"this model was fitted with {name}={getattr(self, name)!r}, not {value!r}: leave it out, or name "
-                    "a model to fit one."
+                    f"this model was fitted with {name}={fitted!r}, not {value!r}: leave it out, or name a model to "
+                    "fit one."
                 )
 
     def mean_change(self, targets: Conditions, states: NDArray[np.float32], species: Species = None) -> Predicted:
@@ -246,7 +260,8 @@ class PerturbationModel(Fitted):
             raise ValueError(f"base {sorted(set(base.values()))}")
         if not genes or not groups or not all(parts) or len(labels) != len(parts):
             raise ValueError("genes, groups or parts out of range")
-        given = {name: str(settings["given"][name]) for name in COLUMNS}
+        given: dict[str, Any] = {name: str(settings["given"][name]) for name in COLUMNS}
+        given["control"] = Naming.of(settings["given"]["control"], "").control
         notes = arrays(dict(settings["notes"]))
         n, g = len(parts), len(genes)
         expected: dict[str, tuple[int, ...]] = {
@@ -321,9 +336,10 @@ def open_screen(
             "the screen holds one condition: what is predicted of others is what it changed, and nothing can be said "
             "of how good that is."
         )
-    notes = {"model": model_name(given), **stored_guides(known.guides)}
+    notes = {"model": model_name(given), **known.notes}
     base = dict.fromkeys((*KINDS, "measured"), EXPECTED)
     named: dict[str, Any] = dict(zip(COLUMNS, (name or "" for name in columns), strict=True))
+    named["control"] = known.naming.control
     return PerturbationModel(model, screen, base, **named, notes=notes), number
 
 
@@ -343,14 +359,15 @@ def control_cells(
     -------
     Their rows, and the group of each.
     """
-    key, how = fitted.perturbation_key, (fitted.control, fitted.separator)
+    key, naming = fitted.perturbation_key, fitted.naming
     group = group_names(adata, fitted.groupby)
     if key not in adata.obs:
         chosen = np.ones(adata.n_obs, dtype=bool)
     elif guides is not None:
-        chosen = read_perturbations(adata, key, *how, guides, fitted.model.vocabulary, species).is_control
+        how = fitted.control, fitted.separator, guides, fitted.model.vocabulary, species
+        chosen = read_perturbations(adata, key, *how).is_control
     else:  # as in the screen; guides of the control that it did not have are known by its name
-        chosen = perturbations(adata, key, *how, guides_as_noted(fitted.notes, (), *how)).is_control
+        chosen = perturbations(adata, key, naming, guides_as_noted(fitted.notes, (), naming)).is_control
     return np.flatnonzero(chosen), group[chosen]
 
 

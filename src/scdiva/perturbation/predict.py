@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,16 @@ from scdiva._labels import read_labels
 from scdiva._rng import step_seed
 from scdiva._settings import progress_bar
 from scdiva.data.cells import open_cells
-from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, species_of, wanted_groups
+from scdiva.data.conditions import (
+    Naming,
+    genes_among,
+    listed,
+    refuse_twice,
+    species_of,
+    wanted_groups,
+    warn_of_ambiguous,
+    whole_names,
+)
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
@@ -82,12 +91,16 @@ def requested(
     measured = screen.conditions
     check_unique(genes)
     gene_columns(genes, screen.genes)
+    species = species_of(list(map(str, genes)), fitted.model.vocabulary, reading.species)
     if predict is None:
         known = dict(zip(measured.parts, screen.labels, strict=True))
         parts, names = sorted(known), [known[p] for p in sorted(known)]
     else:
         names = listed(predict)
-        parts = distinct_parts(names, fitted.control, fitted.separator, argument)
+        vocabulary = genes_among(fitted.model.vocabulary, species)
+        naming = fitted.naming.knowing(names, vocabulary, frozenset(screen.genes))
+        warn_of_ambiguous(names, vocabulary, naming, argument)
+        parts = distinct_parts(names, naming, argument, screen.labels)
     for name, given, by in (("dose", dose, "dose_key"), ("groups", groups, "groupby")):
         if given is not None and not getattr(fitted, by):
             raise ValueError(f"{name}= is given, but the screen was read without: name the column, {by}=...")
@@ -95,7 +108,6 @@ def requested(
     if not doses or not all(0 < value < np.inf for value in doses):
         raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
     refuse_twice(doses, "dose")
-    species = species_of(list(map(str, genes)), fitted.model.vocabulary, reading.species)
     refuse_unknown(fitted.model, parts, species, measured.part_names)
     wanted = wanted_groups(groups, present, "have no control cells in adata")
     number = {name: i for i, name in enumerate(dict.fromkeys((*screen.groups, *present)))}
@@ -104,24 +116,44 @@ def requested(
     return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows])
 
 
-def distinct_parts(names: Sequence[str], control: str, separator: str, argument: str) -> list[tuple[str, ...]]:
+def distinct_parts(
+    names: Sequence[str], naming: Naming, argument: str, measured: Collection[str]
+) -> list[tuple[str, ...]]:
     """Split the names of perturbations into their parts.
+
+    Parameters
+    ----------
+    names
+        The perturbations.
+    naming
+        How they are read.
+    argument
+        Where they were given.
+    measured
+        Labels that the data hold.
 
     Raises
     ------
     ValueError
-        If there is none, one is the control, or one is named twice; the message names the argument.
+        If there is none, one is the control, one is named twice, or one that the data do not hold names a part twice;
+        the message names the argument.
     """
     if not names:
         raise ValueError(f"{argument} names no perturbation: name one or more.")
-    parts = [perturbation_parts(name, control, separator) for name in names]
+    parts = [naming.parts(name) for name in names]
     if () in parts:
         raise ValueError(
             f"{argument} holds {names[parts.index(())]!r}, which is no perturbation: name what is to be perturbed."
         )
+    for name, of in zip(names, parts, strict=True):
+        pieces = naming.split(name)
+        if name not in measured and (twice := [part for part in of if pieces.count(part) > 1]):
+            raise ValueError(
+                f"{argument} holds {name!r}, which names {twice[0]!r} twice: pass {naming.separator.join(of)!r}."
+            )
     if len(set(parts)) < len(parts):
-        twice = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
-        raise ValueError(f"{argument} holds {twice!r} more than once; the order of parts does not count.")
+        twice_named = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
+        raise ValueError(f"{argument} holds {twice_named!r} more than once; the order of parts does not count.")
     return parts
 
 
@@ -165,6 +197,7 @@ def predicted_cells(
     expected = np.array([name == C.EXPECTED for name in found.base])
     means[C.VARM_SD] = np.where(expected[:, None], found.sd, np.nan)
     design = {name: getattr(fitted, name) for name in COLUMNS}
+    design["control"] = np.array(fitted.control, dtype=object)
     several = len(set(conditions.dose)) > 1
     labels = [
         name + (f" in {of}" if design["groupby"] else "") + (f" at {dose:.15g}" if several else "")
@@ -201,6 +234,7 @@ def predicted_cells(
             "n_seen": conditions.n_seen(screen.conditions),
             "trained": same.any(axis=1),
             **{name: dict(value) if isinstance(value, dict) else value for name, value in fitted.notes.items()},
+            **whole_names([*conditions.parts, *screen.conditions.parts], fitted.separator),
         }
     }
     return result
@@ -334,7 +368,7 @@ def ranked(
     names = [measured[parts] for parts in sorted(measured)] if candidates is None else listed(candidates)
     if combinations:
         alone = sorted(parts[0] for parts in measured if len(parts) == 1)
-        named = {perturbation_parts(name, fitted.control, fitted.separator) for name in names}
+        named = {fitted.naming.parts(name) for name in names}
         names += [fitted.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in named]
     targets = requested(fitted, adata, reading, group, names, None, dose, argument="candidates")
 

@@ -16,7 +16,15 @@ from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
 from scdiva._running import Running, embed_all
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.conditions import Perturbations, doses, genes_among, genes_of_guides, match_perturbed, species_of
+from scdiva.data.conditions import (
+    Naming,
+    Perturbations,
+    doses,
+    genes_among,
+    genes_of_guides,
+    match_perturbed,
+    species_of,
+)
 from scdiva.data.corpus import take_cells, warn_left_out
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading, Species
@@ -435,7 +443,7 @@ def refuse_unknown(model: ScDiVa, parts: Iterable[tuple[str, ...]], species: Spe
     tokens = gene_tokens(model, asked, species)
     unknown = [part for part in asked if part not in tokens and part not in measured]
     if unknown:
-        of_guide = genes_of_guides(unknown[:1], genes_among(model.vocabulary, species), "", "").values()
+        of_guide = genes_of_guides(unknown[:1], genes_among(model.vocabulary, species), Naming((), "")).values()
         near = [*of_guide, *nearest(unknown[0], [*measured, *model.vocabulary.symbols])]
         near = list(dict.fromkeys(near))[:3]
         raise ValueError(

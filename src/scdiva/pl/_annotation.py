@@ -153,8 +153,8 @@ def marker_heatmap(
     layer, use_raw
         Key of ``adata.layers``, or whether to take ``adata.raw``; by default ``adata.X``.
     input
-        Unit of the matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
-        tell from the values.
+        Unit of the matrix: ``"counts"``, ``"lognorm"`` (log1p of counts scaled per cell, to any total), or ``"auto"``
+        to tell from the values.
     gene_symbols
         A column of ``adata.var`` (of ``adata.raw.var`` with `use_raw`) with names to write instead of the var names.
     %(ax)s

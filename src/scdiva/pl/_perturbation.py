@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scdiva import metrics
 from scdiva._checks import check_least, nearest
 from scdiva._constants import OBS_CONDITION, PREDICTED
-from scdiva.data.conditions import perturbation_parts
+from scdiva.data.conditions import naming_as_noted
 from scdiva.data.genes import check_unique
 from scdiva.data.predictions import OURS, Prediction, Responses, observed_responses, read_prediction, response_score
 from scdiva.get import perturbation_df
@@ -87,8 +87,8 @@ def perturbation(
     layer, use_raw
         Where `observed` has the matrix: key of its ``layers``, or whether to take its ``raw``; by default its ``X``.
     input
-        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
-        tell from the values.
+        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of counts scaled per cell, to any total), or ``"auto"``
+        to tell from the values.
     key
         Of that adata, the entry of ``uns`` with the prediction.
     %(ax)s
@@ -104,6 +104,8 @@ def perturbation(
     ------
     KeyError
         If `predicted` is no prediction, or the condition, a column or layer does not exist.
+    TypeError
+        If `condition` is no text.
     ValueError
         If `n_genes` is below 1, no cell of the condition or no control cell was observed, no cell of it is among those
         of `predicted`, no gene is in both, or `save` ends in no picture format.
@@ -168,6 +170,12 @@ def perturbation(
 
 def _find_condition(predicted: Prediction, name: str) -> int:
     """Give the number of a condition, by its name, or by its perturbation where that is predicted once."""
+    if not isinstance(name, str):
+        first = predicted.conditions["condition"].iloc[0]
+        raise TypeError(
+            f"condition must name a predicted condition, got {type(name).__name__}: the second argument names it, the "
+            f"third holds observed cells, such as (predicted, {first!r}, observed)."
+        )
     conditions = predicted.conditions
     found = conditions.index[conditions["condition"] == name]
     if not len(found):
@@ -182,7 +190,7 @@ def _find_condition(predicted: Prediction, name: str) -> int:
 
 def _parts_of(predicted: Prediction, label: str) -> tuple[str, ...]:
     """Split the label of a perturbation as the prediction did."""
-    return perturbation_parts(label, str(predicted.notes["control"]), str(predicted.notes["separator"]))
+    return naming_as_noted(predicted.notes).parts(label)
 
 
 def _predicted_cells(predicted: Prediction, condition: str) -> AnnData | None:
@@ -250,8 +258,8 @@ def delta_scatter(
     layer, use_raw
         Where `observed` has the matrix: key of its ``layers``, or whether to take its ``raw``; by default its ``X``.
     input
-        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
-        tell from the values.
+        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of counts scaled per cell, to any total), or ``"auto"``
+        to tell from the values.
     key
         Of that adata, the entry of ``uns`` with the prediction.
     %(ax)s
@@ -267,6 +275,8 @@ def delta_scatter(
     ------
     KeyError
         If `predicted` is no prediction, or the condition, a column or layer does not exist.
+    TypeError
+        If `condition` is no text.
     ValueError
         If `n_names` is negative, no cell of the condition or no control cell was observed, no gene is in both, or
         `save` ends in no picture format.
@@ -349,8 +359,8 @@ def hit_rate(
     layer, use_raw
         Where `observed` has the matrix: key of its ``layers``, or whether to take its ``raw``; by default its ``X``.
     input
-        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
-        tell from the values.
+        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of counts scaled per cell, to any total), or ``"auto"``
+        to tell from the values.
     key
         Of that adata, the entry of ``uns`` with the prediction.
     %(ax)s
@@ -515,8 +525,8 @@ def discrimination(
     layer, use_raw
         Where `observed` has the matrix: key of its ``layers``, or whether to take its ``raw``; by default its ``X``.
     input
-        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
-        tell from the values.
+        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of counts scaled per cell, to any total), or ``"auto"``
+        to tell from the values.
     key
         Of that adata, the entry of ``uns`` with the prediction.
     %(ax)s

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scdiva._checks import check_choices, or_nearest, speaking_of
-from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED, TARGET_SUM
+from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
 from scdiva.data.genes import check_unique
@@ -62,7 +62,8 @@ def umap(
         Key of the embedding in ``adata.obsm``, (n_obs, dim).
     layer
         Where the values of genes stand: a key of ``adata.layers``, or of a table in ``adata.obsm`` with a column for
-        each gene, as `scdiva.tl.impute` writes it; None takes ``adata.X``.
+        each gene, as `scdiva.tl.impute` writes it; None takes ``adata.X``. Values are drawn as they are, not
+        normalised.
     use_raw
         Whether to take genes and their values from ``adata.raw``.
     legend
@@ -377,12 +378,8 @@ def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
 
 def _to_one_total(cells: AnnData, what: str, input: Literal["auto", "lognorm"]) -> sp.csr_matrix:
     """Read `X`, to one total of counts, and say whose it is where it is refused."""
-    from sklearn.preprocessing import normalize
-
     with speaking_of(what):
-        values = log_normalised(cells, input=input)[0]
-    # what was normalised over more genes than are here has another scale, which would set the two apart
-    return sp.csr_matrix(TARGET_SUM * normalize(values.expm1(), norm="l1")).log1p()
+        return log_normalised(cells, input=input)[0]
 
 
 def _listed(color: str | Sequence[str] | None) -> list[str | None]:

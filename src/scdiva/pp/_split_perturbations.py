@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from scdiva._checks import check_choices, check_least
 from scdiva._constants import OBS_SPLIT, SEEN
 from scdiva._labels import read_labels
 from scdiva._settings import settings
-from scdiva.data.conditions import Perturbations, read_perturbations, stored_guides
+from scdiva.data.conditions import Perturbations, read_perturbations
 from scdiva.data.writing import check_anndata, check_key, check_writable, write
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
@@ -22,7 +22,7 @@ from scdiva.tokenizer.vocabulary import load_vocabulary
 def split_perturbations(
     adata: AnnData,
     perturbation_key: str,
-    control: str = "control",
+    control: Sequence[str] | str = "control",
     *,
     by: Literal["single", "combination", "group"],
     groupby: str | None = None,
@@ -51,7 +51,7 @@ def split_perturbations(
     perturbation_key
         Column of `adata.obs` with each cell's perturbation.
     control
-        Its label of control cells.
+        Its label of control cells, or several of them; see :func:`scdiva.tl.fit_perturbation`.
     by
         See above.
     groupby
@@ -61,8 +61,8 @@ def split_perturbations(
     fold
         Which one is held out, from 0.
     separator
-        What stands between the parts of a combination. `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`. Empty: there
-        are no combinations.
+        What stands between the parts of a combination. `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`. A gene whose
+        name contains it is one part. Empty: there are no combinations.
     guides
         The gene of each guide, where the column names guides, or `"auto"`; see
         :func:`scdiva.tl.fit_perturbation`. All guides of a gene are then on one side. Genes are known by the bundled
@@ -95,8 +95,9 @@ def split_perturbations(
         If `rng` is no int: another generator's folds would not fit together.
     ValueError
         If a label is missing or has an empty part; if there are no control cells, fewer conditions than folds, no such
-        fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; if labels name
-        guides and `guides` does not declare it; or if arguments do not go together.
+        fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; if labels look
+        like controls that `control` does not name, or name guides and `guides` does not declare it; or if arguments do
+        not go together.
 
     Examples
     --------
@@ -126,14 +127,14 @@ def split_perturbations(
     found = {
         "held_out": np.array(held_out, dtype=object),
         "perturbation_key": perturbation_key,
-        "control": control,
+        "control": np.array(known.naming.control, dtype=object),
         "by": by,
         "groupby": groupby or "",
         "n_splits": n_splits,
         "fold": fold,
         "separator": separator,
         "seed": seed,
-        **stored_guides(known.guides),
+        **known.notes,
     }
     part = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
     columns = {key_added: part, seen_key: seen}

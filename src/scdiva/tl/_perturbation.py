@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def fit_perturbation(
     adata: AnnData,
     perturbation_key: str,
-    control: str = "control",
+    control: Sequence[str] | str = "control",
     *,
     groupby: str | None = None,
     dose_key: str | None = None,
@@ -79,24 +79,30 @@ def fit_perturbation(
     Parameters
     ----------
     adata
-        Cells × genes, perturbed and control cells, raw counts or log-normalised expression; not changed.
+        Cells × genes, perturbed and control cells, raw counts or log-normalised expression; not changed. Each cell is
+        normalised to ten thousand counts over all of these genes, also where its logarithms have another total.
     perturbation_key
         Column of `adata.obs` with the perturbation of each cell: a gene, a label such as a drug, or several of them.
     control
-        Its value for unperturbed cells. In combinations (`"A+control"`) it does not count.
+        Its value for unperturbed cells, or several: `["control", "NT1", "NT2"]`. In combinations (`"A+control"`) it
+        does not count. Other labels by which screens name negative controls (`NT2`, `NTC_3`, `non-targeting_00013`,
+        `safe-targeting`, `neg_ctrl`, `scramble`, `INTERGENIC12`, `unperturbed`) raise an error unless they are named
+        here or kept by `guides`; labels such as `AAVS1`, `GFP`, `DMSO` and `untreated` are warned of.
     groupby
         Column with groups of cells, such as cell types or lines; changes are those from control cells of the same
         group.
     dose_key
         Column with the dose of each perturbed cell, in any unit.
     separator
-        What stands between the parts of a combination; `""` if there are none.
+        What stands between the parts of a combination; `""` if there are none. A gene whose name contains it
+        (`HLA-DRA` with `"-"`) is one part.
     guides
         The gene, or combination of genes, of each guide, where the column names guides: `{"KLF1g1": "KLF1"}`; or
-        `"auto"`, which takes a guide's number or prefix off (`KLF1g1`, `KLF1_2`, `sgKLF1-1`, `g1-KLF1`, `klf1`). Guides
-        of the control are read as it is (`{"NTC_1": "control"}`). None: labels are as they are, and refused if most
-        are no genes of the vocabulary, but are so without what guides add; an empty mapping leaves them in any case.
-        Genes are known as those of the data are, of a mouse or by the table given as `species`, or as human ones.
+        `"auto"`, which takes a guide's number or prefix off (`KLF1g1`, `KLF1_2`, `sgKLF1-1`, `g1-KLF1`, `klf1`).
+        Guides of the control are read as it is (`{"NTC_1": "control"}`), and `{"NT1": "NT1"}` keeps a label that looks
+        like a control as a perturbation. None: labels are as they are, and refused if most are no genes of the
+        vocabulary, but are so without what guides add; an empty mapping leaves them in any case. Genes are known as
+        those of the data are, of a mouse or by the table given as `species`, or as human ones.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
     %(finetuning)s
@@ -121,9 +127,10 @@ def fit_perturbation(
         If a column or layer does not exist.
     ValueError
         If there are no control cells (in a group), or nothing else; if a name or dose is missing or makes no sense; if
-        labels name guides, or combinations with another separator, and `guides` does not declare it; if genes repeat a
-        name, or the matrix is refused as by :func:`embed`; if a fine-tuning argument is given without `finetune=True`
-        or is out of range, or `checkpoint_dir` holds another run.
+        labels look like controls that `control` does not name; if labels name guides, or combinations with another
+        separator, and `guides` does not declare it; if genes repeat a name, or the matrix is refused as by
+        :func:`embed`; if a fine-tuning argument is given without `finetune=True` or is out of range, or
+        `checkpoint_dir` holds another run.
     TypeError
         If `adata` is no AnnData object.
     FloatingPointError
@@ -132,7 +139,8 @@ def fit_perturbation(
     Warns
     -----
     UserWarning
-        If a condition was measured in one cell, there is one condition only, or a few labels look like guides.
+        If a condition was measured in one cell, there is one condition only, a few labels look like guides or may be
+        controls, or a label can be read both as a gene and as a combination.
 
     Examples
     --------
@@ -161,7 +169,7 @@ def fit_perturbation(
 def predict_perturbation(
     adata: AnnData,
     perturbation_key: str | None = None,
-    control: str = "control",
+    control: Sequence[str] | str = "control",
     *,
     predict: Sequence[str] | str | None = None,
     groupby: str | None = None,
@@ -270,9 +278,9 @@ def predict_perturbation(
         If a column or layer does not exist.
     ValueError
         As :func:`fit_perturbation`; if fine-tuning arguments are given with a fitted model; if a perturbation is
-        neither known to the model nor measured, a group has no control cells, genes of the screen are missing, or an
-        argument is out of range; if `adata.uns[key_added]` holds what scdiva did not write, or `adata` is a backed
-        view, which can't be written.
+        neither known to the model nor measured, or names a part twice; if a group has no control cells, genes of the
+        screen are missing, or an argument is out of range; if `adata.uns[key_added]` holds what scdiva did not write,
+        or `adata` is a backed view, which can't be written.
     TypeError
         If `adata` is no AnnData object.
     FloatingPointError
@@ -352,7 +360,8 @@ def score_perturbation(
         Perturbed cells and, of each group, control cells; all columns of `obs` that the prediction was made by. The
         data it was fitted on may be passed whole: `trained` tells which conditions were fitted.
     layer, use_raw, input
-        What to read of `observed`, as for :func:`embed`: counts, or log1p of counts per ten thousand.
+        What to read of `observed`, as for :func:`embed`: counts, or log1p of counts scaled per cell, to any total.
+        Cells are normalised to ten thousand counts over all genes of `observed`.
     metric
         Distance by which `discrimination` ranks conditions.
     key

@@ -100,7 +100,6 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
     """
     from scdiva.tokenizer import _kernels
 
-    check_choices(kind=(kind, ("counts", "lognorm")))
     tokens = np.asarray(tokens)
     if tokens.shape != (block.shape[1],):
         raise ValueError(f"{tokens.shape[0]} tokens for {block.shape[1]} columns.")
@@ -111,7 +110,7 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
         )
     if len(block.indices) and not 0 <= block.indices.min() <= block.indices.max() < len(tokens):
         raise ValueError(f"the block's indices run from {block.indices.min()} to {block.indices.max()}, it is damaged.")
-    counts = block.data if kind == "counts" else np.expm1(block.data.astype(np.float64))
+    counts = on_count_scale(block.data, kind)
     counts = plain(counts, np.float32 if counts.dtype == np.float32 else np.float64)
     indptr, found = np.empty(block.shape[0] + 1, np.int64), np.empty(len(counts), np.int32)
     shares = np.empty(len(counts))
@@ -124,6 +123,29 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
     cells = sp.csr_matrix((values, found, indptr), shape=(block.shape[0], n_tokens))
     cells.has_canonical_format = True  # said so, lest scipy look at each again
     return cells
+
+
+def on_count_scale(values: np.ndarray, kind: str) -> np.ndarray:
+    """Undo the logarithm of log-normalised expression; every reader of a matrix calls this, then normalises each cell.
+
+    Parameters
+    ----------
+    values
+        Expression.
+    kind
+        ``"counts"``, or ``"lognorm"`` for log(1 + x), x being counts scaled per cell to any total.
+
+    Returns
+    -------
+    Counts as they are, or x in float64.
+
+    Raises
+    ------
+    ValueError
+        If `kind` is unknown.
+    """
+    check_choices(kind=(kind, ("counts", "lognorm")))
+    return values if kind == "counts" else np.expm1(values.astype(np.float64))
 
 
 def serialize(

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 import scdiva as sd
-from scdiva.data.output import copy_frame, open_alone, open_store, refuse_target, whole_or_not, write_cells
+from scdiva._files import open_alone, whole_or_not
+from scdiva.data.output import copy_frame, open_store, refuse_target, write_cells
 
 
 def fill(path, text):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._constants import FINETUNED, MASK, N_SPECIAL
+from scdiva._files import output_path
 from scdiva._lazy import renamed
 from scdiva._version import __version__
 from scdiva.diffusion import cell_of_token
@@ -330,7 +331,7 @@ def save_model(
     """
     from safetensors.torch import save
 
-    folder = Path(path).expanduser()
+    folder = output_path(path, "path")
     if vocabulary.n_genes != model.config.n_genes:
         raise ValueError(
             f"the model was built for {model.config.n_genes:,} genes and the vocabulary holds {vocabulary.n_genes:,}: "

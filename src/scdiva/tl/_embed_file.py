@@ -16,20 +16,21 @@ from collections.abc import Iterator
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
+from scdiva._files import open_alone, output_path, refuse_full, whole_or_not
 from scdiva._running import Running, embed_cells, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
 from scdiva.data.blocks import BLOCK_ROWS, open_matrix
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
+from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
 from scdiva.data.shards import as_shard, digest, folder_of, scan_once, stamp
@@ -138,9 +139,7 @@ def embed_file(
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", client=client)  # of dask.distributed  # doctest: +SKIP
     """
-    path, out = _one_path(path, "path"), _one_path(out, "out")
-    if not isinstance(out, Path):
-        raise ValueError(f"out={str(out)!r} is no path of this machine: embed into a file here, and copy that.")
+    path, out = _one_path(path, "path"), output_path(_one_path(out, "out", written=True))
     if key_added is not None:
         check_key(key_added, "key_added")
     if isinstance(path, Path) and not path.exists():
@@ -315,10 +314,10 @@ def _window() -> int:
     return -(-WINDOW // BLOCK_ROWS) * BLOCK_ROWS
 
 
-def _one_path(given: Any, name: str) -> Path:
+def _one_path(given: Any, name: str, *, written: bool = False) -> Path:
     """Give the path; refuse what is none."""
     if is_path(given):
-        return as_path(given)
+        return cast(Path, given) if written else as_path(given)
     mend = "scdiva.tl.embed(adata) takes cells in memory"
     if isinstance(given, list | tuple | set):
         mend = "call embed_file once for each file, with an out of its own"

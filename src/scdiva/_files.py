@@ -22,7 +22,8 @@ MOST_TEXT = 1 << 24
 """Bytes of the largest text file (configuration, model card) that is read."""
 MOST_VALUES, MOST_DEPTH = 2_000_000, 64
 """Values of the largest JSON or YAML file that is parsed, and how deep they may be nested."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Numbers of the system's errors for a disk that is full or fails."""
 _STALE = 60.0
 """Seconds after which an unlocked temporary file belongs to no process that is alive."""
 _BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -217,8 +218,9 @@ def naming_output(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hidden = error.filename is None or Path(str(error.filename)).name.startswith(".")
-        if error.errno not in _FULL or not (hidden or str(error.filename).startswith(f"{out}{os.sep}")):
+        # a temporary file of ours is hidden; the name of any other is right as it is
+        below = "" if error.filename is None else os.path.relpath(os.fspath(error.filename), out.parent)
+        if error.errno not in FULL or (below and not re.search(r"(^|/)\.[^./]", below)):
             raise
         folder = next(one for one in out.absolute().parents if one.exists())
         raise OSError(
@@ -294,12 +296,30 @@ def whole_or_not(out: Path) -> Iterator[Path]:
                 out.rename(old)
             new.replace(out)
         finally:
-            with contextlib.suppress(OSError):
-                delete(new)
-            if os.path.lexists(old) and not os.path.lexists(out):
-                old.rename(out)
-            delete(old)
-            mark.unlink(missing_ok=True)
+            _settle(out)
+
+
+def _settle(out: Path) -> None:
+    """Delete what stands beside an output, or put its old content back if it has none; whoever calls has it locked."""
+    new, old = beside(out, "new"), beside(out, "old")
+    with contextlib.suppress(OSError):
+        delete(new)
+    if os.path.lexists(old) and not os.path.lexists(out):
+        old.rename(out)
+    delete(old)
+    out.with_name(f".{out.name}.writing").unlink(missing_ok=True)
+
+
+def tidy(out: Path) -> None:
+    """Delete what a killed call left beside its output.
+
+    Parameters
+    ----------
+    out
+        The file or folder that :func:`whole_or_not` wrote.
+    """
+    with open_alone(out.with_name(f".{out.name}.writing")):
+        _settle(out)
 
 
 def beside(out: Path, state: str) -> Path:

@@ -52,8 +52,23 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
         raise FileExistsError(f"{str(out)!r} is a folder and no .zarr, and is not overwritten. Pass another out.")
     if not overwrite:
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True.")
+    if out.is_dir() and not out.is_symlink() and (foreign := _foreign(out)):
+        raise FileExistsError(
+            f"{str(out)!r} contains {foreign!r}, which is no part of a .zarr: overwrite would delete it. Move it, or "
+            "pass another out."
+        )
     if is_zarr(out) and not out.is_dir():
         raise FileExistsError(f"{str(out)!r} is a file, where a .zarr is a folder. Pass another out.")
+
+
+def _foreign(folder: Path) -> str:
+    """Name the first file in a ``.zarr`` folder that is no part of it; empty if there is none."""
+    nodes = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
+    for path in sorted(folder.iterdir()):
+        ours = any((path / node).exists() for node in nodes) if path.is_dir() else path.name in nodes
+        if not ours and path.name != ".DS_Store":
+            return path.name
+    return ""
 
 
 def is_zarr(path: Path) -> bool:

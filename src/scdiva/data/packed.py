@@ -127,9 +127,9 @@ class PackedCells:
         self.bounds = np.cumsum([0, *(operator.index(part["cells"]) for part in parts)])
         self._parts = []
         for part in parts:
-            at = {name: operator.index(part["at"][name]) for name in ("tokens", "values")}
+            at: dict[str, int | None] = {name: operator.index(part["at"][name]) for name in ("tokens", "values")}
             self._parts.append(_Part(_in_folder(part["file"]), 0, at, part["sha256"]))
-            if min(part["cells"], *at.values()) < 0:
+            if min(part["cells"], *part["at"].values()) < 0:
                 raise ValueError(f"{part['file']!r} has a negative number of cells or offset")
             if isinstance(self.path, Path) and (n := check_regular(self.path / part["file"])) != part["bytes"]:
                 raise ValueError(f"{part['file']!r} has {n:,} bytes, not {part['bytes']:,}")

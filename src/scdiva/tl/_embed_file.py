@@ -23,7 +23,17 @@ import pandas as pd
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._files import open_alone, output_path, refuse_full, whole_or_not
+from scdiva._files import (
+    FULL,
+    naming_output,
+    open_alone,
+    output_path,
+    put_whole,
+    read_bytes,
+    refuse_full,
+    tidy,
+    whole_or_not,
+)
 from scdiva._running import Running, embed_cells, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger, settings
 from scdiva._validate import Scan
@@ -144,7 +154,7 @@ def embed_file(
         check_key(key_added, "key_added")
     if isinstance(path, Path) and not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
-    refuse_target(out, overwrite, path)
+    refuse_target(out, overwrite or bool(_joined(out)), path)
     if client is not None and (shard is not None or isinstance(path, SomaCells)):
         raise ValueError("client runs all shards of a file or its URL: pass one of the two, and for SOMA cells shard.")
     shard = None if shard is None else as_shard(shard)
@@ -163,7 +173,8 @@ def embed_file(
         overwrite=overwrite,
     )
     if client is None:
-        embed(shard, path, out, model)
+        with naming_output(out):
+            embed(shard, path, out, model)
         return out
     everywhere = partial(embed, path=path.absolute(), out=out.absolute(), model=named_everywhere(model), joins=False)
     made, *others = map_shards(client, everywhere, -(-n_obs // _window()))
@@ -175,6 +186,10 @@ def embed_file(
     made.parameters["model"] = model_name(model)
     _join(out, path, made)
     return out
+
+
+JOINED = "joined"
+"""File beside the parts that says which result was made of them."""
 
 
 class _Made(NamedTuple):
@@ -224,10 +239,14 @@ def _embed_shard(
     run = _run(loaded, source, running, given, parameters["precision"]) | {"window": window}
     try:
         parts = Parts(folder_of(out) / digest(run), source.n_obs, window, running.width(loaded))
-        made = _Made(parts, key, parameters, at_first)
+        made, same = _Made(parts, key, parameters, at_first), _joined(out) == parts.folder.name
         first, stop = parts.range_of(number, n_shards)
         with _alone(parts.folder.parent, f"{number}-of-{n_shards}", waits=not joins):
-            refuse_target(out, overwrite, path)  # another call may have finished it
+            if same and joins:  # it was killed before it could delete the parts
+                tidy(out)
+                shutil.rmtree(parts.folder.parent, ignore_errors=True)
+                return made
+            refuse_target(out, overwrite or same, path)  # another call may have finished it
             for other in set(parts.folder.parent.glob("*/")) - {parts.folder} if shard is None else ():
                 logger.info("%s is of another run: starting anew", other)
                 shutil.rmtree(other, ignore_errors=True)
@@ -269,7 +288,25 @@ def _join(out: Path, path: Path, made: _Made) -> None:
             if stamp(path) != made.at_first:
                 shutil.rmtree(parts.folder.parent, ignore_errors=True)
                 raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
+            note = f"{parts.folder.name} {_identity(new)}"
+            put_whole(parts.folder.parent / JOINED, lambda file: file.write(note.encode()))
+        shutil.rmtree(parts.folder, ignore_errors=True)
         shutil.rmtree(parts.folder.parent, ignore_errors=True)
+
+
+def _joined(out: Path) -> str:
+    """Give the run whose result stands at `out`, if its call was killed before it could delete its parts."""
+    with contextlib.suppress(OSError, ValueError):
+        run, _, identity = read_bytes(folder_of(out) / JOINED, limit=4096).decode().partition(" ")
+        if identity == _identity(out):
+            return run
+    return ""
+
+
+def _identity(path: Path) -> str:
+    """Tell a file or folder from any other and from itself after a change; a new name changes nothing."""
+    found = path.stat()
+    return f"{found.st_dev} {found.st_ino} {found.st_mtime_ns}"
 
 
 def _write(new: Path, path: Path, made: _Made) -> None:
@@ -331,7 +368,7 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        if path.name in said:
+        if path.name in said or getattr(error, "errno", None) in FULL:
             raise
         kind = KeyError if isinstance(error, KeyError) else ValueError
         raise kind(f"{str(path)!r} can't be embedded: {said}") from error

@@ -125,7 +125,7 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     """
     remedy = "Remove it, or choose another folder."
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except Exception:  # noqa: BLE001 - pickle, zipfile, struct and torch each have their own; torch advises to run code

@@ -283,9 +283,11 @@ class PackedCells:
             store, root = url_to_fs(self.path)
             ranges = [(f"{root}/{file}", at + first * size, at + (first + n) * size) for file, first, n, at in places]
             got = store.cat_ranges(*map(list, zip(*ranges, strict=True)), on_error="raise")
+            if [len(one) for one in got] != [stop - first for _, first, stop in ranges]:
+                raise EOFError("a part is cut off, or its server sends no ranges of bytes")
             found = [np.frombuffer(one, dtype) for one in got]
         if [len(values) for values in found] != [n for _, _, n in spans]:
-            raise EOFError("a part is cut off, or its server sends no ranges of bytes")
+            raise EOFError("a part is cut off")
         return np.concatenate(found)
 
 

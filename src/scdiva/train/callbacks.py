@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -126,9 +127,10 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     remedy = "Remove it, or choose another folder."
     try:
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except OSError:
-        raise
-    except Exception:  # noqa: BLE001 - pickle, zipfile, struct and torch each have their own; torch advises to run code
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch raises of half a file
+            raise
+        # without torch's message, which advises to run the code in the file
         raise ValueError(f"{str(file)!r} is damaged or is no checkpoint. {remedy}") from None
     saved = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
     if not isinstance(saved, dict):

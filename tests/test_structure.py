@@ -47,6 +47,8 @@ SIDEWAYS = {
     "_about": {"_version"},
     # A lock that a file system lacks is logged.
     "_files": {"_settings"},
+    # Texts of a file are escaped in warnings.
+    "_checks": {"_files"},
     # What is no label, and which extra is missing, is one matter, whoever asks.
     "metrics": {"_checks", "_labels"},
     # What is wrong with a column is said as every check says it.

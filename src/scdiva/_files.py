@@ -20,6 +20,8 @@ from scdiva._settings import logger
 
 MOST_TEXT = 1 << 24
 """Bytes of the largest text file (configuration, model card) that is read."""
+MOST_INDEX = 1 << 26
+"""Bytes of the largest index: that of a packed corpus of 150,000 parts, or what describes the arrays of a zarr."""
 MOST_VALUES, MOST_DEPTH = 2_000_000, 64
 """Values of the largest JSON or YAML file that is parsed, and how deep they may be nested."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -68,7 +68,7 @@ _LED_ON = re.compile(r"As (?:for|in) (\w+)\.?$")
 """What a description says that refers to another call's."""
 
 
-class _Texts(yaml.SafeLoader):
+class _Texts(yaml.SafeLoader):  # type: ignore[misc]
     """Reads values as they are written: clusters 0 and 1, a gene NO. Options that are numbers convert them."""
 
 
@@ -77,7 +77,13 @@ _Texts.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag == _NULL]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-set_loader("texts", lambda text, path="": parse_yaml(path or "the value", text, _Texts), (yaml.YAMLError, ValueError))
+
+
+def _load(text: str, path: str = "") -> Any:
+    return parse_yaml(path or "the value", text, _Texts)
+
+
+set_loader("texts", _load, (yaml.YAMLError, ValueError))
 
 
 class _Parser(ArgumentParser):

@@ -14,7 +14,7 @@ import numpy as np
 
 from scdiva._checks import refuse_unwritable
 from scdiva._files import refuse_full, whole_or_not
-from scdiva.data.stored import open_root
+from scdiva.data.stored import METADATA, open_root
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -63,9 +63,8 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
 
 def _foreign(folder: Path) -> str:
     """Name the first file in a ``.zarr`` folder that is no part of it; empty if there is none."""
-    nodes = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
     for path in sorted(folder.iterdir()):
-        ours = any((path / node).exists() for node in nodes) if path.is_dir() else path.name in nodes
+        ours = any((path / node).exists() for node in METADATA) if path.is_dir() else path.name in METADATA
         if not ours and path.name != ".DS_Store":
             return path.name
     return ""

@@ -16,7 +16,7 @@ import numpy as np
 from fsspec.core import url_to_fs
 
 from scdiva._constants import N_SPECIAL
-from scdiva._files import check_regular, parse_json
+from scdiva._files import MOST_INDEX, check_regular, parse_json
 from scdiva.data.shards import digest
 from scdiva.data.soma import SomaCells
 from scdiva.data.stored import open_hdf5
@@ -32,8 +32,6 @@ ARRAYS = ("lengths", "study", "measured", "denominator")
 """What an index holds of all cells, studies and genes, in a file each."""
 
 
-MOST_INDEX = 1 << 26
-"""Bytes of the largest index that is read: about 150,000 parts."""
 _HASHED = 1 << 24
 """Bytes that are hashed at once."""
 

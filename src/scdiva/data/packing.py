@@ -37,6 +37,7 @@ from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, r
 from scdiva.data.paths import as_path
 from scdiva.data.reading import Reading, Species
 from scdiva.data.shards import as_shard, digest, scan_once, stamp
+from scdiva.data.stored import open_hdf5
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -280,7 +281,7 @@ def _write_index(job: _Job, names: Sequence[str]) -> list[dict[str, Any]]:
     narrow = np.promote_types(np.uint16, np.min_scalar_type(job.about["max_length"]))
     with open_alone(job.out / ".part-index.writing"):
         for name in names:
-            with h5py.File(job.out / name) as part:
+            with open_hdf5(job.out / name) as part:
                 at = {column: part[column].id.get_offset() or 0 for column in ("tokens", "values")}
                 about = {"file": name, "bytes": (job.out / name).stat().st_size, "at": at}
                 parts.append(about | parse_json(job.out / name, str(part.attrs["about"]).encode()))

@@ -14,13 +14,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from scdiva._files import check_regular
+from scdiva._files import MOST_DEPTH, MOST_INDEX, check_regular
 from scdiva.data.paths import reaching
 
 REQUESTS = 32
 """Pieces asked of an object storage at once: each takes it tens of milliseconds, however small it is."""
 _BLOSC_HEAD = 16
 """Bytes of it; the last four are the size of the chunk."""
+METADATA = frozenset(("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"))
+"""Names of the files in a zarr that describe its arrays and groups."""
 _CLAIMED, _COMPRESSED = 1 << 30, 10_000
 """Bytes from which on an array must contain something, and by what factor it may be compressed."""
 
@@ -293,6 +295,7 @@ def open_root(path: Path) -> tuple[Any, Any]:
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     if path.is_dir():
+        _check_files(path)
         try:
             return zarr.open_group(str(path), mode="r"), None
         except (FileNotFoundError, ValueError) as error:
@@ -306,6 +309,18 @@ def open_root(path: Path) -> tuple[Any, Any]:
         raise ValueError(f"{str(path)!r} is no HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
     file = open_hdf5(path)
     return file, file
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a ``.zarr`` with a FIFO, which reading may wait for, or with metadata larger than any."""
+    folders = [os.fspath(folder)]
+    for one in folders:  # which grows
+        with os.scandir(one) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.name in METADATA or not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
+                    check_regular(entry.path, MOST_INDEX)
 
 
 def open_hdf5(path: Path) -> Any:
@@ -350,6 +365,8 @@ def check_contained(file: h5py.File, path: Path) -> None:
     """
 
     def link(name: bytes, info: Any) -> str | None:
+        if name.count(b"/") > MOST_DEPTH:
+            return f"{name.decode()[:80]!r}... is nested more than {MOST_DEPTH} deep"
         return f"{name.decode()!r} is a link to another file" if info.type == h5py.h5l.TYPE_EXTERNAL else None
 
     def array(name: bytes, info: Any) -> str | None:

@@ -15,12 +15,12 @@ import yaml
 from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._docs import with_shared_docs
-from scdiva._files import output_path, parse_json, parse_yaml, put_whole, read_bytes
+from scdiva._files import MOST_INDEX, output_path, parse_json, parse_yaml, put_whole, read_bytes
 from scdiva._rng import step_generator
 from scdiva._settings import logger
 from scdiva._validate import Input
 from scdiva.data.corpus import data_files, held_out_studies, study_names
-from scdiva.data.packed import MOST_INDEX, PackedCells, is_packed
+from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
 from scdiva.data.soma import open_soma

@@ -84,4 +84,4 @@ def test_nobody_waits_for_a_fifo(tmp_path):
 
 def test_yaml_of_any_usual_kind_is_read():
     text = "a: [1, two, {b: null}]\nc: |\n  text\n"
-    assert parse_yaml("x", text) == {"a": [1, "two", {"b": None}], "c": "text\n"}
+    assert parse_yaml("x", text.encode()) == {"a": [1, "two", {"b": None}], "c": "text\n"}

@@ -141,14 +141,14 @@ def parts_of(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else list(value)
 
 
-def parse_yaml(path: str | os.PathLike[str], text: str, loader: Any = None) -> Any:
+def parse_yaml(path: str | os.PathLike[str], data: bytes, loader: Any = None) -> Any:
     """Parse the content of a YAML file, without aliases: a few of them stand for billions of values.
 
     Parameters
     ----------
     path
         The file, for messages.
-    text
+    data
         Its content.
     loader
         Class that constructs the values; None: yaml's safe one.
@@ -156,23 +156,22 @@ def parse_yaml(path: str | os.PathLike[str], text: str, loader: Any = None) -> A
     Raises
     ------
     ValueError
-        If it has aliases, too many values or is nested too deep.
-    yaml.YAMLError
-        If it is no YAML.
+        If it is no YAML, has aliases, too many values or is nested too deep.
     """
     import yaml
 
     depth = 0
-    for number, event in enumerate(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"{path} holds an alias, *{event.anchor}: write its value out.")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEPTH or number > MOST_VALUES:
-            raise ValueError(
-                f"{path} is no YAML that is read: it has more than {MOST_VALUES:,} values or is nested more than "
-                f"{MOST_DEPTH} deep."
-            )
-    return yaml.load(text, Loader=loader or yaml.SafeLoader)
+    try:
+        text = data.decode("utf-8")
+        for number, event in enumerate(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"it has an alias, *{event.anchor}. Write its value out")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_DEPTH or number > MOST_VALUES:
+                raise ValueError(f"it has more than {MOST_VALUES:,} values or is nested more than {MOST_DEPTH} deep")
+        return yaml.load(text, Loader=loader or yaml.SafeLoader)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} can't be read as YAML: {' '.join(str(error).split())}.") from error
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

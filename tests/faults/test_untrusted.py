@@ -233,7 +233,7 @@ def test_a_configuration_that_costs_more_than_it_says(folder, text, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: &a [x, x]\nb: &b [*a, *a]\ngroups: [*b, *b]\n", "holds an alias"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\ngroups: [*b, *b]\n", "has an alias"),
         ("groups: " + "[" * 100_000 + "]" * 100_000, "nested more than 64 deep"),
         ("groups: [" + "x," * 600_000 + "]", "at most 1,048,576 are read"),
     ],

@@ -80,10 +80,10 @@ _Texts.yaml_implicit_resolvers = {
 
 
 def _load(text: str, path: str = "") -> Any:
-    return parse_yaml(path or "the value", text, _Texts)
+    return parse_yaml(path or "the value", text.encode(), _Texts)
 
 
-set_loader("texts", _load, (yaml.YAMLError, ValueError))
+set_loader("texts", _load, (ValueError,))
 
 
 class _Parser(ArgumentParser):

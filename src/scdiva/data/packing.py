@@ -115,6 +115,7 @@ def pack_files(
         If another call is writing the same parts, or a process was killed, perhaps for its memory: then take fewer
         `workers`, or smaller parts.
     ValueError
+        If `out` is a URL.
         If there are no files, two have one name, or one does not pass :func:`scdiva.data.cells.open_cells` (the message
         names the file); if a file was changed while it was packed; if the corpus to append to was packed with other
         arguments, or has a study of that name already.

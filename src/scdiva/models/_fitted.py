@@ -93,7 +93,10 @@ class Fitted:
         Raises
         ------
         FileExistsError
-            If something stands there already, and it is not of this kind or `overwrite` is False.
+            If something stands there already, and it is not of this kind, contains files that scdiva did not write, or
+            `overwrite` is False.
+        ValueError
+            If `path` is a URL.
         """
         from safetensors.torch import save
 

@@ -263,9 +263,10 @@ class Network(nn.Module):
         Raises
         ------
         FileExistsError
-            If something stands there already, and it is no model or `overwrite` is False.
+            If something stands there already, and it is no model, contains files that scdiva did not write, or
+            `overwrite` is False.
         ValueError
-            If the model has no vocabulary, or weights are not finite.
+            If `path` is a URL, the model has no vocabulary, or weights are not finite.
 
         Examples
         --------
@@ -317,9 +318,11 @@ def save_model(
     Raises
     ------
     FileExistsError
-        If something stands at `path` already, and it is no model folder or `overwrite` is False.
+        If something stands at `path` already, and it is no model folder, contains files that scdiva did not write, or
+        `overwrite` is False.
     ValueError
-        If the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata` is not JSON.
+        If `path` is a URL, the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata`
+        is not JSON.
 
     Examples
     --------

@@ -124,7 +124,8 @@ def embed_file(
     Raises
     ------
     FileExistsError
-        If `out` exists and `overwrite` is False, or is the file that is read, or a folder that is no ``.zarr``.
+        If `out` exists and `overwrite` is False, or is the file that is read, or a folder that is no ``.zarr`` or
+        contains files that are no part of it.
     FileNotFoundError
         If there is no file at `path`.
     RuntimeError
@@ -133,6 +134,7 @@ def embed_file(
     ImportError, TypeError
         With `client`, if distributed is not installed, or `model` is loaded: name the folder it is saved in.
     KeyError, ValueError
+        If `out` is a URL.
         If `shard` is no such pair, or comes with `client`, as do cells of SOMA; or there are more shards than windows
         of 4,096 cells; if `path` is no file that AnnData wrote, is damaged, or was changed while it was read; or for
         what :func:`embed` refuses.

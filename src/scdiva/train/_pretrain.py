@@ -326,13 +326,15 @@ def _recorded(folder: Path, init: str | None) -> dict[str, Any]:
     """Read what a run started from, `model` and `init`; refuse to resume it from another model."""
     if not (folder / CONFIG).is_file() or not (folder / MANIFEST).is_file():
         return {}
-    options = parse_yaml(folder / CONFIG, read_bytes(folder / CONFIG).decode())
+    options = parse_yaml(folder / CONFIG, read_bytes(folder / CONFIG))
+    manifest = parse_json(folder / MANIFEST, read_bytes(folder / MANIFEST, MOST_INDEX))
+    if not isinstance(options, dict) or not isinstance(options.get("model"), dict) or not isinstance(manifest, dict):
+        raise ValueError(f"{folder}: {CONFIG} or {MANIFEST} is damaged. Choose another out.")
     if options.get("init") != (None if init is None else str(init)):
         raise ValueError(
             f"{folder} holds a run that started with init={options.get('init')!r}, not {init!r}. Resume it with that, "
             "or choose another out."
         )
-    manifest = parse_json(folder / MANIFEST, read_bytes(folder / MANIFEST, MOST_INDEX))
     return {"model": options["model"], "init": manifest.get("init")}
 
 

@@ -24,8 +24,8 @@ MOST_INDEX = 1 << 26
 """Bytes of the largest index: that of a packed corpus of 150,000 parts, or what describes the arrays of a zarr."""
 MOST_VALUES, MOST_DEPTH = 2_000_000, 64
 """Values of the largest JSON or YAML file that is parsed, and how deep they may be nested."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Numbers of the system's errors for a disk that is full or fails."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the system's errors for a disk that is full."""
 _STALE = 60.0
 """Seconds after which an unlocked temporary file belongs to no process that is alive."""
 _BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -204,7 +204,7 @@ def output_path(path: str | os.PathLike[str], name: str = "out") -> Path:
 
 @contextlib.contextmanager
 def naming_output(out: Path) -> Iterator[None]:
-    """Let an error of a full or failing disk name the output and the remedy.
+    """Let an error of a full disk name the output and the remedy.
 
     Parameters
     ----------

@@ -187,6 +187,8 @@ def new_hdf5(path: Path) -> Iterator[h5py.File]:
             with h5py.File(sink, "w") as file:
                 yield file
         finally:
+            if isinstance(sink.error, OSError):
+                sink.error.filename = str(path)
             if sink.error is not None:
                 raise sink.error from None
 

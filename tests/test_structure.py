@@ -22,6 +22,7 @@ FLOORS = {
         "_labels",
         "_checks",
         "_device",
+        "_files",
         "_lazy",
         "kernels",
         "diffusion",
@@ -44,6 +45,10 @@ SIDEWAYS = {
     # The seed of a call that names none is a setting.
     "_rng": {"_constants", "_version", "_settings"},
     "_about": {"_version"},
+    # A lock that a file system lacks is logged.
+    "_files": {"_settings"},
+    # Texts of a file are escaped in warnings.
+    "_checks": {"_files"},
     # What is no label, and which extra is missing, is one matter, whoever asks.
     "metrics": {"_checks", "_labels"},
     # What is wrong with a column is said as every check says it.

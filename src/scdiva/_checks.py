@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from scdiva._files import printable
+
 _PACKAGE = str(Path(__file__).parent), contextlib.__file__
 _KINDS: dict[Any, tuple[Any, str]] = {
     bool: (bool, "True or False"),
@@ -356,4 +358,4 @@ def warn(message: str) -> None:
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(_about_argument(message), UserWarning, stacklevel=level)
+    warnings.warn(printable(_about_argument(message)), UserWarning, stacklevel=level)

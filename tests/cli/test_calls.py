@@ -224,18 +224,18 @@ def test_the_file_that_is_read_is_never_written(cells, capsys):
 @pytest.mark.parametrize("out", ["out.h5ad", "out.zarr"])
 def test_a_write_that_fails_or_is_stopped_leaves_nothing(refused, small, monkeypatch, out):
     words = ["generate", "cells.h5ad", "--n_cells", "2", "--model", small]
-    name = "write_zarr" if out.endswith("zarr") else "write_h5ad"
-    plain = getattr(ad.AnnData, name)
+    of, name = (ad.AnnData, "write_zarr") if out.endswith("zarr") else (ad.io, "write_elem")
+    plain = getattr(of, name)
 
-    def half(adata, path, error):
-        plain(adata, path)
+    def half(error, *given):
+        plain(*given)
         raise error
 
     for error, code, message in (
         (OSError(28, "No space left on device"), 1, "No space left"),
         (KeyboardInterrupt(), 130, "scdiva generate: stopped."),
     ):
-        monkeypatch.setattr(ad.AnnData, name, lambda adata, path, error=error: half(adata, path, error))
+        monkeypatch.setattr(of, name, lambda *given, error=error: half(error, *given))
         assert message in refused(*words, out=out, code=code)
 
 
@@ -251,9 +251,7 @@ def test_a_training_that_is_stopped_writes_nothing(refused, small, monkeypatch, 
 
 
 def test_a_full_disk_is_seen_beforehand(refused, small, monkeypatch):
-    from scdiva.data import output
-
-    monkeypatch.setattr(output.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
     words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--steps", "2", "--model", small]
     assert "No space left on device: it takes" in refused(*words)
 

@@ -15,7 +15,7 @@ from scdiva import cli
 from scdiva.models import ScDiVaConfig, load_model
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import PretrainingConfig, pretrain
-from scdiva.train.runner import batches_seen
+from scdiva.train.runner import read_checkpoint
 
 
 def test_python_and_the_command_give_the_same_weights(files, options, tmp_path, model_options, training_options):
@@ -91,7 +91,7 @@ def test_a_stopped_run_is_resumed_to_the_same_model(options, training_options, t
         patch.setattr(PretrainingModule, "compute_loss", stopped_by_hand)
         assert cli.main(["pretrain", "--config", str(file)]) == 130
     assert "--resume true" in capsys.readouterr().err
-    assert batches_seen(run / "last.ckpt") == 4
+    assert read_checkpoint(run / "last.ckpt")["scdiva"]["batches_seen"] == 4
     assert cli.main(["pretrain", "--config", str(file)]) == 1
     assert "Pass --resume" in capsys.readouterr().err
     assert cli.main(["pretrain", "--config", str(file), "--resume", "true"]) == 0

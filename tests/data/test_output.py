@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 import scdiva as sd
-from scdiva.data.output import copy_frame, open_alone, open_store, refuse_target, whole_or_not, write_cells
+from scdiva._files import open_alone, whole_or_not
+from scdiva.data.output import copy_frame, open_store, refuse_target, write_cells
 
 
 def fill(path, text):
@@ -132,10 +133,11 @@ def test_cells_are_written_whole_into_folders_that_are_made(tmp_path, name, monk
     read = ad.read_zarr if name.endswith("zarr") else ad.read_h5ad
     assert (read(out).X != adata.X).nnz == 0
     adata.obsm["wide"] = np.ones((12, 5000))
-    monkeypatch.setattr("scdiva.data.output.shutil.disk_usage", lambda path: SimpleNamespace(free=12 * 5000 * 8))
-    with pytest.raises(OSError, match=r"No space .*0\.5 MiB"):
-        write_cells(adata, out)
-    assert "wide" not in read(out).obsm
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=12 * 5000 * 8))
+    if name.endswith("h5ad"):  # a .zarr is compressed: what it takes is not known before
+        with pytest.raises(OSError, match=r"No space .*0\.5 MiB"):
+            write_cells(adata, out)
+        assert "wide" not in read(out).obsm
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 

@@ -229,7 +229,7 @@ def test_numbers_that_do_not_fit_are_refused(single_path, tmp_path, part, at, va
     [
         ("index.json", "or it is of another version"),
         ("lengths-*", "or it is of another version"),
-        ("part-study0-000000000-*", "it can't be read"),
+        ("part-study0-000000000-*", "or it is of another version"),
     ],
 )
 def test_a_damaged_folder_is_named(packed_path, tmp_path, name, said):
@@ -262,7 +262,7 @@ def test_arguments_are_checked(study_files, vocabulary, tmp_path):
         study_names([study_files[0], study_files[0]])
     with pytest.raises(ValueError, match="min_genes must be at least 1"):
         pack_files(study_files, vocabulary, tmp_path / "x.h5", min_genes=0)
-    with pytest.raises(ValueError, match="must be a folder on a disk"):
+    with pytest.raises(ValueError, match="is a URL"):
         pack_files(study_files, vocabulary, "s3://bucket/corpus")
     with pytest.raises(ValueError, match=r"shard must be .* got \(3, 3\)"):
         pack_files(study_files, vocabulary, tmp_path / "x", shard=(3, 3))

@@ -281,7 +281,7 @@ def test_what_is_not_there_is_named(bucket, site, vocabulary, tmp_path):
         with pytest.raises(FileNotFoundError, match=f"'{url}'"):
             pretrain(url, str(tmp_path / "run"), vocabulary="scdiva-mini", progress=False)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"out='s3://.*' is no path"):
+    with pytest.raises(ValueError, match=r"out='s3://.*' is a URL"):
         sd.tl.embed_file(f"{bucket}/train/study0.zarr", f"{bucket}/out.zarr")
 
 

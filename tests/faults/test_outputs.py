@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import scdiva as sd
+from scdiva import cli
 from scdiva.data.packing import pack_files
-from scdiva.models import Annotator, PerturbationModel, load_model, save_model
+from scdiva.models import Annotator, PerturbationModel, load, load_model, save_model
 from scdiva.models._fitted import load_fitted
+from scdiva.train import pretrain
 
 PLOTS = [name for name in sd.pl.__all__ if "save" in inspect.signature(getattr(sd.pl, name)).parameters]
 
@@ -85,6 +87,28 @@ def test_a_folder_that_can_not_be_written_into(name, where, drawn, model, file, 
     assert hashed(drawn) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a file", "a link"]
     assert (tmp_path / "a file").read_text() == "years of work"
+
+
+@pytest.mark.fault("URLs as outputs")
+@pytest.mark.parametrize("name", [*WRITES, "Annotator.save", "PerturbationModel.save", "pretrain", "integrate", "CLI"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "https"])
+def test_no_folder_is_named_after_a_scheme(name, scheme, drawn, model, file, folders, tmp_path, monkeypatch, capsys):
+    url = f"{scheme}://bucket/out"
+    more = {
+        "Annotator.save": lambda: load(folders["an annotator"]).save(url),
+        "PerturbationModel.save": lambda: load(folders["a fitted perturbation model"]).save(url, overwrite=True),
+        "pretrain": lambda: pretrain(str(file), url),
+        "integrate": lambda: sd.tl.integrate(drawn.copy(), "batch", model=model, finetune=True, checkpoint_dir=url),
+        "CLI": lambda: cli.main(["grn", str(file), "-o", f"{url}.h5ad"]),
+    }
+    monkeypatch.chdir(tmp_path)
+    if name == "CLI":
+        assert more[name]() == 1
+        assert "is a URL" in capsys.readouterr().err
+    else:
+        with pytest.raises(ValueError, match="is a URL, and results are written to a local path"):
+            more[name]() if name in more else WRITES[name](Path(url), drawn, model, file)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.fault("outputs that can't be written")

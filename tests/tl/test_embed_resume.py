@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.data.output import open_alone
+from scdiva._files import open_alone
 from scdiva.tl import _embed_file
 from scdiva.tl._shards import Parts
 

@@ -207,7 +207,7 @@ def test_the_log_says_that_some_are_missing(embed, tmp_path, caplog):
 
 
 def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, whole, tmp_path, caplog):
-    from scdiva.data.output import open_alone
+    from scdiva._files import open_alone
 
     out = tmp_path / "z.h5ad"
     embed(out, (0, 2))

@@ -64,9 +64,9 @@ def test_what_is_no_vocabulary_is_refused_in_brief(path, changes, message):
 
 
 def test_a_large_file_is_refused_before_it_is_read(path, monkeypatch):
-    monkeypatch.setattr(_vocabulary_file, "MOST_BYTES", 100)
+    monkeypatch.setattr("scdiva.tokenizer.vocabulary.MOST_BYTES", 100)
     with pytest.raises(ValueError, match="at most 100 are read"):
-        Vocabulary.read(path, path.read_bytes() + b" ")
+        Vocabulary.read(path)
 
 
 @pytest.mark.parametrize("at", range(0, 700, 9))

@@ -109,7 +109,7 @@ def test_a_task_must_have_a_loss(batch):
 
 def test_checkpoint_of_another_run_is_refused(tiny, config):
     module = PretrainingModule(tiny(), config(seed=0))
-    checkpoint: dict = {}
+    checkpoint: dict = {"state_dict": module.state_dict()}
     module.batches_seen = 12
     module.on_save_checkpoint(checkpoint)
     same = PretrainingModule(tiny(), config(seed=0, checkpoint_every=7, precision="bf16"))

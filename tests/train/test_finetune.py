@@ -306,7 +306,7 @@ def test_a_checkpoint_of_a_model_with_other_weights_is_refused(model, tmp_path, 
 @pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 cut off"])
 def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
     (tmp_path / "last.ckpt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"last\.ckpt is damaged or no checkpoint\. Remove it"):
+    with pytest.raises(ValueError, match=r"last\.ckpt' is damaged or is no checkpoint\. Remove it"):
         tune(model, configured(epochs=1), checkpoint_dir=tmp_path)
     assert (tmp_path / "last.ckpt").read_bytes() == content
 

@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import Callback
 
 from scdiva.models import ScDiVa
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.runner import batches_seen, find_checkpoint, resolve_precision
+from scdiva.train.runner import find_checkpoint, read_checkpoint, resolve_precision
 
 
 def weights(module):
@@ -118,7 +118,7 @@ def test_resuming_needs_a_checkpoint_that_fits(run, tmp_path, tiny, config):
     run(tmp_path / "first", settings={"steps": 2})
     with pytest.raises(ValueError, match="steps: 2 then, 20 now"):
         run(tmp_path / "new", resume_from=tmp_path / "first")
-    assert batches_seen(find_checkpoint(tmp_path / "first")) == 2
+    assert read_checkpoint(find_checkpoint(tmp_path / "first"))["scdiva"]["batches_seen"] == 2
 
     class NoStart(pl.LightningDataModule):
         pass
@@ -135,7 +135,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_can_be_resumed(run, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", callbacks=[Impatient()])
-    assert batches_seen(tmp_path / "run" / "last.ckpt") == 10
+    assert read_checkpoint(tmp_path / "run" / "last.ckpt")["scdiva"]["batches_seen"] == 10
     resumed, _ = run(tmp_path / "run", resume_from=tmp_path / "run")
     straight, _ = run(tmp_path / "straight")
     assert (weights(resumed) - weights(straight)).abs().max() <= 1e-6

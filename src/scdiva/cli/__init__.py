@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from scdiva._files import printable
+
 __all__ = ["main"]
 
 _EXPECTED = (ValueError, KeyError, OSError, TypeError, RuntimeError, FloatingPointError, ImportError, MemoryError)
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(command, f"stopped.{how.get(command, '')}")
         return 130
     if written is not None:
-        sys.stdout.write(f"{written}\n")
+        sys.stdout.write(f"{printable(str(written))}\n")
     return 0
 
 
@@ -84,4 +86,4 @@ def _run(command: str, options: dict[str, Any]) -> Any:
 
 def _say(command: str, text: str) -> None:
     """Write to stderr, in one line."""
-    sys.stderr.write(f"scdiva {command}: {' '.join(text.split())}\n")
+    sys.stderr.write(f"scdiva {command}: {printable(' '.join(text.split()))}\n")

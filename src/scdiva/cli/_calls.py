@@ -13,12 +13,13 @@ import pandas as pd
 
 from scdiva._checks import refuse_unwritable
 from scdiva._constants import DEFAULT_MODEL, INTEGRATE, UNS
+from scdiva._files import output_path, parse_json, read_bytes, whole_or_not
 from scdiva.data.blocks import BLOCK_ROWS, open_matrix, row_blocks
 from scdiva.data.genes import judge_genes, match_columns
-from scdiva.data.output import refuse_target, whole_or_not, write_cells
+from scdiva.data.output import refuse_target, write_cells
 from scdiva.data.paths import as_path
 from scdiva.data.stored import names_of, open_root
-from scdiva.models._folder import VOCABULARY, WEIGHTS, in_words, kind_of, read_config, read_sums
+from scdiva.models._folder import VOCABULARY, WEIGHTS, in_words, kind_of, read_config, read_sums, refuse_foreign
 from scdiva.models.hub import find_model
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.vocabulary import Vocabulary
@@ -102,8 +103,9 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
     KeyboardInterrupt
         On Ctrl-C, also where the call itself would end with what it has; nothing is written.
     """
-    file, out = as_path(options.pop("file")).expanduser(), Path(options.pop("out")).expanduser()
+    file, out = as_path(options.pop("file")).expanduser(), output_path(options.pop("out"))
     overwrite, save = options.pop("overwrite"), options.pop("save", None)
+    save = None if save is None else output_path(save, "save")
     options["species"] = read_species(options["species"])
     if out.suffix not in call.endings:
         raise ValueError(f"{str(out)!r} must end in {', '.join(call.endings)}.")
@@ -118,7 +120,7 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
             raise FileNotFoundError(f"no file {str(one)!r}.")
     refuse_target(out, overwrite, *files.values())
     if save is not None:
-        _refuse_folder(Path(save).expanduser(), overwrite, out, call.fits)
+        _refuse_folder(save, overwrite, out, call.fits)
     if isinstance(options.get("model"), str):
         find_model(options["model"])
     options |= {name: _read(one) for name, one in files.items()}
@@ -148,6 +150,7 @@ def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
         raise FileExistsError(
             f"{str(folder)!r} exists and is no {in_words(kind)} folder: choose another path for --save."
         )
+    refuse_foreign(folder, kind)
 
 
 def _read(file: Path) -> AnnData:
@@ -222,8 +225,12 @@ def about_model(model: str) -> dict[str, Any]:
     for kind in ("annotator", "perturbation_model"):
         if (settings := folder / f"{kind}.json").is_file():
             try:
-                found = {"kind": kind.replace("_", " "), "folder": str(folder), **loads(settings.read_text("utf-8"))}
-            except (ValueError, TypeError, RecursionError) as error:
+                found = {
+                    "kind": kind.replace("_", " "),
+                    "folder": str(folder),
+                    **parse_json(settings, read_bytes(settings)),
+                }
+            except (ValueError, TypeError) as error:
                 raise ValueError(f"{settings} is damaged: {error}") from error
             return found | {"model": about_model(str(folder / "model"))}
     found = read_config(folder, sums := read_sums(folder))

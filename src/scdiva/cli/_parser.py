@@ -14,16 +14,19 @@ import dataclasses
 import functools
 import inspect
 import operator
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import GenericAlias, UnionType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser, set_loader
 
 from scdiva import tl
 from scdiva._checks import or_nearest
+from scdiva._files import check_regular, parse_yaml
 from scdiva._settings import Settings, settings
 from scdiva._version import __version__
 from scdiva.cli._calls import CALLS, SETTINGS, TABLE, info
@@ -55,6 +58,8 @@ _SPECIES = (
 """Help of `--species`, after the docstring's."""
 _UNKNOWN = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
 """The parser's message about an unknown key in a file."""
+MOST_CONFIG = 1 << 20
+"""Bytes of the largest `--config` that is read."""
 _SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", flags=re.M)
 _ROLE = re.compile(r":\w+:`~?(?:([^`<]+) <[^`]*>|(?:[\w.]+\.)?([\w]+))`")
 _VALUES = {"None": "null", "True": "true", "False": "false"}
@@ -63,14 +68,42 @@ _LED_ON = re.compile(r"As (?:for|in) (\w+)\.?$")
 """What a description says that refers to another call's."""
 
 
+class _Texts(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads values as they are written: clusters 0 and 1, a gene NO. Options that are numbers convert them."""
+
+
+_NULL = "tag:yaml.org,2002:null"
+_Texts.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag == _NULL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _load(text: str, path: str = "") -> Any:
+    return parse_yaml(path or "the value", text.encode(), _Texts)
+
+
+set_loader("texts", _load, (ValueError,))
+
+
 class _Parser(ArgumentParser):
     """A parser whose errors are one line and name the nearest option; none is abbreviated."""
 
     def __init__(self, command: str, description: str, usage: str) -> None:
         usage = f"scdiva {command} {usage} [options]"
-        super().__init__(prog=f"scdiva {command}", description=description, usage=usage, allow_abbrev=False)
+        super().__init__(
+            prog=f"scdiva {command}", description=description, usage=usage, allow_abbrev=False, parser_mode="texts"
+        )
         if command != "info":
             self.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
+
+    def parse_path(self, path: str | os.PathLike[str], *how: Any, **more: Any) -> Any:
+        """Read the file of `--config`, unless it is too large."""
+        try:
+            check_regular(path, MOST_CONFIG)
+        except ValueError as error:
+            raise TypeError(str(error)) from error
+        return super().parse_path(path, *how, **more)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Write what is wrong and end the process with code 2.

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-import re
-import shutil
+import io
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 
 from scdiva._checks import refuse_unwritable
-from scdiva._settings import logger
-from scdiva.data.stored import open_root
+from scdiva._files import refuse_full, whole_or_not
+from scdiva.data.stored import METADATA, open_root
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -55,32 +52,22 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
         raise FileExistsError(f"{str(out)!r} is a folder and no .zarr, and is not overwritten. Pass another out.")
     if not overwrite:
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True.")
+    if out.is_dir() and not out.is_symlink() and (foreign := _foreign(out)):
+        raise FileExistsError(
+            f"{str(out)!r} contains {foreign!r}, which is no part of a .zarr: overwrite would delete it. Move it, or "
+            "pass another out."
+        )
     if is_zarr(out) and not out.is_dir():
         raise FileExistsError(f"{str(out)!r} is a file, where a .zarr is a folder. Pass another out.")
 
 
-def refuse_full(out: Path, n_bytes: int) -> None:
-    """Refuse to write where there is no room: HDF5 itself may crash the process when it can't close a file.
-
-    Parameters
-    ----------
-    out
-        The file to be, in a folder that is there.
-    n_bytes
-        What it will hold at least.
-
-    Raises
-    ------
-    OSError
-        If the disk has less room than that.
-    """
-    if (free := shutil.disk_usage(out.parent).free) < n_bytes:
-        raise OSError(
-            errno.ENOSPC,
-            f"{os.strerror(errno.ENOSPC)}: it takes {n_bytes / 2**20:,.1f} MiB and there are {free / 2**20:,.1f}. Make "
-            "room, or pass an out on another disk",
-            str(out),
-        )
+def _foreign(folder: Path) -> str:
+    """Name the first file in a ``.zarr`` folder that is no part of it; empty if there is none."""
+    for path in sorted(folder.iterdir()):
+        ours = any((path / node).exists() for node in METADATA) if path.is_dir() else path.name in METADATA
+        if not ours and path.name != ".DS_Store":
+            return path.name
+    return ""
 
 
 def is_zarr(path: Path) -> bool:
@@ -122,70 +109,88 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
             version = getattr(anndata.settings, "zarr_write_format", 3)
         root = zarr.open_group(str(path), mode=mode, zarr_format=version)
         root.attrs.update(begun)
-        yield root
+        with _text_as_it_is():
+            yield root
     else:
-        with _said_briefly(path), h5py.File(path, mode) as file:
+        with _text_as_it_is(), new_hdf5(path) as file:
             file.attrs.update(begun)
             yield file
 
 
-@contextlib.contextmanager
-def _said_briefly(path: Path) -> Iterator[None]:
-    """Turn what HDF5 says where the system refuses a write, a RuntimeError of hundreds of lines, into an OSError."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        number = re.search(r"errno = (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+class _Sink(io.RawIOBase):
+    """File that HDF5 writes into, which never fails: HDF5 crashes the process later if it could not close a file.
+
+    The first error is kept, for :func:`new_hdf5` to raise once HDF5 has let go of the file; what is written after it
+    is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w+b", buffering=0)
+        self.error: BaseException | None = None
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        n = len(left)
+        try:
+            while self.error is None and len(left):  # a write may take a part
+                left = left[self._file.write(left) :]
+        except BaseException as error:  # noqa: BLE001 - an interrupt too
+            self.error = error
+        return n
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        n = 0
+        try:
+            n = self._file.readinto(view)
+        except BaseException as error:  # noqa: BLE001
+            self.error = self.error or error
+        view[n:] = bytes(len(view) - n)  # of what was dropped
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            if self.error is None:
+                self._file.truncate(size)
+        except BaseException as error:  # noqa: BLE001
+            self.error = error
+        return size or 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 @contextlib.contextmanager
-def whole_or_not(out: Path) -> Iterator[Path]:
-    """Give a path beside `out` to be written, and put it in the place of `out` if the block ends well.
-
-    Its name is always the same, so that what a killed run left there is found and deleted; one call at a time. Within
-    the block anndata writes text of pandas's `string` and `str` dtypes as such: before 0.13 it refuses the names that a
-    newer one has written, unless it is asked to.
+def new_hdf5(path: Path) -> Iterator[h5py.File]:
+    """Write a new HDF5 file; if the disk fills up, the error comes after the file was closed, and the process lives on.
 
     Parameters
     ----------
-    out
-        The file or ``.zarr`` folder to be; one that is there is replaced.
+    path
+        The file; one that is there is overwritten.
 
     Yields
     ------
-    Path
-        Where to write.
+    The open file.
 
     Raises
     ------
-    RuntimeError
-        If another call is writing the same.
+    OSError
+        If the system refuses a write.
     """
-    import anndata
-
-    new, old = (out.with_name(f".{out.stem}.{state}{out.suffix}") for state in ("new", "old"))
-    mark = out.with_name(f".{out.name}.writing")
-    with open_alone(mark):
+    with contextlib.closing(_Sink(path)) as sink:
         try:
-            _delete(new)
-            with anndata.settings.override(allow_write_nullable_strings=True):
-                yield new
-            if not new.is_dir():
-                with new.open("rb") as file:
-                    os.fsync(file.fileno())
-            elif os.path.lexists(out):  # folders can't be swapped in one step
-                _delete(old)
-                out.rename(old)
-            new.replace(out)
+            with h5py.File(sink, "w") as file:
+                yield file
         finally:
-            _delete(new)
-            if os.path.lexists(old) and not os.path.lexists(out):
-                old.rename(out)
-            _delete(old)
-            mark.unlink(missing_ok=True)
+            if isinstance(sink.error, OSError):
+                sink.error.filename = str(path)
+            if sink.error is not None:
+                raise sink.error from None
 
 
 def write_cells(adata: AnnData, out: Path) -> Path:
@@ -208,68 +213,58 @@ def write_cells(adata: AnnData, out: Path) -> Path:
     OSError
         If there is no room for its matrices, or the system refuses a write.
     """
+    import anndata.io
+
     out.parent.mkdir(parents=True, exist_ok=True)
-    layers = [adata.layers[name] for name in adata.layers if name is not None]  # None: X once more, in anndata 0.13
-    matrices = [adata.X, *layers, *adata.obsm.values(), *adata.varm.values()]
-    refuse_full(out, sum(_held(matrix) for matrix in matrices))
-    with whole_or_not(out) as new:
+    if not is_zarr(out):  # whose arrays are compressed
+        refuse_full(out, _size(adata))
+    with whole_or_not(out) as new, _text_as_it_is():
         if is_zarr(out):
             with warnings.catch_warnings():
                 # of the format, which is anndata's own setting
                 warnings.filterwarnings("ignore", message="Writing zarr v2")
                 adata.write_zarr(new)
         else:
-            with _said_briefly(new):
-                adata.write_h5ad(new)
+            adata.strings_to_categoricals()
+            if adata.raw is not None:
+                adata.strings_to_categoricals(adata.raw.var)
+            with new_hdf5(new) as file:
+                anndata.io.write_elem(file, "/", adata)
     return out
 
 
-def _held(matrix: Any) -> int:
-    """Bytes of an array, or of the values of a sparse matrix."""
-    return int(getattr(getattr(matrix, "data", None), "nbytes", 0) or getattr(matrix, "nbytes", 0))
+def _text_as_it_is() -> contextlib.AbstractContextManager[Any]:
+    """Let anndata write text of pandas's `string` and `str` dtypes as such: before 0.13 it refuses unless asked to."""
+    import anndata
+
+    override: contextlib.AbstractContextManager[Any] = anndata.settings.override(allow_write_nullable_strings=True)
+    return override
 
 
-def open_alone(path: Path, *, waits: bool = False) -> BinaryIO:
-    """Open a file to be appended to, for one call at a time.
-
-    The lock goes with the open file, so that a killed process leaves none behind.
-
-    Parameters
-    ----------
-    path
-        The file; made if it is not there. Who holds it may delete it.
-    waits
-        Whether to wait for whoever has it open.
-
-    Raises
-    ------
-    RuntimeError
-        If it is open elsewhere, and this does not wait.
-    """
-    import fcntl
-
-    while True:
-        file = path.open("a+b")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file.close()
-            raise RuntimeError(
-                f"{str(path)!r} is in use: another call is writing the same result. Wait for it, or pass another out."
-            ) from None
-        except OSError as error:  # some network file systems have no locks
-            logger.warning("%s can't be locked (%s): calls that begin at once don't know of each other", path, error)
-        # its last owner may have deleted it between our opening and our lock
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            return file
-        file.close()
+def _size(adata: AnnData) -> int:
+    """Lower bound of the bytes that an ``.h5ad`` of this object takes."""
+    names = [adata.obs_names, adata.var_names]
+    frames = [adata.obs, adata.var]
+    layers = [adata.layers[name] for name in adata.layers if name is not None]  # None: X once more, in anndata 0.13
+    held = [
+        adata.X,
+        *layers,
+        *(one for part in (adata.obsm, adata.varm, adata.obsp, adata.varp) for one in part.values()),
+    ]
+    if adata.raw is not None:
+        held.append(adata.raw.X)
+        frames.append(adata.raw.var)
+    columns = [frame.iloc[:, at] for frame in frames for at in range(frame.shape[1])]
+    return 16 * sum(map(len, names)) + sum(map(_held, held)) + sum(_held(column.array) for column in columns)
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _held(array: Any) -> int:
+    """Bytes of an array; of a sparse matrix those of its values and places, of categories those of the codes."""
+    parts = [getattr(array, name, None) for name in ("data", "indices", "indptr")]
+    if parts[1] is not None:
+        return sum(int(part.nbytes) for part in parts if part is not None)
+    array = getattr(array, "codes", array)
+    return int(getattr(array, "nbytes", 0))
 
 
 def copy_frame(old: Any, parent: Any, name: str) -> None:

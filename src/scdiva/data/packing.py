@@ -25,17 +25,19 @@ import numpy as np
 from scdiva._checks import check_least, refuse_unwritable
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
+from scdiva._files import open_alone, output_path, parse_json, put_whole, refuse_full, whole_or_not
 from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Input
 from scdiva._version import __version__
 from scdiva.data.blocks import BLOCK_ROWS, open_matrix
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import data_files, file_note, study_names, take_cells, warn_left_out
-from scdiva.data.output import open_alone, refuse_full, whole_or_not
-from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, is_url, read_index, token_type
+from scdiva.data.output import new_hdf5
+from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, read_index, token_type
 from scdiva.data.paths import as_path
 from scdiva.data.reading import Reading, Species
-from scdiva.data.shards import as_shard, digest, put_whole, scan_once, stamp
+from scdiva.data.shards import as_shard, digest, scan_once, stamp
+from scdiva.data.stored import open_hdf5
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -113,6 +115,7 @@ def pack_files(
         If another call is writing the same parts, or a process was killed, perhaps for its memory: then take fewer
         `workers`, or smaller parts.
     ValueError
+        If `out` is a URL.
         If there are no files, two have one name, or one does not pass :func:`scdiva.data.cells.open_cells` (the message
         names the file); if a file was changed while it was packed; if the corpus to append to was packed with other
         arguments, or has a study of that name already.
@@ -129,10 +132,8 @@ def pack_files(
     """
     check_least(min_genes=(min_genes, 1), max_length=(max_length, 1), part_cells=(part_cells, 1), workers=(workers, 1))
     number, n_shards = (0, 1) if shard is None else as_shard(shard)
-    if is_url(out):
-        raise ValueError(f"out={out!r} must be a folder on a disk: copy the finished corpus to where it is to be read.")
     files = [as_path(path) for path in data_files(paths if isinstance(paths, list | tuple) else [paths])]
-    names, out, genes = study_names(files), Path(out), load_vocabulary(vocabulary)
+    names, out, genes = study_names(files), output_path(out), load_vocabulary(vocabulary)
     denominator = score_denominator(genes.entropy, entropy_floor)
     about = {"fingerprint": genes.fingerprint, "n_tokens": genes.n_genes + N_SPECIAL, "max_length": max_length}
     about |= {"entropy_floor": entropy_floor, "min_genes": min_genes, "ranked_by": digest(denominator.tolist())}
@@ -255,7 +256,7 @@ def _pack(task: _Task, job: _Job | None = None) -> _Task:
     content = hashlib.sha256(indptr.tobytes())
     job.out.mkdir(parents=True, exist_ok=True)
     refuse_full(job.out / task.name, n * sum(dtype.itemsize for dtype in types.values()))
-    with whole_or_not(job.out / task.name) as new, h5py.File(new, "w") as file:
+    with whole_or_not(job.out / task.name) as new, new_hdf5(new) as file:
         for number, (name, dtype) in enumerate(types.items()):
             stored, at = file.create_dataset(name, (n,), dtype), 0  # in one piece: neighbours are a range of bytes
             for piece in pieces:
@@ -281,10 +282,10 @@ def _write_index(job: _Job, names: Sequence[str]) -> list[dict[str, Any]]:
     narrow = np.promote_types(np.uint16, np.min_scalar_type(job.about["max_length"]))
     with open_alone(job.out / ".part-index.writing"):
         for name in names:
-            with h5py.File(job.out / name) as part:
+            with open_hdf5(job.out / name) as part:
                 at = {column: part[column].id.get_offset() or 0 for column in ("tokens", "values")}
                 about = {"file": name, "bytes": (job.out / name).stat().st_size, "at": at}
-                parts.append(about | json.loads(part.attrs["about"]))
+                parts.append(about | parse_json(job.out / name, str(part.attrs["about"]).encode()))
                 lengths.append(np.diff(part["indptr"][:]).astype(narrow))
                 measured.setdefault(parts[-1]["study"], part["measured"][0])
         total, studies = digest([part["sha256"] for part in parts]), list(measured)

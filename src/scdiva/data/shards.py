@@ -6,18 +6,16 @@ import contextlib
 import hashlib
 import json
 import operator
-import os
-import uuid
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from scdiva._files import open_alone, put_whole
 from scdiva._validate import Scan
-from scdiva.data.output import open_alone
 from scdiva.data.paths import listing
 from scdiva.data.soma import SomaCells
 
@@ -58,24 +56,6 @@ def scan_once(out: Path, key: dict[str, Any], make: Callable[[], Scan]) -> Scan:
         scan = make()
         put_whole(kept, lambda file: np.savez(file, key=text, **asdict(scan)))
         return scan
-
-
-def put_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file that is there whole or not at all, on the disk before it has its name.
-
-    Parameters
-    ----------
-    path
-        The file; one that is there is replaced.
-    write
-        Writes to the open file that it is given.
-    """
-    beside = path.with_name(f".{uuid.uuid4().hex}.{path.name}")
-    with beside.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def stamp(path: Path) -> str:

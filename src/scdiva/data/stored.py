@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,17 @@ from typing import Any
 import h5py
 import numpy as np
 
+from scdiva._files import MOST_DEPTH, MOST_INDEX, check_regular
 from scdiva.data.paths import reaching
 
 REQUESTS = 32
 """Pieces asked of an object storage at once: each takes it tens of milliseconds, however small it is."""
 _BLOSC_HEAD = 16
 """Bytes of it; the last four are the size of the chunk."""
+METADATA = frozenset(("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"))
+"""Names of the files in a zarr that describe its arrays and groups."""
+_CLAIMED, _COMPRESSED = 1 << 30, 10_000
+"""Bytes from which on an array must contain something, and by what factor it may be compressed."""
 
 
 class StoredNames:
@@ -125,6 +131,8 @@ class StoredRows:
         lengths = [np.diff(bound) for bound in bounds]
         if any((length < 0).any() for length in lengths):
             raise _damaged(self.where, "indptr descends")
+        if (most := max((int(length.max()) for length in lengths if len(length)), default=0)) > self.shape[1]:
+            raise _damaged(self.where, f"a cell has {most:,} values for {self.shape[1]:,} genes")
         indptr = np.concatenate([[0], *lengths], dtype=np.int64).cumsum()
         spans = [(int(bound[0]), int(bound[-1])) for bound in bounds]
         with naming(self.where):
@@ -282,22 +290,37 @@ def open_root(path: Path) -> tuple[Any, Any]:
             # of HDF5 a few bytes are read at many places: blocks of 4 MiB, 32 of them kept
             remote = path.fs.open(path.path, "rb", cache_type="blockcache", block_size=1 << 22)
             file = h5py.File(_Uncollected(remote), "r")
+            check_contained(file, path)
             return file, file
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     if path.is_dir():
+        _check_files(path)
         try:
             return zarr.open_group(str(path), mode="r"), None
         except (FileNotFoundError, ValueError) as error:
             held = sorted(one.name for one in path.iterdir() if one.suffix in (".h5ad", ".zarr", ".h5"))[:5]
             inside = f"It holds {', '.join(held)}: name one of them." if held else "Cell Ranger's: scanpy.read_10x_mtx."
             raise ValueError(f"{str(path)!r} is a folder, but no .zarr that AnnData wrote. {inside}") from error
+    check_regular(path)
     if not os.access(path, os.R_OK):
         raise PermissionError(f"{str(path)!r} may not be read by this user.")
     if not h5py.is_hdf5(path):
         raise ValueError(f"{str(path)!r} is no HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
     file = open_hdf5(path)
     return file, file
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a ``.zarr`` with a FIFO, which reading may wait for, or with metadata larger than any."""
+    folders = [os.fspath(folder)]
+    for one in folders:  # which grows
+        with os.scandir(one) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.name in METADATA or not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
+                    check_regular(entry.path, MOST_INDEX)
 
 
 def open_hdf5(path: Path) -> Any:
@@ -314,12 +337,56 @@ def open_hdf5(path: Path) -> Any:
         If it can't be opened; the message names it.
     """
     try:
-        return h5py.File(path, "r")
+        file = h5py.File(path, "r")
+        check_contained(file, path)
+        return file
     except OSError as error:
         raise ValueError(
             f"{str(path)!r} can't be opened: it is truncated, damaged, or being written ({error}). Copy it anew, or "
             "write it anew from its source."
         ) from error
+
+
+def check_contained(file: h5py.File, path: Path) -> None:
+    """Refuse an HDF5 file that reads others, or claims arrays that it does not contain.
+
+    Parameters
+    ----------
+    file
+        The open file; it is closed if it is refused.
+    path
+        Its path, for the message.
+
+    Raises
+    ------
+    ValueError
+        If it has an external link, an array stored in or assembled from other files, or an array of more than
+        1 GiB of which less than a ten-thousandth is stored.
+    """
+
+    def link(name: bytes, info: Any) -> str | None:
+        if name.count(b"/") > MOST_DEPTH:
+            return f"{name.decode()[:80]!r}... is nested more than {MOST_DEPTH} deep"
+        return f"{name.decode()!r} is a link to another file" if info.type == h5py.h5l.TYPE_EXTERNAL else None
+
+    def array(name: bytes, info: Any) -> str | None:
+        if info.type != h5py.h5o.TYPE_DATASET:
+            return None
+        opened = h5py.h5d.open(file.id, name)
+        how, stored = opened.get_create_plist(), opened.get_storage_size()
+        claimed = math.prod(opened.shape or ()) * opened.get_type().get_size()
+        if how.get_external_count() or how.get_layout() == h5py.h5d.VIRTUAL:
+            return f"{name.decode()!r} is stored in another file"
+        if claimed > _CLAIMED and claimed > _COMPRESSED * stored:
+            return f"{name.decode()!r} claims {claimed:,} bytes and contains {stored:,}"
+        return None
+
+    if found := file.id.links.visit(link, info=True) or h5py.h5o.visit(file.id, array, info=True):
+        file.close()
+        raise ValueError(
+            f"{str(path)!r}: {found}, which is not read. If you trust it, write it anew: "
+            "anndata.read_h5ad(path).write_h5ad(new_path)."
+        )
 
 
 def names_of(root: Any, axis: str, path: Path) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
+from scdiva._files import output_path, printable
 from scdiva._version import __version__
 from scdiva.models._folder import (
     CHECKSUMS,
@@ -57,7 +58,7 @@ class Fitted:
     def __repr__(self) -> str:
         """Say what it is in lines, the network's last."""
         said = {**self._about(), "model": self.model}
-        lines = [f"    {name}: {value!s:.200}" for name, value in said.items() if value is not None]
+        lines = [printable(f"    {name}: {value!s:.200}") for name, value in said.items() if value is not None]
         return "\n".join([type(self).__name__, *lines])
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -92,11 +93,14 @@ class Fitted:
         Raises
         ------
         FileExistsError
-            If something stands there already, and it is not of this kind or `overwrite` is False.
+            If something stands there already, and it is not of this kind, contains files that scdiva did not write, or
+            `overwrite` is False.
+        ValueError
+            If `path` is a URL.
         """
         from safetensors.torch import save
 
-        folder = Path(path).expanduser()
+        folder = output_path(path, "path")
         settings, tensors = self._contents()
         head = {"format": _format(self.kind), "format_version": FORMAT_VERSION, "scdiva_version": __version__}
         described, weights, _ = files = _files(self.kind)

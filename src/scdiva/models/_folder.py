@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import shutil
-import uuid
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from scdiva._checks import refuse_unwritable
+from scdiva._files import MOST_TEXT, parse_json, printable, read_bytes, whole_or_not
 from scdiva._version import __version__
+from scdiva.tokenizer._vocabulary_file import MOST_BYTES
 
 FORMAT, FORMAT_VERSION = "scdiva", 1
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocabulary.safetensors"
@@ -86,9 +86,16 @@ def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") 
     return sums
 
 
+def _most_bytes(name: str) -> int:
+    """Bytes of the largest file of this name that is read; weights have to fit into memory."""
+    if name == VOCABULARY:
+        return MOST_BYTES
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if name.endswith(".safetensors") else MOST_TEXT
+
+
 def read_checked(folder: Path, name: str, sums: dict[str, str]) -> bytes:
     """Read a file whole and hold it against its checksum."""
-    data = (folder / name).read_bytes()
+    data = read_bytes(folder / name, _most_bytes(name))
     if hashlib.sha256(data).hexdigest() != sums[name]:
         raise ValueError(
             f"{folder / name} does not match {CHECKSUMS}: it is damaged, cut short, swapped or was edited; "
@@ -99,10 +106,7 @@ def read_checked(folder: Path, name: str, sums: dict[str, str]) -> bytes:
 
 def read_json(file: Path, data: bytes, kind: str = FORMAT) -> dict[str, Any]:
     """Read what describes a model, or what is fitted; format and version are looked at before anything else in it."""
-    try:
-        found = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits and lists a thousand deep too
-        raise ValueError(f"{file} is no JSON: {error!s:.300}") from error
+    found = parse_json(file, data)
     if not isinstance(found, dict) or found.get("format") != kind:
         raise ValueError(f"{file} has no entry format = {kind!r}: it does not describe what was saved as that")
     if found.get("format_version") != FORMAT_VERSION:
@@ -120,7 +124,7 @@ def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
     keys = {"format", "format_version", "scdiva_version", "model", "n_parameters", "dtype", "vocabulary", "metadata"}
     if config.keys() != keys:
         raise ValueError(
-            f"{folder / CONFIG} must hold {', '.join(sorted(keys))}, not {', '.join(sorted(config))[:300]}"
+            f"{folder / CONFIG} must hold {', '.join(sorted(keys))}, not {printable(', '.join(sorted(config))[:300])}"
         )
     if wrong := [key for key in ("model", "vocabulary", "metadata") if not isinstance(config[key], dict)]:
         raise ValueError(f"{folder / CONFIG}: the entry {wrong[0]!r} must be an object, not {config[wrong[0]]!r:.80}")
@@ -143,28 +147,43 @@ def written_beside(folder: Path, overwrite: bool, kind: str) -> Iterator[Path]:
     Raises
     ------
     FileExistsError
-        If something stands there that is not to be replaced, or is of another kind.
+        If something stands there that is not to be replaced, is of another kind, or contains files that no save wrote.
     """
     ours = kind_of(folder) == kind
     if folder.exists() and not (overwrite and ours):
         hint = "pass overwrite=True" if ours else f"it is no {in_words(kind)} folder; choose another path"
         raise FileExistsError(f"{folder} exists already: {hint}")
+    refuse_foreign(folder, kind)
     refuse_unwritable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    mark = uuid.uuid4().hex[:8]
-    part, old = (folder.parent / f".{folder.name}.{mark}.{state}" for state in ("part", "old"))
-    part.mkdir()
-    try:
+    with whole_or_not(folder) as part:
+        part.mkdir()
         yield part
-        if overwrite and folder.exists():
-            folder.rename(old)
-        part.rename(folder)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    if old.is_symlink():  # what it leads to is not ours
-        old.unlink()
-    else:
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_foreign(folder: Path, kind: str) -> None:
+    """Refuse to replace a folder that contains files which no save wrote.
+
+    Parameters
+    ----------
+    folder
+        The folder of a saved `kind`; nothing is refused if there is none, or a link, which alone is replaced.
+    kind
+        As :func:`kind_of` names it.
+
+    Raises
+    ------
+    FileExistsError
+        If there are such files.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    ours = {*SUMMED, CHECKSUMS, Path(VOCABULARY).with_suffix(".parquet").name}
+    if kind != "model":
+        ours = {f"{MODEL}/{name}" for name in ours} | {f"{kind}.json", f"{kind}.safetensors", CHECKSUMS, MODEL}
+    held = (path for path in folder.rglob("*") if path.name != ".DS_Store")
+    if foreign := sorted(name for path in held if (name := path.relative_to(folder).as_posix()) not in ours):
+        raise FileExistsError(
+            f"{str(folder)!r} contains {len(foreign)} files or folders that scdiva did not write, the first is "
+            f"{foreign[0]!r}: overwrite=True would delete them. Move them, or choose another path."
+        )

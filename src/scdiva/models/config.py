@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from scdiva._checks import check_choices, check_fields, or_nearest, refuse_unknown
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
+from scdiva._files import printable
 
 _LATER = ("adapted", "adapted_dim", "adapted_scale", "query_head")
 """Fields that older files do without; written where they are not at their default."""
@@ -229,7 +230,8 @@ class ScDiVaConfig:
         known = {field.name for field in fields(cls)}
         unknown, missing = sorted(set(values) - known), sorted(known - set(values) - set(_LATER))
         if unknown or missing:
-            named = [f"{name!s:.80}{or_nearest(name, known)}" for name in unknown[:10]] + ["..."] * (len(unknown) > 10)
+            named = [printable(f"{name!s:.80}") + or_nearest(name, known) for name in unknown[:10]]
+            named += ["..."] * (len(unknown) > 10)
             said = f"unknown: {', '.join(named) or 'none'}; missing: {', '.join(missing) or 'none'}"
             raise ValueError(f"Not a complete model configuration ({said}).")
         return cls(**values)

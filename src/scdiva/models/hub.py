@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from scdiva._checks import from_extra
 from scdiva._constants import DEFAULT_MODEL
+from scdiva._files import beside
 from scdiva.models._folder import CARD, CHECKSUMS, CONFIG, SUMMED, read_checked, read_config, read_sums, write_sums
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     if folder.is_file():
         raise NotADirectoryError(f"no model {os.fspath(model)!r}: it is a file, and a model is a folder.")
     if not folder.is_dir():
-        if kept := sorted(folder.parent.glob(f".{folder.name}.*.old")):
+        if (kept := beside(folder, "old")).is_dir():
             raise FileNotFoundError(
-                f"no model {os.fspath(model)!r}, but {os.fspath(kept[-1])!r}: a save was cut off as it put a new model "
+                f"no model {os.fspath(model)!r}, but {os.fspath(kept)!r}: a save was cut off as it put a new model "
                 "in the place of this one. Rename it."
             )
         raise FileNotFoundError(

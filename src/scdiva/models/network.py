@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._constants import FINETUNED, MASK, N_SPECIAL
+from scdiva._files import output_path
 from scdiva._lazy import renamed
 from scdiva._version import __version__
 from scdiva.diffusion import cell_of_token
@@ -262,9 +263,10 @@ class Network(nn.Module):
         Raises
         ------
         FileExistsError
-            If something stands there already, and it is no model or `overwrite` is False.
+            If something stands there already, and it is no model, contains files that scdiva did not write, or
+            `overwrite` is False.
         ValueError
-            If the model has no vocabulary, or weights are not finite.
+            If `path` is a URL, the model has no vocabulary, or weights are not finite.
 
         Examples
         --------
@@ -316,9 +318,11 @@ def save_model(
     Raises
     ------
     FileExistsError
-        If something stands at `path` already, and it is no model folder or `overwrite` is False.
+        If something stands at `path` already, and it is no model folder, contains files that scdiva did not write, or
+        `overwrite` is False.
     ValueError
-        If the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata` is not JSON.
+        If `path` is a URL, the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata`
+        is not JSON.
 
     Examples
     --------
@@ -330,7 +334,7 @@ def save_model(
     """
     from safetensors.torch import save
 
-    folder = Path(path).expanduser()
+    folder = output_path(path, "path")
     if vocabulary.n_genes != model.config.n_genes:
         raise ValueError(
             f"the model was built for {model.config.n_genes:,} genes and the vocabulary holds {vocabulary.n_genes:,}: "

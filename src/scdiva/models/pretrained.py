@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from scdiva._constants import DEFAULT_MODEL
+from scdiva._files import printable
 from scdiva._settings import logger, settings
 from scdiva.models._folder import (
     CARD,
@@ -201,7 +202,7 @@ def read_tensors(file: Path, data: bytes, dtypes: Sequence[str] = (*DTYPES, "flo
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{file} is damaged or no safetensors file: {error!s:.300}") from error
+        raise ValueError(f"{file} is damaged or no safetensors file: {printable(f'{error!s:.300}')}") from error
     for name, value in tensors.items():
         if value.is_floating_point():
             if value.dtype not in {getattr(torch, dtype) for dtype in dtypes}:

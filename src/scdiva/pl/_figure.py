@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 import matplotlib.pyplot as plt
@@ -20,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scdiva._checks import refuse_unwritable
 from scdiva._docs import with_shared_docs
-from scdiva.data.output import whole_or_not
+from scdiva._files import output_path, whole_or_not
 from scdiva.data.writing import check_anndata
 
 Names: TypeAlias = Sequence[str] | NDArray[np.object_]
@@ -213,20 +212,21 @@ def _check_file(save: str | os.PathLike[str] | None) -> None:
     """Refuse a file that names no picture format, or can't be written, before anything is computed."""
     if save is None:
         return
+    path = output_path(save, "save")
     formats = FigureCanvasBase.get_supported_filetypes()
-    if Path(save).suffix.lower().removeprefix(".") not in formats:
+    if path.suffix.lower().removeprefix(".") not in formats:
         raise ValueError(
             f"save={os.fspath(save)!r} must end in a picture format: one of .{', .'.join(sorted(formats))}"
         )
-    refuse_unwritable(Path(save))
-    if Path(save).is_dir():
+    refuse_unwritable(path)
+    if path.is_dir():
         raise IsADirectoryError(f"save={os.fspath(save)!r} is a folder. Name a file, in it or beside it.")
 
 
 def _finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike[str] | None) -> Figure | None:
     """Write the figure if asked to, and close it where nobody else will see it."""
     if save is not None:
-        path = Path(save)
+        path = output_path(save, "save")
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_or_not(path) as new:
             fig.savefig(new, dpi=200, bbox_inches="tight")

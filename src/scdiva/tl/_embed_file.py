@@ -16,20 +16,31 @@ from collections.abc import Iterator
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
+from scdiva._files import (
+    FULL,
+    naming_output,
+    open_alone,
+    output_path,
+    put_whole,
+    read_bytes,
+    refuse_full,
+    tidy,
+    whole_or_not,
+)
 from scdiva._running import Running, embed_cells, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
 from scdiva.data.blocks import BLOCK_ROWS, open_matrix
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
+from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
 from scdiva.data.shards import as_shard, digest, folder_of, scan_once, stamp
@@ -113,7 +124,8 @@ def embed_file(
     Raises
     ------
     FileExistsError
-        If `out` exists and `overwrite` is False, or is the file that is read, or a folder that is no ``.zarr``.
+        If `out` exists and `overwrite` is False, or is the file that is read, or a folder that is no ``.zarr`` or
+        contains files that are no part of it.
     FileNotFoundError
         If there is no file at `path`.
     RuntimeError
@@ -122,6 +134,7 @@ def embed_file(
     ImportError, TypeError
         With `client`, if distributed is not installed, or `model` is loaded: name the folder it is saved in.
     KeyError, ValueError
+        If `out` is a URL.
         If `shard` is no such pair, or comes with `client`, as do cells of SOMA; or there are more shards than windows
         of 4,096 cells; if `path` is no file that AnnData wrote, is damaged, or was changed while it was read; or for
         what :func:`embed` refuses.
@@ -138,14 +151,12 @@ def embed_file(
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", client=client)  # of dask.distributed  # doctest: +SKIP
     """
-    path, out = _one_path(path, "path"), _one_path(out, "out")
-    if not isinstance(out, Path):
-        raise ValueError(f"out={str(out)!r} is no path of this machine: embed into a file here, and copy that.")
+    path, out = _one_path(path, "path"), output_path(_one_path(out, "out", written=True))
     if key_added is not None:
         check_key(key_added, "key_added")
     if isinstance(path, Path) and not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
-    refuse_target(out, overwrite, path)
+    refuse_target(out, overwrite or bool(_joined(out)), path)
     if client is not None and (shard is not None or isinstance(path, SomaCells)):
         raise ValueError("client runs all shards of a file or its URL: pass one of the two, and for SOMA cells shard.")
     shard = None if shard is None else as_shard(shard)
@@ -164,7 +175,8 @@ def embed_file(
         overwrite=overwrite,
     )
     if client is None:
-        embed(shard, path, out, model)
+        with naming_output(out):
+            embed(shard, path, out, model)
         return out
     everywhere = partial(embed, path=path.absolute(), out=out.absolute(), model=named_everywhere(model), joins=False)
     made, *others = map_shards(client, everywhere, -(-n_obs // _window()))
@@ -176,6 +188,10 @@ def embed_file(
     made.parameters["model"] = model_name(model)
     _join(out, path, made)
     return out
+
+
+JOINED = "joined"
+"""File beside the parts that says which result was made of them."""
 
 
 class _Made(NamedTuple):
@@ -225,10 +241,14 @@ def _embed_shard(
     run = _run(loaded, source, running, given, parameters["precision"]) | {"window": window}
     try:
         parts = Parts(folder_of(out) / digest(run), source.n_obs, window, running.width(loaded))
-        made = _Made(parts, key, parameters, at_first)
+        made, same = _Made(parts, key, parameters, at_first), _joined(out) == parts.folder.name
         first, stop = parts.range_of(number, n_shards)
         with _alone(parts.folder.parent, f"{number}-of-{n_shards}", waits=not joins):
-            refuse_target(out, overwrite, path)  # another call may have finished it
+            if same and joins:  # it was killed before it could delete the parts
+                tidy(out)
+                shutil.rmtree(parts.folder.parent, ignore_errors=True)
+                return made
+            refuse_target(out, overwrite or same, path)  # another call may have finished it
             for other in set(parts.folder.parent.glob("*/")) - {parts.folder} if shard is None else ():
                 logger.info("%s is of another run: starting anew", other)
                 shutil.rmtree(other, ignore_errors=True)
@@ -270,7 +290,25 @@ def _join(out: Path, path: Path, made: _Made) -> None:
             if stamp(path) != made.at_first:
                 shutil.rmtree(parts.folder.parent, ignore_errors=True)
                 raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
+            note = f"{parts.folder.name} {_identity(new)}"
+            put_whole(parts.folder.parent / JOINED, lambda file: file.write(note.encode()))
+        shutil.rmtree(parts.folder, ignore_errors=True)
         shutil.rmtree(parts.folder.parent, ignore_errors=True)
+
+
+def _joined(out: Path) -> str:
+    """Give the run whose result stands at `out`, if its call was killed before it could delete its parts."""
+    with contextlib.suppress(OSError, ValueError):
+        run, _, identity = read_bytes(folder_of(out) / JOINED, limit=4096).decode().partition(" ")
+        if identity == _identity(out):
+            return run
+    return ""
+
+
+def _identity(path: Path) -> str:
+    """Tell a file or folder from any other and from itself after a change; a new name changes nothing."""
+    found = path.stat()
+    return f"{found.st_dev} {found.st_ino} {found.st_mtime_ns}"
 
 
 def _write(new: Path, path: Path, made: _Made) -> None:
@@ -315,10 +353,10 @@ def _window() -> int:
     return -(-WINDOW // BLOCK_ROWS) * BLOCK_ROWS
 
 
-def _one_path(given: Any, name: str) -> Path:
+def _one_path(given: Any, name: str, *, written: bool = False) -> Path:
     """Give the path; refuse what is none."""
     if is_path(given):
-        return as_path(given)
+        return cast(Path, given) if written else as_path(given)
     mend = "scdiva.tl.embed(adata) takes cells in memory"
     if isinstance(given, list | tuple | set):
         mend = "call embed_file once for each file, with an out of its own"
@@ -332,7 +370,7 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        if path.name in said:
+        if path.name in said or getattr(error, "errno", None) in FULL:
             raise
         kind = KeyError if isinstance(error, KeyError) else ValueError
         raise kind(f"{str(path)!r} can't be embedded: {said}") from error

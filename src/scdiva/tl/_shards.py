@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from scdiva._checks import from_extra, warn
+from scdiva._files import put_whole
 from scdiva._settings import logger, progress_bar
-from scdiva.data.shards import DAMAGED, put_whole
+from scdiva.data.shards import DAMAGED
 from scdiva.models.hub import SCHEME, available, find_model
 
 if TYPE_CHECKING:

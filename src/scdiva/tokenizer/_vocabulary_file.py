@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from scdiva._files import output_path, printable, put_whole
+
 TEXTS = ("ensembl_id", "symbol", "previous", "alias", "biotype")
 COLUMNS = (*TEXTS, "entropy")
 """Columns of a vocabulary table. All are strings but `entropy` (float32, nats)."""
@@ -46,13 +48,11 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
             f"{path} is parquet, in which vocabularies were kept at first. If you trust its source, convert it once "
             f"with the repository's script: python scripts/convert_vocabulary.py {str(path)!r}"
         )
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{path} is no vocabulary: it has {len(data):,} bytes; at most {MOST_BYTES:,} are read")
     try:
         held = load(data)
         texts = {name: array.tobytes().decode() for name, array in held.items() if array.dtype == np.uint8}
     except (SafetensorError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged or is no vocabulary: {error!s:.300}") from error
+        raise ValueError(f"{path} is damaged or is no vocabulary: {printable(f'{error!s:.300}')}") from error
     wanted = sorted([*COLUMNS, _VERSION, _FOREIGN])
     if sorted(held) != wanted:
         raise ValueError(f"{path} is no vocabulary: it holds {sorted(held)!s:.300}, not {wanted}")
@@ -81,4 +81,4 @@ def write_file(table: pd.DataFrame, foreign: tuple[str, ...], path: Any) -> None
     if hasattr(path, "write"):
         path.write(data)
     else:
-        Path(path).write_bytes(data)
+        put_whole(output_path(path, "path"), lambda file: file.write(data))

@@ -14,7 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scdiva._constants import N_SPECIAL, UNKNOWN
-from scdiva.tokenizer._vocabulary_file import COLUMNS, TEXTS, read_file, write_file
+from scdiva._files import read_bytes
+from scdiva.tokenizer._vocabulary_file import COLUMNS, MOST_BYTES, TEXTS, read_file, write_file
 from scdiva.tokenizer.names import (
     by_table,
     checked_species,
@@ -125,7 +126,7 @@ class Vocabulary:
         path = Path(path)
         if data is None and not path.is_file():
             raise FileNotFoundError(f"there is no vocabulary file {path}")
-        return _read(path.read_bytes() if data is None else data, path)
+        return _read(read_bytes(path, MOST_BYTES) if data is None else data, path)
 
     def write(self, path: str | Path) -> None:
         """Write the vocabulary to a safetensors file. Equal vocabularies give equal bytes."""

@@ -15,6 +15,7 @@ import yaml
 from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._docs import with_shared_docs
+from scdiva._files import MOST_INDEX, output_path, parse_json, parse_yaml, put_whole, read_bytes
 from scdiva._rng import step_generator
 from scdiva._settings import logger
 from scdiva._validate import Input
@@ -22,7 +23,6 @@ from scdiva.data.corpus import data_files, held_out_studies, study_names
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
-from scdiva.data.shards import put_whole
 from scdiva.data.soma import open_soma
 from scdiva.models._folder import read_config, read_sums
 from scdiva.models.config import ScDiVaConfig
@@ -168,7 +168,7 @@ def pretrain(
     validation = None if validation is None else _paths(validation)
     if vocabulary is None and init is None:
         vocabulary = "human"
-    vocabulary, out = None if vocabulary is None else os.path.expanduser(vocabulary), os.path.expanduser(out)
+    vocabulary, out = None if vocabulary is None else os.path.expanduser(vocabulary), str(output_path(out))
     if init is not None and not str(init).startswith(SCHEME):
         init = os.path.expanduser(init)
     given = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
@@ -200,12 +200,10 @@ def pretrain(
     counted = _training_files(files, validation, validation_studies, training.seed)
     reading = Reading(layer, use_raw, input, gene_ids, read_species(species))
 
-    import torch
-
     from scdiva.data.datamodule import CellDataModule
     from scdiva.models.network import fingerprint, save_model
     from scdiva.models.pretrained import load_model
-    from scdiva.train.callbacks import find_checkpoint
+    from scdiva.train.callbacks import find_checkpoint, read_checkpoint
     from scdiva.train.runner import fit, make_trainer
 
     checkpoint = find_checkpoint(folder) if resume else None
@@ -236,8 +234,7 @@ def pretrain(
     )
     data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading, n_old)
     if checkpoint is not None:  # before everything is read
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        data.load_state_dict(content.get("CellDataModule", {}))
+        data.load_state_dict(read_checkpoint(checkpoint).get("CellDataModule", {}))
     data.setup()
     if species is not None and not isinstance(species, str):
         given["species"] = reading.species
@@ -329,13 +326,15 @@ def _recorded(folder: Path, init: str | None) -> dict[str, Any]:
     """Read what a run started from, `model` and `init`; refuse to resume it from another model."""
     if not (folder / CONFIG).is_file() or not (folder / MANIFEST).is_file():
         return {}
-    options = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    options = parse_yaml(folder / CONFIG, read_bytes(folder / CONFIG))
+    manifest = parse_json(folder / MANIFEST, read_bytes(folder / MANIFEST, MOST_INDEX))
+    if not isinstance(options, dict) or not isinstance(options.get("model"), dict) or not isinstance(manifest, dict):
+        raise ValueError(f"{folder}: {CONFIG} or {MANIFEST} is damaged. Choose another out.")
     if options.get("init") != (None if init is None else str(init)):
         raise ValueError(
             f"{folder} holds a run that started with init={options.get('init')!r}, not {init!r}. Resume it with that, "
             "or choose another out."
         )
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return {"model": options["model"], "init": manifest.get("init")}
 
 

@@ -328,6 +328,11 @@ class TaskModule(pl.LightningModule):
             raise ValueError(
                 f"A resumed run must have the configuration that it began with ({differing}). {self.other_run}"
             )
+        stored, own = checkpoint["state_dict"], self.state_dict()
+        other = [name for name in own if getattr(stored.get(name), "shape", None) != own[name].shape]
+        if other := [*other, *(stored.keys() - own.keys())]:
+            file = getattr(self._trainer, "ckpt_path", None) or "The checkpoint"
+            raise ValueError(f"{file} is damaged: {len(other)} weights are not the model's, first {other[0]!r}.")
         # Lightning finds the end of a step by the number of batches
         if self.config.accumulate != then["accumulate"]:
             more = (self.config.accumulate - then["accumulate"]) * checkpoint["global_step"]

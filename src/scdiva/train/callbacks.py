@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -26,6 +27,16 @@ CHECKPOINT = "last.ckpt"
 """Name of the checkpoint in a run's folder."""
 CHECKPOINT_KEY = "scdiva"
 """Entry of a checkpoint that holds ours: task, configuration, batches seen; plain types only."""
+_OF_CHECKPOINT = (
+    "state_dict",
+    "optimizer_states",
+    "lr_schedulers",
+    "loops",
+    "global_step",
+    "pytorch-lightning_version",
+)
+_OF_TASK = ("task", "config", "batches_seen", "micro_batches")
+"""Entries of every checkpoint, and of ours in it."""
 
 
 class AtomicIO(TorchCheckpointIO):
@@ -99,33 +110,40 @@ def find_checkpoint(path: str | Path) -> Path:
     return file
 
 
-def batches_seen(checkpoint: str | Path) -> int:
-    """Read how many batches all processes of a checkpoint's run had trained on.
+def read_checkpoint(file: Path) -> dict[str, Any]:
+    """Read the checkpoint of a scdiva training task.
 
     Parameters
     ----------
-    checkpoint
+    file
         A checkpoint file. Only plain types are read (`weights_only`).
 
     Raises
     ------
     ValueError
-        If the file is no checkpoint of a scdiva task, or of one that dealt other cells to each batch.
+        If the file is damaged, no checkpoint of a scdiva task, or one of an earlier version, which dealt other cells
+        to each batch. The message names the file.
     """
+    remedy = "Remove it, or choose another folder."
     try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # pickle, zipfile, struct and torch each have their own
-        raise ValueError(f"{checkpoint} is damaged or no checkpoint. Remove it, or choose another folder.") from error
-    if not isinstance(content, dict) or CHECKPOINT_KEY not in content:
-        raise ValueError(f"{checkpoint} is no checkpoint of a scdiva training task.")
-    if "world_size" in content[CHECKPOINT_KEY]:  # until November 2026
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch raises of half a file
+            raise
+        # without torch's message, which advises to run the code in the file
+        raise ValueError(f"{str(file)!r} is damaged or is no checkpoint. {remedy}") from None
+    saved = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
+    if not isinstance(saved, dict):
+        raise ValueError(f"{str(file)!r} is no checkpoint of a scdiva training task. {remedy}")
+    if "world_size" in saved:  # until November 2026
         raise ValueError(
-            f"{checkpoint} is of an earlier version, which took the cells in another order: some would be seen twice, "
+            f"{str(file)!r} is of an earlier version, which took the cells in another order: some would be seen twice, "
             "others not at all. Finish the run with that version, or begin a new one from its model."
         )
-    return int(content[CHECKPOINT_KEY]["batches_seen"])
+    lacks = [key for key in _OF_CHECKPOINT if key not in content] + [key for key in _OF_TASK if key not in saved]
+    if lacks or not isinstance(saved["batches_seen"], int):
+        raise ValueError(f"{str(file)!r} is damaged: it lacks {', '.join(lacks) or 'a number of batches'}. {remedy}")
+    return content
 
 
 TERMINATED = 128 + signal.SIGTERM

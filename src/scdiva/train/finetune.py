@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._checks import check_choices, check_least, refuse_unwritable
 from scdiva._constants import FINETUNED
+from scdiva._files import output_path
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
 from scdiva.data.batch import CellBatch
@@ -104,7 +105,7 @@ def finetune_config(
             raise ValueError(f"{', '.join(named)} set how the model is fine-tuned: pass finetune=True too.")
         return None
     if checkpoint_dir is not None:
-        refuse_unwritable(Path(checkpoint_dir).expanduser() / CHECKPOINT)
+        refuse_unwritable(output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT)
     c = model.config
     wanted = {"learning_rate": lr, "freeze": freeze, "lora": lora, "context": context}
     fields: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
@@ -588,7 +589,7 @@ def finetune(
     where: dict[str, Any] = {"accelerator": "cpu"}
     if target.type != "cpu":
         where = {"accelerator": "gpu", "devices": [target.index or 0]}
-    begun = checkpoint_dir is not None and (Path(checkpoint_dir).expanduser() / CHECKPOINT).exists()
+    begun = checkpoint_dir is not None and (output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT).exists()
     try:
         fit(
             module,

@@ -20,9 +20,19 @@ from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvi
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from scdiva._files import naming_output, output_path
 from scdiva._settings import logger, multiplies_bf16
 from scdiva.train.base import TaskModule
-from scdiva.train.callbacks import CHECKPOINT, TERMINATED, AtomicIO, Keeper, Watch, batches_seen, find_checkpoint
+from scdiva.train.callbacks import (
+    CHECKPOINT,
+    CHECKPOINT_KEY,
+    TERMINATED,
+    AtomicIO,
+    Keeper,
+    Watch,
+    find_checkpoint,
+    read_checkpoint,
+)
 
 # of Lightning, about choices made here on purpose
 _EXPECTED_WARNINGS = (
@@ -229,13 +239,14 @@ def fit(
     2
     """
     c = module.config
-    out = None if out_dir is None else Path(out_dir)
+    out = None if out_dir is None else output_path(out_dir, "out_dir")
     checkpoint = None if resume_from is None else find_checkpoint(resume_from)
+    content = None if checkpoint is None else read_checkpoint(checkpoint)
     if not hasattr(datamodule, "start_step"):
-        if checkpoint is not None:
+        if content is not None:
             raise ValueError(f"{type(datamodule).__name__} has no start_step, so a run on it cannot be resumed.")
     else:
-        datamodule.start_step = module.batches_seen if checkpoint is None else batches_seen(checkpoint)
+        datamodule.start_step = module.batches_seen if content is None else content[CHECKPOINT_KEY]["batches_seen"]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     keeper = Keeper(None if out is None else out / CHECKPOINT, c.checkpoint_every)
@@ -268,14 +279,15 @@ def fit(
     )
     if hasattr(datamodule, "lanes"):
         datamodule.lanes = trainer.world_size * trainer.accumulate_grad_batches
-    # Lightning from 2.6 on can leave out unpickling; batches_seen has read the file in that way in any case
+    # Lightning from 2.6 on can leave out unpickling; read_checkpoint has read the file in that way in any case
     safe = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
     # data loaders draw from torch's global stream, which is the user's
     with _quiet_lightning(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         for message in _EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         try:
-            trainer.fit(module, datamodule=datamodule, ckpt_path=checkpoint and str(checkpoint), **safe)
+            with contextlib.nullcontext() if out is None else naming_output(out):
+                trainer.fit(module, datamodule=datamodule, ckpt_path=checkpoint and str(checkpoint), **safe)
         except SystemExit as error:
             if trainer.interrupted:
                 raise KeyboardInterrupt from error

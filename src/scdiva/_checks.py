@@ -6,16 +6,20 @@ import contextlib
 import difflib
 import functools
 import importlib
+import inspect
 import math
+import numbers
 import operator
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = str(Path(__file__).parent), contextlib.__file__
 _KINDS: dict[Any, tuple[Any, str]] = {
@@ -25,8 +29,102 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 }
 """What a field of each type may hold, and how that is called."""
 
+_ANNOTATED = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "True or False",
+    "PathLike[str]": "a path",
+    "os.PathLike[str]": "a path",
+    "Path": "a path",
+    "Sequence[str]": "one or several names",
+    "None": "None",
+}
+"""Annotations that values can be checked against, and how the kind of value is called."""
+_COLUMNS = ("groupby", "gene_ids", "gene_symbols")
+"""Arguments that name one column, beside those that end in ``_key``."""
+
 
 _type_hints = functools.cache(get_type_hints)
+
+
+def check_arguments(function: F) -> F:
+    """Make a function refuse arguments of another type than annotated, by the argument's name, before it begins.
+
+    Checked are parameters annotated as text, number, truth value, path, or a union of these and None. A number may
+    stand where text is expected: the groups of a column may be numbers.
+
+    Parameters
+    ----------
+    function
+        The function, in a module whose annotations are text (``from __future__ import annotations``).
+
+    Returns
+    -------
+    Callable
+        The function, which raises TypeError for such an argument.
+    """
+    signature = inspect.signature(function)
+    annotated = {name: str(each.annotation).split(" | ") for name, each in signature.parameters.items()}
+    kinds = {
+        name: list(dict.fromkeys(_ANNOTATED[part] for part in parts))
+        for name, parts in annotated.items()
+        if _ANNOTATED.keys() >= set(parts)
+    }
+    for several in kinds.values():
+        if "text" in several and {"a path", "one or several names"} & set(several):
+            several.remove("text")  # these take it too, and no number
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            unknown = [name for name in kwargs if name not in signature.parameters]
+            near = or_nearest(unknown[0], signature.parameters) if unknown else ""
+            called = f"{'.'.join(function.__module__.split('.')[:2])}.{function.__name__}"
+            raise TypeError(f"{called}() {error}{near}") from None
+        for name in given:
+            if name in kinds and not any(_is_kind(given[name], kind) for kind in kinds[name]):
+                raise TypeError(_wrong_kind(name, given[name], kinds[name]))
+        return function(*args, **kwargs)
+
+    return cast("F", checked)
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    """Whether a value is of a kind of `_ANNOTATED`; numpy's numbers are as good as Python's."""
+    if kind == "None" or value is None:
+        return kind == "None" and value is None
+    truth = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
+    single = not getattr(value, "shape", ())
+    if kind == "text":
+        return isinstance(value, str | os.PathLike | numbers.Number) or (hasattr(value, "dtype") and single)
+    if kind == "a path":
+        return isinstance(value, str | os.PathLike)
+    if kind == "one or several names":
+        each = value if isinstance(value, Collection) else ()  # a generator gives its names only once
+        return isinstance(value, Iterable | os.PathLike) and all(isinstance(one, Hashable) for one in each)
+    if kind == "True or False":
+        return truth and single
+    if truth or not single or isinstance(value, str):
+        return False
+    return hasattr(value, "__index__" if kind == "a whole number" else "__float__")
+
+
+def _wrong_kind(name: str, value: Any, kinds: Sequence[str]) -> str:
+    """Say what an argument must be, and what to pass instead where that can be told."""
+    if name.endswith("_key") or name in _COLUMNS:
+        several = kinds[0] == "one or several names"
+        kinds = ["the name of one column, or of several" if several else "the name of one column", *kinds[1:]]
+    names = [getattr(value, "name", None)] if hasattr(value, "dtype") else value
+    only = names[0] if isinstance(names, list | tuple) and len(names) == 1 else None
+    if isinstance(value, float) and "a whole number" in kinds and value.is_integer():
+        only = int(value)
+    only = "figure.png" if name == "save" else only
+    mend = f" Pass {name}={only!r}." if isinstance(only, str | int) else ""
+    shown = f"a {type(value).__name__} of {len(value)}" if hasattr(value, "dtype") and value.ndim else f"{value!r:.80}"
+    return f"{name} must be {' or '.join(kinds)}; got {shown}.{mend}"
 
 
 def check_choices(**given: tuple[object, Sequence[object]]) -> None:

@@ -9,11 +9,12 @@ import pandas as pd
 import scipy.sparse as sp
 from anndata import AnnData
 
-from scdiva._checks import check_least, no_entry, refuse_absent
+from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
 from scdiva.data.writing import check_anndata, our_uns
 
 
+@check_arguments
 def serialized_df(
     adata: AnnData, *, key: str = LAYER_RANK, cells: Sequence[str] | str | None = None, max_rank: int | None = None
 ) -> pd.DataFrame:
@@ -75,6 +76,7 @@ def serialized_df(
     )
 
 
+@check_arguments
 def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd.DataFrame:
     """List the most probable labels of cells, one row per cell and label.
 

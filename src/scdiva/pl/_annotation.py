@@ -410,7 +410,7 @@ def reliability(
         scored = truth.notna().to_numpy()
         if not scored.any():
             raise ValueError(f"no cell has both a label in adata.obs[{labels_key!r}] and a probability")
-        right = (best["label"].astype(str).to_numpy() == truth.astype(str).to_numpy())[scored]
+        right = best["label"].astype(str).to_numpy()[scored] == truth[scored].astype(str).to_numpy()
         drawn["these cells"] = metrics.calibration(best["probability"].to_numpy()[scored].clip(0, 1), right)
     if not drawn:
         raise ValueError(

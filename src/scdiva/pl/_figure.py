@@ -44,7 +44,7 @@ def plot(function: F) -> F:
     signature = inspect.signature(function)
     cells = {name for name, parameter in signature.parameters.items() if "AnnData" in str(parameter.annotation)}
 
-    @functools.wraps(with_shared_docs(function))
+    @functools.wraps(function)
     def drawn(*args: Any, **kwargs: Any) -> Figure | None:
         given = signature.bind(*args, **kwargs).arguments
         for name in cells & given.keys():
@@ -55,7 +55,7 @@ def plot(function: F) -> F:
         own = given.get("ax") is None
         return _finish(fig, own=own, return_fig=given.get("return_fig", False), save=given.get("save"))
 
-    return cast("F", drawn)
+    return with_shared_docs(cast("F", drawn))
 
 
 def axes_for(ax: Axes | None, size: tuple[float, float], *, framed: bool = False) -> tuple[Figure, Axes]:

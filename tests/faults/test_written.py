@@ -252,6 +252,39 @@ def test_the_entry_of_another_call_stays(cells, model, refused):
     annotate(cells, model, "mine")
 
 
+SIDE = {
+    "tl.annotate": ("obs", "mine_confidence"),
+    "tl.log_likelihood": ("obs", "mine_se"),
+    "tl.grn, groups": ("varp", "mine_x y"),
+    "tl.grn_modules": ("var", "mine_hub"),
+    "tl.reconstruct": ("layers", "mine_rank"),
+    "tl.impute": ("layers", "mine_sd"),
+    "pp.split_perturbations": ("obs", "mine_seen"),
+}
+"""A key that a call writes beside that of its result."""
+
+
+@pytest.mark.fault("one key for two calls")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SIDE)
+def test_a_key_that_belongs_to_another_result_stays(given, model, refused, name):
+    if name == "tl.grn_modules":
+        pytest.importorskip("igraph")
+    part, side = SIDE[name]
+    call = (lambda a, m, key: sd.tl.grn_modules(a, key_added=key, rng=0)) if name == "tl.grn_modules" else CALLS[name]
+    grn(given, model)
+    after, before = given.copy(), given.copy()
+    call(after, model, "mine")
+    assert side in getattr(after, part)
+    single = grn if name == "tl.grn, groups" else call  # of all cells, its key is that of a group
+    said = rf"adata\.{part}\['{side}'\] belongs to the result 'mine'", "choose another key"
+    refused(lambda a: single(a, model, side), after, ValueError, *said)
+    call(after, model, "mine")  # its own it replaces
+    single(before, model, side)
+    refused(lambda a: call(a, model, "mine"), before, ValueError, f"belongs to the result '{side}'")
+    single(before, model, side)
+
+
 @pytest.mark.fault("one key for two calls")
 def test_results_of_earlier_versions_are_replaced(cells, model):
     """They have an entry, and no record of keys."""

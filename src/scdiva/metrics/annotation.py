@@ -158,8 +158,8 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     Raises
     ------
     ValueError
-        If there are no cells, or `correct` is missing for all; the two differ in length, a confidence is NaN or outside 0 to 1, `correct` holds anything
-        but truth values, or `n_bins` is below 1.
+        If there are no cells, or `correct` is missing for all; the two differ in length, a confidence is NaN or outside
+        0 to 1, `correct` holds anything but truth values, or `n_bins` is below 1.
 
     References
     ----------

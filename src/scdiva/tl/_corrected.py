@@ -85,7 +85,8 @@ def corrected_expression(
     -------
     None. `adata.obsm[key_added]` is written, a table of float32 `(n_obs, len(genes))` in log1p of counts per ten
     thousand, NaN for a cell without a state; `adata.obsm[key_added + "_sd"]`, the standard deviation of an observed
-    value around the predicted one, NaN where every batch that is averaged over has one cell; and `adata.uns["scdiva"][key_added]`, what was asked for.
+    value around the predicted one, NaN where every batch that is averaged over has one cell; and
+    `adata.uns["scdiva"][key_added]`, what was asked for.
 
     Raises
     ------

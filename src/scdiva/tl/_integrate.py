@@ -137,9 +137,10 @@ def integrate(
     Warns
     -----
     UserWarning
-        If training is interrupted (Ctrl-C): the embedding at that step is written. If there is one batch only: nothing is fitted, and the embedding of the model as it is is written. If no cell
-        has the `unlabeled_category`. If batch and label are confounded (Cramér's V above 0.5): types that one batch
-        alone has cannot be separated from its effect.
+        If training is interrupted (Ctrl-C): the embedding at that step is written. If there is one batch only: nothing
+        is fitted, and the embedding of the model as it is is written. If no cell has the `unlabeled_category`. If batch
+        and label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be separated from its
+        effect.
 
     References
     ----------

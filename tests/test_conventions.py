@@ -180,7 +180,7 @@ def test_the_message_gives_the_call_that_works():
     adata = sd.datasets.toy(20, 60)
     with pytest.raises(TypeError, match=r"Pass groupby='batch'"):
         sd.tl.grn(adata, groupby=["batch"])
-    with pytest.raises(TypeError, match=r"got a Series of 20. Pass labels_key='cell_type'"):
+    with pytest.raises(TypeError, match=r"got Series of 20. Pass labels_key='cell_type'"):
         sd.tl.annotate(adata, adata.obs["cell_type"])
     with pytest.raises(TypeError, match=r"Pass n_cells=5\."):
         sd.tl.generate(adata, 5.0)

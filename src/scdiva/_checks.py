@@ -41,8 +41,14 @@ _ANNOTATED = {
     "None": "None",
 }
 """Annotations that values can be checked against, and how the kind of value is called."""
-_COLUMNS = ("groupby", "gene_ids", "gene_symbols")
-"""Arguments that name one column, beside those that end in ``_key``."""
+_COLUMN = "the name of one column"
+_NAMES = {
+    "groupby": _COLUMN,
+    "gene_ids": _COLUMN,
+    "gene_symbols": _COLUMN,
+    "condition": "the name of one predicted condition",
+}
+"""What text is that an argument takes; one that ends in ``_key`` names a column."""
 
 
 _type_hints = functools.cache(get_type_hints)
@@ -75,6 +81,9 @@ def check_arguments(function: F) -> F:
         if "text" in several and {"a path", "one or several names"} & set(several):
             several.remove("text")  # these take it too, and no number
 
+    called = f"{'.'.join(function.__module__.split('.')[:2])}.{function.__name__}"
+    first = [name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -82,11 +91,12 @@ def check_arguments(function: F) -> F:
         except TypeError as error:
             unknown = [name for name in kwargs if name not in signature.parameters]
             near = or_nearest(unknown[0], signature.parameters) if unknown else ""
-            called = f"{'.'.join(function.__module__.split('.')[:2])}.{function.__name__}"
             raise TypeError(f"{called}() {error}{near}") from None
         for name in given:
             if name in kinds and not any(_is_kind(given[name], kind) for kind in kinds[name]):
-                raise TypeError(_wrong_kind(name, given[name], kinds[name]))
+                # such as two datasets where one and a name are expected
+                order = f" Call {called}({', '.join(first)})." if len(getattr(given[name], "shape", ())) > 1 else ""
+                raise TypeError(_wrong_kind(name, given[name], kinds[name]) + order)
         return function(*args, **kwargs)
 
     return cast("F", checked)
@@ -114,16 +124,17 @@ def _is_kind(value: Any, kind: str) -> bool:
 
 def _wrong_kind(name: str, value: Any, kinds: Sequence[str]) -> str:
     """Say what an argument must be, and what to pass instead where that can be told."""
-    if name.endswith("_key") or name in _COLUMNS:
-        several = kinds[0] == "one or several names"
-        kinds = ["the name of one column, or of several" if several else "the name of one column", *kinds[1:]]
+    if kind := _NAMES.get(name, _COLUMN if name.endswith("_key") else ""):
+        kinds = [f"{kind}, or of several" if kinds[0] == "one or several names" else kind, *kinds[1:]]
     names = [getattr(value, "name", None)] if hasattr(value, "dtype") else value
     only = names[0] if isinstance(names, list | tuple) and len(names) == 1 else None
     if isinstance(value, float) and "a whole number" in kinds and value.is_integer():
         only = int(value)
     only = "figure.png" if name == "save" else only
     mend = f" Pass {name}={only!r}." if isinstance(only, str | int) else ""
-    shown = f"a {type(value).__name__} of {len(value)}" if hasattr(value, "dtype") and value.ndim else f"{value!r:.80}"
+    shown = f"{value!r:.80}"
+    if shape := getattr(value, "shape", ()):
+        shown = f"{type(value).__name__} of {' × '.join(map(str, shape))}"
     return f"{name} must be {' or '.join(kinds)}; got {shown}.{mend}"
 
 
@@ -401,15 +412,17 @@ def refuse_unwritable(out: Path) -> None:
         ) from error
 
 
-def warn(message: str) -> None:
-    """Give a UserWarning of the line that called the package. Python shows a text there once.
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Give a warning of the line that called the package. Python shows a text there once.
 
     Parameters
     ----------
     message
         The text.
+    category
+        Its kind.
     """
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scdiva._checks import warn
 from scdiva._constants import GENERATE, INTEGRATE, MATCH, PERTURBATION, UMAP, UNS, WRITTEN
 
 if TYPE_CHECKING:
@@ -256,11 +259,24 @@ def write(
     The copy; None without one.
     """
     target = adata.copy() if copy else adata
-    for part, values in parts.items():
-        for key, value in values.items():
-            getattr(target, part)[key] = value
-    target.uns[UNS] = noted(target, call, entry, notes, **parts)
+    with _view_warnings():
+        for part, values in parts.items():
+            for key, value in values.items():
+                getattr(target, part)[key] = value
+        target.uns[UNS] = noted(target, call, entry, notes, **parts)
     return target if copy else None
+
+
+@contextlib.contextmanager
+def _view_warnings() -> Iterator[None]:
+    """Let anndata's warning that a view becomes a copy name the line that called scdiva."""
+    from anndata import ImplicitModificationWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ImplicitModificationWarning)
+        yield
+    for one in caught:
+        warn(str(one.message), one.category)
 
 
 def our_uns(adata: AnnData) -> dict[str, Any]:

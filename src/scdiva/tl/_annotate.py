@@ -118,7 +118,8 @@ def annotate(
         The labelled cells. None: those cells of `adata` that have a label. What to read holds for both: beside a human
         reference, a table of `species` has to hold the human genes too, each as itself.
     method
-        See above. With `finetune=True` it is `"probe"`, which need not be given.
+        `"linear"`: logistic regression on the cell state and genes. `"probe"`: a multilayer perceptron on the cell
+        state. `"knn"`: nearest neighbours in the embedding. With `finetune=True` it is `"probe"`, which need not be given.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Or an
         annotator that this function returned, or its folder: then nothing is fitted.
@@ -159,7 +160,8 @@ def annotate(
     `adata.obs[key_added + "_confidence"]`
         float32, the calibrated probability of the label or group. Of a rejected cell, of what would have been named.
     `adata.obs[key_added + "_novelty"]`
-        float32; see above.
+        float32, how far a cell is from the labels of the reference: mean 0 over its held-out cells, higher for types
+        that it lacks.
     `adata.obsm[key_added + "_probability"]`
         float32 `(n_cells, n_labels)`, rows that sum to 1.
     `adata.uns["scdiva"][key_added]`

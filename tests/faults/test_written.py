@@ -329,6 +329,25 @@ def test_annotations_of_other_labels_put_together_are_refused(cells, parts, mode
         sd.get.annotation_df(ad.concat(both, uns_merge="same"))
 
 
+@pytest.mark.fault("annotated cells put together")
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_record_is_not_read_for_cells_of_another_annotation(cells, parts, model):
+    both, table = parts
+    one = ad.concat(both, uns_merge="first")  # of one annotator
+    pd.testing.assert_frame_equal(sd.get.annotation_df(one), table)
+    one.obs["scdiva_label"] = "corrected by hand"
+    both[0].obs["scdiva_label"] = "corrected by hand"
+    assert len(sd.get.annotation_df(both[0])) == 20
+    reference = cells[:40].copy()
+    reference.obs["cell_type"] = reference.obs["cell_type"].cat.rename_categories(lambda name: f"{name}!")
+    other = cells[60:].copy()
+    sd.tl.annotate(other, "cell_type", reference, model=model, method="knn", **FIT)
+    sd.tl.annotate(both[1], "cell_type", cells[:40].copy(), model=model, method="knn", **FIT)
+    for read in (sd.get.annotation_df, sd.pl.reliability):
+        with pytest.raises(ValueError, match=r"describes 20 of 40 cells.*do not fit 20 others"):
+            read(ad.concat([both[1], other], uns_merge="first"))
+
+
 @pytest.mark.fault("a query of an integrated model")
 @pytest.mark.parametrize("store", ["memory", "file", "folder"])
 def test_a_query_stands_where_the_cells_do(cells, model, tmp_path, store):

@@ -89,8 +89,9 @@ def palette(adata: AnnData, key: str, names: Sequence[Hashable]) -> dict[Hashabl
 def _stored_colours(adata: AnnData, key: str) -> list[tuple[float, float, float]]:
     """Give the colours in uns; none, with a warning, if matplotlib does not know one of them."""
     stored: Any = adata.uns.get(key, ())
+    each: Any = [stored] if isinstance(stored, str | Mapping) or not np.iterable(stored) else stored
     colours = []
-    for colour in [stored] if isinstance(stored, str | Mapping) or not np.iterable(stored) else stored:
+    for colour in each:
         try:
             colours.append(to_rgb(colour))
         except (ValueError, TypeError):

@@ -256,8 +256,8 @@ def _plan(
             name = str(texts[unknown][0])
             raise ValueError(
                 f"adata.obs[{groupby!r}] is {name!r} for {unknown.sum()} of {len(texts)} cells, the first is "
-                f"{adata.obs_names[unknown.argmax()]!r}. That names no group. Name the groups to draw, groups=[...], or "
-                f"leave these cells out: adata = adata[adata.obs[{groupby!r}] != {name!r}].copy()."
+                f"{adata.obs_names[unknown.argmax()]!r}. That names no group. Name the groups, groups=[...], or leave "
+                f"these cells out: adata = adata[adata.obs[{groupby!r}] != {name!r}].copy()."
             )
     group = read_labels(adata, groupby, meant=wanted)
     present, lack = sorted(set(group.tolist())), f"are not in adata.obs[{groupby!r}]"

@@ -230,7 +230,7 @@ def test_panels_look_as_they_did(adata, looks_as_it_did):
 
 @pytest.mark.parametrize(
     "stored",
-    [["steelblue1", "red", "blue"], ["ff0000"], np.array([b"#ff0000"]), [""], [np.nan], {"T cell": "red"}, "red", 5],
+    [["steelblue1", "red", "blue"], ["ff0000"], np.array([b"#ff0000"]), [""], [np.nan], {"T cell": "red"}, 5],
     ids=str,
 )
 def test_colours_that_matplotlib_does_not_know_are_ignored_with_a_warning(adata, no_umap, stored):

@@ -143,7 +143,7 @@ def test_without_an_embedding_from_before_components_of_the_expression_are_drawn
     del adata.obsm["X_scdiva"], adata.obsm["X_scdiva_umap"]
     before = adata.copy()
     fig = integration(adata, "donor", return_fig=True)
-    assert fig.axes[0].get_title() == "before: UMAP of 30 principal components"
+    assert fig.axes[0].get_title() == "before: UMAP of principal components"
     assert set(adata.obsm) == set(before.obsm)
     log = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
     values = np.linalg.svd(log - log.mean(axis=0), full_matrices=False)

@@ -148,8 +148,8 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
             raise ValueError(
                 f"adata.uns[{UNS!r}][{key!r}] describes {ours[key]['n_cells']} of {adata.n_obs} cells, and its labels "
                 f"do not fit {other.sum()} others (first: {adata.obs_names[rows[first]]!r}, {names.iloc[first]!r}): "
-                "different annotations were concatenated. Use anndata.concat(..., uns_merge='same') on cells annotated with one "
-                "annotator, scdiva.tl.annotate(adata, model=annotator), or annotate the cells anew."
+                "different annotations were concatenated. Use anndata.concat(..., uns_merge='same') on cells annotated "
+                "with one annotator, scdiva.tl.annotate(adata, model=annotator), or annotate the cells anew."
             )
     k = best.shape[1]
     return pd.DataFrame(

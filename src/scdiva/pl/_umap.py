@@ -207,7 +207,7 @@ def integration(
     panels = []
     for when, basis in (("before", before), ("after", after)):
         if basis is None:
-            title, xy = f"{when}: UMAP of 30 principal components", _map_of_expression(adata, rng)
+            title, xy = f"{when}: UMAP of principal components", _map_of_expression(adata, rng)
         else:
             title = f"{when}: {basis if is_map(adata, basis) else f'UMAP of {basis}'}"
             xy = coordinates(adata, basis, rng)

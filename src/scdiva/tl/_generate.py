@@ -252,7 +252,7 @@ def _plan(
     wanted = listed(between or groups or ())
     if not wanted and groupby in adata.obs:
         texts = adata.obs[groupby].astype(str).to_numpy(dtype=object).astype(str)
-        if (unknown := is_unknown(texts)).any():
+        if (unknown := is_unknown(texts) & adata.obs[groupby].notna().to_numpy()).any():
             name = str(texts[unknown][0])
             raise ValueError(
                 f"adata.obs[{groupby!r}] is {name!r} for {unknown.sum()} of {len(texts)} cells, the first is "

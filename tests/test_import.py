@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import scdiva
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 HEAVY = (
@@ -103,3 +106,24 @@ for part in pkgutil.iter_modules(scdiva.__path__):
 print(count)
 """
     assert int(fresh(code)) > 100
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_numba_gets_a_cache_of_its_own_only_where_it_could_not_write(monkeypatch, tmp_path, writable):
+    """Without one, scanpy and umap-learn can't be imported in a read-only container."""
+    monkeypatch.setattr(scdiva, "_is_writable", lambda _: writable)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
+    scdiva._give_numba_a_cache()
+    made = os.environ["NUMBA_CACHE_DIR"]
+    assert [str(path) for path in tmp_path.iterdir()] == ([] if writable else [made])
+    if not writable:
+        assert os.stat(made).st_mode & 0o077 == 0
+        scdiva._give_numba_a_cache()
+        assert os.environ["NUMBA_CACHE_DIR"] == made
+
+
+def test_a_folder_is_writable_if_it_can_be_made(monkeypatch, tmp_path):
+    assert scdiva._is_writable(tmp_path / "a" / "b")
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    assert not scdiva._is_writable(tmp_path / "a" / "b")

@@ -6,20 +6,24 @@ import contextlib
 import difflib
 import functools
 import importlib
+import inspect
 import math
+import numbers
 import operator
 import os
 import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from scdiva._files import printable
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = str(Path(__file__).parent), contextlib.__file__
 _KINDS: dict[Any, tuple[Any, str]] = {
@@ -31,8 +35,113 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 _argument: ContextVar[str] = ContextVar("argument", default="adata")
 """The argument that holds the cells being read; messages are written for `adata`."""
 
+_ANNOTATED = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "True or False",
+    "PathLike[str]": "a path",
+    "os.PathLike[str]": "a path",
+    "Path": "a path",
+    "Sequence[str]": "one or several names",
+    "None": "None",
+}
+"""Annotations that values can be checked against, and how the kind of value is called."""
+_COLUMN = "the name of one column"
+_NAMES = {
+    "groupby": _COLUMN,
+    "gene_ids": _COLUMN,
+    "gene_symbols": _COLUMN,
+    "condition": "the name of one predicted condition",
+}
+"""What text is that an argument takes; one that ends in ``_key`` names a column."""
+
 
 _type_hints = functools.cache(get_type_hints)
+
+
+def check_arguments(function: F) -> F:
+    """Make a function refuse arguments of another type than annotated, by the argument's name, before it begins.
+
+    Checked are parameters annotated as text, number, truth value, path, or a union of these and None. A number may
+    stand where text is expected: the groups of a column may be numbers.
+
+    Parameters
+    ----------
+    function
+        The function, in a module whose annotations are text (``from __future__ import annotations``).
+
+    Returns
+    -------
+    Callable
+        The function, which raises TypeError for such an argument.
+    """
+    signature = inspect.signature(function)
+    annotated = {name: str(each.annotation).split(" | ") for name, each in signature.parameters.items()}
+    kinds = {
+        name: list(dict.fromkeys(_ANNOTATED[part] for part in parts))
+        for name, parts in annotated.items()
+        if _ANNOTATED.keys() >= set(parts)
+    }
+    for several in kinds.values():
+        if "text" in several and {"a path", "one or several names"} & set(several):
+            several.remove("text")  # these take it too, and no number
+
+    called = f"{'.'.join(function.__module__.split('.')[:2])}.{function.__name__}"
+    first = [name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            unknown = [name for name in kwargs if name not in signature.parameters]
+            near = or_nearest(unknown[0], signature.parameters) if unknown else ""
+            raise TypeError(f"{called}() {error}{near}") from None
+        for name in given:
+            if name in kinds and not any(_is_kind(given[name], kind) for kind in kinds[name]):
+                # such as two datasets where one and a name are expected
+                order = f" Call {called}({', '.join(first)})." if len(getattr(given[name], "shape", ())) > 1 else ""
+                raise TypeError(_wrong_kind(name, given[name], kinds[name]) + order)
+        return function(*args, **kwargs)
+
+    return cast("F", checked)
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    """Whether a value is of a kind of `_ANNOTATED`; numpy's numbers are as good as Python's."""
+    if kind == "None" or value is None:
+        return kind == "None" and value is None
+    truth = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
+    single = not getattr(value, "shape", ())
+    if kind == "text":
+        return isinstance(value, str | os.PathLike | numbers.Number) or (hasattr(value, "dtype") and single)
+    if kind == "a path":
+        return isinstance(value, str | os.PathLike)
+    if kind == "one or several names":
+        each = value if isinstance(value, Collection) else ()  # a generator gives its names only once
+        return isinstance(value, Iterable | os.PathLike) and all(isinstance(one, Hashable) for one in each)
+    if kind == "True or False":
+        return truth and single
+    if truth or not single or isinstance(value, str):
+        return False
+    return hasattr(value, "__index__" if kind == "a whole number" else "__float__")
+
+
+def _wrong_kind(name: str, value: Any, kinds: Sequence[str]) -> str:
+    """Say what an argument must be, and what to pass instead where that can be told."""
+    if kind := _NAMES.get(name, _COLUMN if name.endswith("_key") else ""):
+        kinds = [f"{kind}, or of several" if kinds[0] == "one or several names" else kind, *kinds[1:]]
+    names = [getattr(value, "name", None)] if hasattr(value, "dtype") else value
+    only = names[0] if isinstance(names, list | tuple) and len(names) == 1 else None
+    if isinstance(value, float) and "a whole number" in kinds and value.is_integer():
+        only = int(value)
+    only = "figure.png" if name == "save" else only
+    mend = f" Pass {name}={only!r}." if isinstance(only, str | int) else ""
+    shown = f"{value!r:.80}"
+    if shape := getattr(value, "shape", ()):
+        shown = f"{type(value).__name__} of {' × '.join(map(str, shape))}"
+    return f"{name} must be {' or '.join(kinds)}; got {shown}.{mend}"
 
 
 def check_choices(**given: tuple[object, Sequence[object]]) -> None:
@@ -347,15 +456,17 @@ def _about_argument(message: str) -> str:
     return message if argument in message.split(". ")[0] else f"{argument}: {message}"
 
 
-def warn(message: str) -> None:
-    """Give a UserWarning of the line that called the package. Python shows a text there once.
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Give a warning of the line that called the package. Python shows a text there once.
 
     Parameters
     ----------
     message
         The text; within :func:`speaking_of` it names the argument of that block.
+    category
+        Its kind.
     """
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(printable(_about_argument(message)), UserWarning, stacklevel=level)
+    warnings.warn(printable(_about_argument(message)), category, stacklevel=level)

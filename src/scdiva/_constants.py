@@ -7,7 +7,8 @@ PRESETS = ("paper", "base", "base-lat", "mini")
 UNS = "scdiva"
 """`adata.uns` entry that holds what each scdiva call was given and what it found."""
 WRITTEN = "written"
-"""Its entry that records, by call, which keys of AnnData it wrote: only these are ours to replace."""
+"""Its entry that records which keys of AnnData each call wrote, by call and name of the result: only these are ours to
+replace, each by the same result."""
 MATCH, UMAP = "match", "umap"
 """Its entries of what `pp.match_genes` found, and of the maps that plots made."""
 VAR_TOKEN = "scdiva_token"

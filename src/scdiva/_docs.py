@@ -55,6 +55,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from scdiva._checks import check_arguments
 from scdiva._settings import one_bar
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -70,8 +71,8 @@ _SHARED["finetuning"] = "\n".join(
 def with_shared_docs(function: F) -> F:
     """Replace each line ``%(name)s`` of a docstring by the shared description of that parameter.
 
-    What these calls share beside is that they take their time, and show it in one bar
-    (:func:`scdiva._settings.one_bar`).
+    These calls also check the types of their arguments (:func:`scdiva._checks.check_arguments`) and show one progress
+    bar (:func:`scdiva._settings.one_bar`).
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ def with_shared_docs(function: F) -> F:
     Returns
     -------
     Callable
-        The same function, with one bar.
+        The same function, with checks and one bar.
 
     Raises
     ------
@@ -94,4 +95,4 @@ def with_shared_docs(function: F) -> F:
             if line.startswith("%("):
                 text = text.replace(line, _SHARED[line.removeprefix("%(").removesuffix(")s")])
         function.__doc__ = text
-    return one_bar()(function)
+    return one_bar()(check_arguments(function))

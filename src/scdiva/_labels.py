@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -28,6 +30,17 @@ UNKNOWN = frozenset(
 _PLURAL = {"label": "labels", "batch": "batches", "group": "groups", "perturbation": "perturbations"}
 _FEW = 20
 """Up to so many different values are groups, however few cells there are."""
+
+
+@contextlib.contextmanager
+def many_labels_accepted() -> Iterator[None]:
+    """Suppress scikit-learn's warning that many labels for few cells look like a regression target.
+
+    Columns that are no labels are refused before (:func:`refuse_continuous`).
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+        yield
 
 
 def is_missing(texts: NDArray[np.str_]) -> NDArray[np.bool_]:

@@ -46,6 +46,12 @@ def test_what_is_no_command_is_refused(capsys, words):
     assert {"embd": "'embed'"}.get("".join(words), "integrate") in said
 
 
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "info"])
+def test_no_option_refers_to_a_text_that_the_help_does_not_show(capsys, name):
+    said = helped(capsys, name)
+    assert not re.findall(r"See above|see above|As for [a-z]+[.,]|As there", said)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_every_argument_is_explained_by_its_docstring(capsys, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "1000")  # no word is cut at a hyphen

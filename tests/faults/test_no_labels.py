@@ -217,3 +217,13 @@ def test_a_query_with_other_names_is_annotated(cells, model, kind):
         sd.tl.annotate(query, "cell_type", reference, model=model, method="knn", **FIT)
     assert query.obs["cell_type"].equals(before)
     assert set(query.obs["scdiva_label"]) <= set(reference.obs["cell_type"])
+
+
+@pytest.mark.fault("word for an unknown label")
+def test_a_word_for_an_unknown_label_is_no_group_to_generate_unless_it_is_named(cells, model, refused):
+    adata = spoilt(cells, "cell_type", "unlabelled")
+    said = "'unlabelled' for 5 of 80 cells, the first is 'cell3'", r"groups=\[...\]"
+    refused(lambda a: sd.tl.generate(a, 2, groupby="given", model=model, rng=0), adata, ValueError, *said)
+    for groups in (["unlabelled"], ["type A"]):
+        made = sd.tl.generate(adata, 2, groupby="given", groups=groups, model=model, rng=0)
+        assert list(made.obs["given"]) == groups * 2

@@ -252,6 +252,39 @@ def test_the_entry_of_another_call_stays(cells, model, refused):
     annotate(cells, model, "mine")
 
 
+SIDE = {
+    "tl.annotate": ("obs", "mine_confidence"),
+    "tl.log_likelihood": ("obs", "mine_se"),
+    "tl.grn, groups": ("varp", "mine_x y"),
+    "tl.grn_modules": ("var", "mine_hub"),
+    "tl.reconstruct": ("layers", "mine_rank"),
+    "tl.impute": ("layers", "mine_sd"),
+    "pp.split_perturbations": ("obs", "mine_seen"),
+}
+"""A key that a call writes beside that of its result."""
+
+
+@pytest.mark.fault("one key for two calls")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SIDE)
+def test_a_key_that_belongs_to_another_result_stays(given, model, refused, name):
+    if name == "tl.grn_modules":
+        pytest.importorskip("igraph")
+    part, side = SIDE[name]
+    call = (lambda a, m, key: sd.tl.grn_modules(a, key_added=key, rng=0)) if name == "tl.grn_modules" else CALLS[name]
+    grn(given, model)
+    after, before = given.copy(), given.copy()
+    call(after, model, "mine")
+    assert side in getattr(after, part)
+    single = grn if name == "tl.grn, groups" else call  # of all cells, its key is that of a group
+    said = rf"adata\.{part}\['{side}'\] belongs to the result 'mine'", "choose another key"
+    refused(lambda a: single(a, model, side), after, ValueError, *said)
+    call(after, model, "mine")  # its own it replaces
+    single(before, model, side)
+    refused(lambda a: call(a, model, "mine"), before, ValueError, f"belongs to the result '{side}'")
+    single(before, model, side)
+
+
 @pytest.mark.fault("one key for two calls")
 def test_results_of_earlier_versions_are_replaced(cells, model):
     """They have an entry, and no record of keys."""
@@ -294,6 +327,25 @@ def test_annotations_of_other_labels_put_together_are_refused(cells, parts, mode
         sd.tl.annotate(both[1], "cell_type", reference, model=model, method="knn", **FIT)
     with pytest.raises(KeyError, match="names no labels"):
         sd.get.annotation_df(ad.concat(both, uns_merge="same"))
+
+
+@pytest.mark.fault("annotated cells put together")
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_record_is_not_read_for_cells_of_another_annotation(cells, parts, model):
+    both, table = parts
+    one = ad.concat(both, uns_merge="first")  # of one annotator
+    pd.testing.assert_frame_equal(sd.get.annotation_df(one), table)
+    one.obs["scdiva_label"] = "corrected by hand"
+    both[0].obs["scdiva_label"] = "corrected by hand"
+    assert len(sd.get.annotation_df(both[0])) == 20
+    reference = cells[:40].copy()
+    reference.obs["cell_type"] = reference.obs["cell_type"].cat.rename_categories(lambda name: f"{name}!")
+    other = cells[60:].copy()
+    sd.tl.annotate(other, "cell_type", reference, model=model, method="knn", **FIT)
+    sd.tl.annotate(both[1], "cell_type", cells[:40].copy(), model=model, method="knn", **FIT)
+    for read in (sd.get.annotation_df, sd.pl.reliability):
+        with pytest.raises(ValueError, match=r"describes 20 of 40 cells.*do not fit 20 others"):
+            read(ad.concat([both[1], other], uns_merge="first"))
 
 
 @pytest.mark.fault("a query of an integrated model")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -182,3 +184,21 @@ def test_labels_of_bytes_are_the_text_that_they_encode():
     names = ["T", "T", "B", "unknown"]
     found = classification(np.array([name.encode() for name in names], dtype=object), ["T", "B", "B", "B"])
     assert found["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_cells_of_which_it_is_not_known_whether_they_are_right_are_left_out():
+    p, right = np.array([0.9, 0.8, 0.7, 0.6]), [True, True, False, True]
+    expected = calibration(p[:3], right[:3])["ece"]
+    for missing in (None, np.nan, pd.NA):
+        found = calibration(p, pd.Series([*right[:3], missing], dtype=object))
+        assert (found["ece"], found["n_cells"].sum()) == (expected, 3)
+    assert calibration(p, pd.array([True, True, False, pd.NA], dtype="boolean"))["ece"] == expected
+    with pytest.raises(ValueError, match="missing for all 2 cells"):
+        calibration([0.5, 0.5], [None, None])
+
+
+def test_many_labels_of_few_cells_raise_no_warning():
+    labels = [f"type {i % 10}" for i in range(18)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert classification(labels, labels)["accuracy"] == 1

@@ -29,8 +29,10 @@ def test_what_is_fitted_says_so():
     said = rows(annotator)
     assert said["method"] == "knn"
     assert said["labels"] == "4: type A, type B, type C, type D"
-    assert said["trained on"] == "60 labelled cells"
-    assert said["held-out accuracy"] == f"{annotator.notes['accuracy']:.3f} on {annotator.notes['n_held_out']} cells"
+    assert said["fitted on"] == "60 labelled cells"
+    assert said["held-out accuracy"].startswith(
+        f"{annotator.notes['accuracy']:.3f} on 60 labelled cells, each predicted by a fit without it"
+    )
     assert said["model"] == repr(annotator.model)
     annotator.labels = ("x" * 5000, "y")
     assert len(rows(annotator)["labels"]) == 200

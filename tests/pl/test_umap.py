@@ -59,7 +59,7 @@ def test_the_map_that_is_drawn_is_that_of_tl_umap(drawn):
     umap(adata)  # finds it
     assert adata.uns["scdiva"]["umap"] == drawn.uns["scdiva"]["umap"]
     before = {key: adata.obsm[key].copy() for key in adata.obsm}
-    sd.tl.umap(adata, "X_scdiva_umap")  # a map already
+    sd.tl.umap(adata, "scdiva_umap")  # a map already
     assert {key: np.array_equal(adata.obsm[key], x) for key, x in before.items()} == dict.fromkeys(before, True)
     with pytest.raises(KeyError, match="embed"):
         sd.tl.umap(adata, "X_nothing")
@@ -355,3 +355,51 @@ def test_a_sparse_embedding_is_drawn_like_a_dense_one(drawn):
     adata.obsm["X_scdiva"] = sp.csr_matrix(adata.obsm["X_scdiva"])
     umap(adata)
     np.testing.assert_array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
+
+
+def test_scanpy_finds_the_map_of_tl_umap(drawn):
+    import scanpy as sc
+
+    adata = drawn.copy()
+    sd.tl.umap(adata)
+    sc.pl.umap(adata, show=False)
+    np.testing.assert_array_equal(adata.obsm["X_umap"], drawn.obsm["X_scdiva_umap"])
+    shown = [umap(adata, "kind", basis=basis, return_fig=True) for basis in ("umap", "X_umap", "scdiva")]
+    offsets = [np.asarray(fig.axes[0].collections[0].get_offsets()) for fig in shown]
+    np.testing.assert_array_equal(offsets[0], offsets[1])
+    np.testing.assert_array_equal(offsets[0], offsets[2])
+
+
+def test_a_umap_of_the_users_own_is_kept_and_ours_is_replaced(drawn, monkeypatch):
+    monkeypatch.setattr(_maps, "umap_of", lambda z, seed: np.full((len(z), 2), seed, dtype=np.float32))
+    adata = drawn.copy()
+    sd.tl.umap(adata)
+    sd.tl.umap(adata, rng=5)
+    assert (adata.obsm["X_umap"] == 5).all()
+    umap(adata, rng=6)  # both copies of a map are of one embedding
+    assert (adata.obsm["X_umap"] == 6).all()
+    adata.obsm["X_umap"] = theirs = np.zeros((60, 2))
+    for rng in (7, 7):
+        with pytest.warns(UserWarning, match=r"'X_umap'.* was not written by scdiva and is kept"):
+            sd.tl.umap(adata, rng=rng)
+    assert adata.obsm["X_umap"] is theirs
+    assert (adata.obsm["X_scdiva_umap"] == 7).all()
+
+
+def test_a_plot_that_fails_leaves_no_map(monkeypatch):
+    def failing(*_, **__):
+        raise RuntimeError("no canvas")
+
+    monkeypatch.setattr(_umap, "draw_maps", failing)
+    adata = cells()
+    with pytest.raises(RuntimeError):
+        umap(adata)
+    assert set(adata.obsm) == {"X_scdiva"}
+    assert dict(adata.uns) == {}
+
+
+def test_the_warning_about_a_view_names_the_line_of_the_call(drawn):
+    view = drawn[:40]
+    with pytest.warns(ad.ImplicitModificationWarning) as caught:
+        sd.tl.umap(view)
+    assert {one.filename for one in caught} == {__file__}

@@ -226,3 +226,16 @@ def test_panels_look_as_they_did(adata, looks_as_it_did):
     assert mpl.rcParams["figure.dpi"] == mpl.rcParamsDefault["figure.dpi"]
     fig = umap(adata, ["kind", "depth", "LYZ"], basis="X_umap", legend="right", return_fig=True)
     looks_as_it_did(fig, "umap_panels")
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [["steelblue1", "red", "blue"], ["ff0000"], np.array([b"#ff0000"]), [""], [np.nan], {"T cell": "red"}, 5],
+    ids=str,
+)
+def test_colours_that_matplotlib_does_not_know_are_ignored_with_a_warning(adata, no_umap, stored):
+    expected = umap(adata, "kind", basis="X_umap", return_fig=True).axes[0].collections[0].get_facecolors()
+    adata.uns["kind_colors"] = stored
+    with pytest.warns(UserWarning, match=r"adata\.uns\['kind_colors'\] is ignored"):
+        fig = umap(adata, "kind", basis="X_umap", return_fig=True)
+    np.testing.assert_array_equal(fig.axes[0].collections[0].get_facecolors(), expected)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.pl import _maps, integration
+from scdiva.pl import _maps, _umap, integration
 
 
 def cells(n: int = 90) -> ad.AnnData:
@@ -133,3 +133,25 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
         if given is not calls[-1][0]:
             assert not [key for key in given.obsm if key.endswith("umap")]
             assert dict(given.uns) == {}
+
+
+def test_without_an_embedding_from_before_components_of_the_expression_are_drawn(monkeypatch):
+    monkeypatch.setattr(_umap, "umap_of", lambda z, seed: z[:, :2])
+    adata = cells()
+    counts = np.random.default_rng(0).poisson(3.0, (90, 12)).astype(np.float32)
+    adata = ad.AnnData(counts, obs=adata.obs, obsm=dict(adata.obsm))
+    del adata.obsm["X_scdiva"], adata.obsm["X_scdiva_umap"]
+    before = adata.copy()
+    fig = integration(adata, "donor", return_fig=True)
+    assert fig.axes[0].get_title() == "before: UMAP of principal components"
+    assert set(adata.obsm) == set(before.obsm)
+    log = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
+    values = np.linalg.svd(log - log.mean(axis=0), full_matrices=False)
+    expected = np.abs((values[0] * values[1])[:, :2])
+    shown = np.abs(np.asarray(fig.axes[0].collections[0].get_offsets()))
+    np.testing.assert_allclose(np.sort(shown, axis=0), np.sort(expected, axis=0), atol=1e-3)
+    adata.obsm["X_pca"] = np.arange(180.0).reshape(90, 2)
+    assert integration(adata, "donor", return_fig=True).axes[0].get_title() == "before: X_pca"
+    scaled = ad.AnnData(counts - 3, obs=adata.obs, obsm=dict(before.obsm))
+    with pytest.raises(KeyError, match=r"call scdiva\.tl\.embed\(adata\) first"):
+        integration(scaled, "donor")

@@ -19,7 +19,8 @@ METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ("scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty")
 NOTES = {
     "labels", "method", "labels_key", "temperature", "ece", "accuracy", "n_held_out", "reliability", "max_novelty",
-    "max_novelty_from", "n_genes", "n_labelled", "own_directions", "model", "seed", "seconds", "finetuned", "loss",
+    "max_novelty_from", "n_genes", "n_cells", "groups",
+    "n_labelled", "own_directions", "model", "seed", "seconds", "finetuned", "loss",
 }  # fmt: skip
 NOTES_OF_TRAINING = {"steps", "history", "loss_before", "accuracy_before"}
 pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not lower")

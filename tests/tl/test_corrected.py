@@ -91,6 +91,17 @@ def test_a_batch_that_adds_to_every_gene_is_given_and_taken():
         assert np.corrcoef(found[:60, gene], genes[:60, gene])[0, 1] > 0.9
 
 
+def test_a_batch_of_one_cell_has_no_spread_of_its_own():
+    draw = np.random.default_rng(0)
+    states, genes = draw.normal(size=(41, 3)), draw.normal(5, 1, size=(41, 2))
+    batch = np.repeat([0, 1, 2], [20, 20, 1])
+    expected, _ = predict_within(states, sp.csr_matrix(genes), batch, batch == 2)
+    assert np.isfinite(expected).all()
+    assert np.isnan(predict_within(states, sp.csr_matrix(genes), batch, batch == 2)[1]).all()
+    spread = predict_within(states, sp.csr_matrix(genes), batch, batch < 3)[1]
+    np.testing.assert_allclose(spread.mean(), 0.9, atol=0.15)
+
+
 def test_some_genes_are_those_of_all_in_the_order_asked_for(corrected, integrated, plain, known):
     data, names = integrated.copy(), [known[7], known[2]]
     sd.tl.corrected_expression(data, "batch", names, model=plain)

@@ -314,7 +314,8 @@ def test_an_interrupt_ends_with_what_was_learned(plain, cells, monkeypatch):
 
     monkeypatch.setattr(IntegrationLoss, "losses", interrupted)
     data = cells.copy()
-    new = sd.tl.integrate(data, "batch", model=plain, **QUICK)
+    with pytest.warns(UserWarning, match=r"interrupted after 3 of \d+ steps"):
+        new = sd.tl.integrate(data, "batch", model=plain, **QUICK)
     assert data.uns["scdiva"]["integrate"]["stopped"] == "interrupted"
     monkeypatch.undo()
     other = sd.tl.embed(cells, new, copy=True, key_added="mine")

@@ -155,7 +155,7 @@ def test_cells_are_compared_with_those_of_as_many_genes():
     [
         ({"n_samples": 0}, ValueError, "n_samples .*even.*got 0"),
         ({"n_samples": 3}, ValueError, "n_samples .*even.*got 3"),
-        ({"n_samples": 2.0}, TypeError, "float"),
+        ({"n_samples": 2.0}, TypeError, "n_samples must be a whole number"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
         ({"layer": "blank"}, ValueError, "1 of 25 cells .*vocabulary"),

@@ -93,7 +93,7 @@ def pack_files(
     max_length
         Genes kept per cell.
     entropy_floor
-        See :func:`scdiva.tokenizer.serialize.score_denominator`.
+        Least entropy of a gene when genes are ranked (:func:`scdiva.tokenizer.serialize.score_denominator`).
     min_genes
         Cells with fewer known genes are left out, with a warning that says how many.
     part_cells

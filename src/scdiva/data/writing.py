@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scdiva._checks import warn
 from scdiva._constants import GENERATE, INTEGRATE, MATCH, PERTURBATION, UMAP, UNS, WRITTEN
 
 if TYPE_CHECKING:
     from anndata import AnnData
+    from numpy.typing import NDArray
 
 _PARTS = ("obs_names", "var_names", "layers", "uns", "is_view")
 _RESERVED = {".", "..", "_index", "zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"}
@@ -97,7 +101,7 @@ def check_writable(
     ValueError
         If it is backed by a file and would have to be copied: for ``copy=True``, or because it is a view. If
         `adata.uns["scdiva"]` is not ours, if a key can't be read back from a file, or if something stands under it
-        that scdiva did not write.
+        that scdiva did not write, or wrote as part of another result: only the same call with the same key replaces it.
     """
     check_anndata(adata)
     if adata.isbacked and (copy or adata.is_view):
@@ -111,14 +115,22 @@ def check_writable(
         check_key(entry)
         _check_entry(ours, call, entry)
     taken: list[str] = []
+    result = _result_name(entry, keys)
     for slot, names in keys.items():
         for name in names:
             check_key(name)
             if slot == "uns" and name == UNS:
                 raise ValueError(f"adata.uns[{UNS!r}] holds what scdiva records of every call: choose another key.")
+            if name not in getattr(adata, slot):
+                continue
+            owner = _owner(ours, f"{slot}/{name}")
+            if owner not in (None, (call, result)):
+                raise ValueError(
+                    f"adata.{slot}[{name!r}] belongs to the result {owner[1]!r} of scdiva.{owner[0]} and would be "
+                    f"overwritten by the result {result!r} of scdiva.{call}: choose another key."
+                )
             # files of earlier versions have no record but the entry itself
-            known = _writers(ours, f"{slot}/{name}") or (entry in ours and not _writers(ours, f"uns/{UNS}/{entry}"))
-            if name in getattr(adata, slot) and not known:
+            if owner is None and (entry not in ours or _owner(ours, f"uns/{UNS}/{entry}")):
                 taken.append(f"adata.{slot}[{name!r}]")
     if taken:
         raise ValueError(
@@ -173,17 +185,26 @@ def check_columns(*keys: str | None) -> None:
                 raise ValueError(f"{error} Rename the column first: {renamed}.") from None
 
 
-def _writers(ours: Mapping[str, Any], path: str) -> list[str]:
-    """Name the calls that are recorded to have written there."""
-    return [call for call, paths in ours.get(WRITTEN, {}).items() if path in set(map(str, paths))]
+def _result_name(entry: str | None, keys: Mapping[str, Iterable[str]]) -> str:
+    """Name the result that keys belong to: by its entry, else by its first key."""
+    return entry if entry is not None else next((name for names in keys.values() for name in names), "")
+
+
+def _owner(ours: Mapping[str, Any], path: str) -> tuple[str, str] | None:
+    """Give the call and the name of the result that is recorded to have written there."""
+    for call, results in ours.get(WRITTEN, {}).items():
+        for result, paths in results.items() if isinstance(results, Mapping) else ():
+            if path in set(map(str, paths)):
+                return call, result
+    return None
 
 
 def _check_entry(ours: Mapping[str, Any], call: str, entry: str) -> None:
     """Refuse an entry that another call made: what reads it would find something else."""
-    owners = [_OWN_ENTRIES[entry]] if entry in _OWN_ENTRIES else _writers(ours, f"uns/{UNS}/{entry}")
-    if owners and call not in owners:
+    owner = _OWN_ENTRIES[entry] if entry in _OWN_ENTRIES else (_owner(ours, f"uns/{UNS}/{entry}") or (call,))[0]
+    if owner != call:
         raise ValueError(
-            f"adata.uns[{UNS!r}][{entry!r}] is where {f'scdiva.{owners[0]}' if owners[0] else 'every call'} keeps what "
+            f"adata.uns[{UNS!r}][{entry!r}] is where {f'scdiva.{owner}' if owner else 'every call'} keeps what "
             "it did: choose another key."
         )
 
@@ -205,8 +226,15 @@ def noted(adata: AnnData, call: str, entry: str | None, notes: Any = None, **key
     if entry is not None:
         ours[entry] = notes
         paths.append(f"uns/{UNS}/{entry}")
-    written = dict(ours.get(WRITTEN, {}))
-    written[call] = np.array(sorted({*paths, *map(str, written.get(call, ()))}), dtype=object)
+    result = _result_name(entry, keys)
+    written: dict[str, dict[str, NDArray[np.object_]]] = {}
+    for one, results in {call: {}, **ours.get(WRITTEN, {})}.items():
+        own = {result: ()} if one == call else {}
+        for name, former in {**own, **(results if isinstance(results, Mapping) else {})}.items():
+            # a path belongs to the last result that wrote it, others may have been deleted
+            kept = set(map(str, former)) - set(paths) | (set(paths) if (one, name) == (call, result) else set())
+            if kept:
+                written.setdefault(one, {})[name] = np.array(sorted(kept), dtype=object)
     return {**ours, WRITTEN: written}
 
 
@@ -231,11 +259,24 @@ def write(
     The copy; None without one.
     """
     target = adata.copy() if copy else adata
-    for part, values in parts.items():
-        for key, value in values.items():
-            getattr(target, part)[key] = value
-    target.uns[UNS] = noted(target, call, entry, notes, **parts)
+    with _view_warnings():
+        for part, values in parts.items():
+            for key, value in values.items():
+                getattr(target, part)[key] = value
+        target.uns[UNS] = noted(target, call, entry, notes, **parts)
     return target if copy else None
+
+
+@contextlib.contextmanager
+def _view_warnings() -> Iterator[None]:
+    """Let anndata's warning that a view becomes a copy name the line that called scdiva."""
+    from anndata import ImplicitModificationWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ImplicitModificationWarning)
+        yield
+    for one in caught:
+        warn(str(one.message), one.category)
 
 
 def our_uns(adata: AnnData) -> dict[str, Any]:

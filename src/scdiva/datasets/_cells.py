@@ -7,7 +7,7 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scdiva._checks import check_least
+from scdiva._checks import check_arguments, check_least
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 _MODULE_SIZE = 0.08
@@ -19,6 +19,7 @@ _COUNTS_PER_GENE = 5.0
 _DISPERSION = 4.0
 
 
+@check_arguments
 def toy(
     n_cells: int = 300,
     n_genes: int = 200,

@@ -9,11 +9,12 @@ import pandas as pd
 import scipy.sparse as sp
 from anndata import AnnData
 
-from scdiva._checks import check_least, no_entry, refuse_absent
-from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
+from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
+from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, REJECTED, UNS
 from scdiva.data.writing import check_anndata, our_uns
 
 
+@check_arguments
 def serialized_df(
     adata: AnnData, *, key: str = LAYER_RANK, cells: Sequence[str] | str | None = None, max_rank: int | None = None
 ) -> pd.DataFrame:
@@ -75,6 +76,7 @@ def serialized_df(
     )
 
 
+@check_arguments
 def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd.DataFrame:
     """List the most probable labels of cells, one row per cell and label.
 
@@ -101,7 +103,8 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     KeyError
         If there is no such annotation, or the names of its labels were lost, as in `anndata.concat`.
     ValueError
-        If `top_k` is below 1, or labels and probabilities do not belong together.
+        If `top_k` is below 1, or labels and probabilities do not belong together, as after ``anndata.concat`` with
+        ``uns_merge="first"`` of cells with different annotations.
 
     Examples
     --------
@@ -134,6 +137,20 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     rows = np.flatnonzero(~np.isnan(probability).any(axis=1))
     probability = probability[rows]
     best = np.argsort(-probability, axis=1, kind="stable")[:, :top_k]
+    if adata.n_obs > ours[key].get("n_cells", adata.n_obs) and key in adata.obs:
+        names = adata.obs[key].iloc[rows]
+        named = (
+            names.notna().to_numpy() & ~names.astype(str).isin([REJECTED, *map(str, ours[key]["groups"])]).to_numpy()
+        )
+        other = named & (names.astype(str).to_numpy() != labels[best[:, 0]].astype(str))
+        if other.any():
+            first = int(other.argmax())
+            raise ValueError(
+                f"adata.uns[{UNS!r}][{key!r}] describes {ours[key]['n_cells']} of {adata.n_obs} cells, and its labels "
+                f"do not fit {other.sum()} others (first: {adata.obs_names[rows[first]]!r}, {names.iloc[first]!r}): "
+                "different annotations were concatenated. Use anndata.concat(..., uns_merge='same') on cells annotated "
+                "with one annotator, scdiva.tl.annotate(adata, model=annotator), or annotate the cells anew."
+            )
     k = best.shape[1]
     return pd.DataFrame(
         {

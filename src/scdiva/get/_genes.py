@@ -9,13 +9,14 @@ import pandas as pd
 from anndata import AnnData
 from numpy.typing import NDArray
 
-from scdiva._checks import check_least, no_entry, refuse_absent
+from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import PREDICTED, VARM_EMBEDDING, VARP_GRN
 from scdiva.data.network import genes_of, network_of
 from scdiva.data.predictions import read_prediction
 from scdiva.data.writing import check_anndata
 
 
+@check_arguments
 def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING) -> pd.DataFrame:
     """Give the genes that have an embedding, one row each.
 
@@ -51,6 +52,7 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING) -> pd.DataFr
     return pd.DataFrame(values[known], index=adata.var_names[known])
 
 
+@check_arguments
 def grn_df(
     adata: AnnData,
     *,
@@ -112,6 +114,7 @@ def grn_df(
     )
 
 
+@check_arguments
 def perturbation_df(
     predicted: AnnData, *, condition: Sequence[str] | str | None = None, top: int | None = None, key: str = PREDICTED
 ) -> pd.DataFrame:

@@ -11,11 +11,12 @@ import scipy.sparse as sp
 from anndata import AnnData
 from numpy.typing import NDArray
 
-from scdiva._checks import check_least, no_entry, refuse_absent
+from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import IMPUTED, MASKED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
 from scdiva.data.writing import check_anndata, our_uns
 
 
+@check_arguments
 def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFrame:
     """List cells as they were beside reconstructed ones, one row per cell and rank.
 
@@ -66,6 +67,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     )
 
 
+@check_arguments
 def reconstructed_genes(
     adata: AnnData, *, key: str = RECONSTRUCTED, min_cells: int = 10, min_recall: float = 0.5
 ) -> list[str]:
@@ -123,6 +125,7 @@ def reconstructed_genes(
     return list(adata.var_names[kept])
 
 
+@check_arguments
 def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key: str = IMPUTED) -> pd.DataFrame:
     """List imputed values, one row per cell and one column per gene.
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
-from scdiva._checks import check_least
+from scdiva._checks import check_arguments, check_least
+from scdiva._labels import many_labels_accepted
 
 from ._input import as_texts, labelled, refuse_unlabelled, refuse_where, scored_cells, truth_values
 
 
+@check_arguments
 def knn_cross_validation(
     embedding: ArrayLike, labels: ArrayLike, *, n_neighbors: int = 15, n_folds: int = 5, rng: int = 0
 ) -> dict[str, float]:
@@ -68,12 +71,13 @@ def knn_cross_validation(
         )
     embedding, labels = embedding[enough], labels[enough]
     folds = StratifiedKFold(n_folds, shuffle=True, random_state=rng)
-    predicted = cross_val_predict(KNeighborsClassifier(n_neighbors), embedding, labels, cv=folds)
-    return {
-        "accuracy": float(accuracy_score(labels, predicted)),
-        "macro_f1": float(f1_score(labels, predicted, average="macro")),
-        "n_cells": len(labels),
-    }
+    with many_labels_accepted():
+        predicted = cross_val_predict(KNeighborsClassifier(n_neighbors), embedding, labels, cv=folds)
+        return {
+            "accuracy": float(accuracy_score(labels, predicted)),
+            "macro_f1": float(f1_score(labels, predicted, average="macro")),
+            "n_cells": len(labels),
+        }
 
 
 def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
@@ -117,15 +121,18 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
     truth = as_texts(labels)[scored]
     named = as_texts(predicted)[scored]
     types = np.unique(truth)
-    f1 = f1_score(truth, named, labels=types, average=None, zero_division=0.0)
+    with many_labels_accepted():
+        f1 = f1_score(truth, named, labels=types, average=None, zero_division=0.0)
+        accuracy = accuracy_score(truth, named)
     return {
-        "accuracy": float(accuracy_score(truth, named)),
+        "accuracy": float(accuracy),
         "macro_f1": float(np.mean(f1)),
         "f1": dict(zip(types.tolist(), f1.tolist(), strict=True)),
         "n_cells": len(truth),
     }
 
 
+@check_arguments
 def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) -> dict[str, Any]:
     r"""Compute the expected calibration error, and the columns of a reliability diagram.
 
@@ -138,7 +145,8 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     confidence
         Probability given to the predicted label of each cell, 0 to 1, shape `(n_cells,)`.
     correct
-        Whether the prediction is right, shape `(n_cells,)`.
+        Whether the prediction is right, shape `(n_cells,)`. Cells for which it is missing (None, NaN or `pandas.NA`, as
+        a comparison with a missing label gives) are left out.
     n_bins
         Bins of equal width.
 
@@ -150,8 +158,8 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     Raises
     ------
     ValueError
-        If there are no cells, the two differ in length, a confidence is NaN or outside 0 to 1, `correct` holds anything
-        but truth values, or `n_bins` is below 1.
+        If there are no cells, or `correct` is missing for all; the two differ in length, a confidence is NaN or outside
+        0 to 1, `correct` holds anything but truth values, or `n_bins` is below 1.
 
     References
     ----------
@@ -166,7 +174,10 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     p = np.asarray(confidence, dtype=np.float64)
     if p.shape != np.shape(correct) or p.ndim != 1 or not p.size:
         raise ValueError(f"scores have shape {p.shape} and correct has {np.shape(correct)}; both must be (n_cells,).")
-    right = truth_values(correct, "correct")
+    scored = ~np.asarray(pd.isna(correct))
+    if not scored.any():
+        raise ValueError(f"correct is missing for all {p.size} cells: there is nothing to score.")
+    p, right = p[scored], truth_values(np.asarray(correct)[scored], "correct")
     check_least(n_bins=(n_bins, 1))
     mend = "Leave out the cells that have none; turn scores into probabilities first."
     refuse_where(~((p >= 0) & (p <= 1)), "confidences are not from 0 to 1", mend)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
-from scdiva._checks import check_choices, from_extra
+from scdiva._checks import check_arguments, check_choices, from_extra
 
 from ._input import as_texts, batch_codes, check_coordinates, labelled, scored_cells
 
@@ -24,6 +24,7 @@ CONNECTED_NEIGHBORS = 15
 """Neighbours of each cell in the graph whose connectivity is scored; the cell itself is one of them."""
 
 
+@check_arguments
 def avg_bio(
     embedding: ArrayLike, labels: ArrayLike, *, definition: Definition = "scgpt", rng: int = 0
 ) -> dict[str, float]:
@@ -147,6 +148,7 @@ def avg_batch(
     return _mixing(definition, *_scored_batches(definition, embedding, batch, labels))
 
 
+@check_arguments
 def shuffle_control(
     embedding: ArrayLike,
     batch: ArrayLike,

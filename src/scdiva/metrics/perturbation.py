@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scdiva._checks import check_choices, check_least
+from scdiva._checks import check_arguments, check_choices, check_least
 
 from ._input import finite_arrays, refuse_where
 
@@ -241,6 +241,7 @@ def discrimination_matrix(
     return 1 - np.asarray(rankdata(-similarity, axis=1) - 1) / (n - 1)
 
 
+@check_arguments
 def de_scores(
     mean_a: ArrayLike, var_a: ArrayLike, n_a: int, mean_b: ArrayLike, var_b: ArrayLike, n_b: int
 ) -> NDArray[np.float64]:

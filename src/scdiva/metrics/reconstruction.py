@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scdiva._checks import check_least
+from scdiva._checks import check_arguments, check_least
 
 from ._input import finite_arrays, refuse_where, truth_values
 
@@ -83,6 +83,7 @@ def l_dist(true: ArrayLike, predicted: ArrayLike) -> LDist:
     )
 
 
+@check_arguments
 def bleu(true: ArrayLike, predicted: ArrayLike, max_n: int = 4) -> float:
     r"""BLEU of a predicted sequence of genes against the true one [1]_.
 

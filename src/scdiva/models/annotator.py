@@ -75,14 +75,15 @@ class Annotator(Fitted):
         notes = self.notes
         accuracy, held, labelled = notes.get("accuracy"), notes.get("n_held_out"), notes.get("n_labelled")
         tested = isinstance(held, int) and held > 0 and isinstance(accuracy, float)
+        kind = "that were not trained on" if notes.get("finetuned") else "each predicted by a fit without it"
         return {
             "method": self.method,
             "labels": f"{len(self.labels)}: {', '.join(self.names)}",
             "label column": notes.get("labels_key"),
             "genes read": f"{len(self.tokens):,}",
-            "trained on": f"{labelled:,} labelled cells" if isinstance(labelled, int) else None,
+            "fitted on": f"{labelled:,} labelled cells" if isinstance(labelled, int) else None,
             "rejection calibrated on": notes.get("max_novelty_from"),
-            "held-out accuracy": f"{accuracy:.3f} on {held:,} cells" if tested else None,
+            "held-out accuracy": f"{accuracy:.3f} on {held:,} labelled cells, {kind}" if tested else None,
         }
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from scdiva.data.writing import our_uns
 from scdiva.get import annotation_df
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches
 from scdiva.pl._groups import distinct_colours, gene_names, groups_of, predicted_groups
+from scdiva.pl._maps import basis_of
 
 _NONE = "no label"
 _SIDE = 0.36
@@ -295,6 +296,7 @@ def feature_heatmap(
     if n_cells is not None:
         check_least(n_cells=(n_cells, 1))
     types = groups_of(adata, groupby, f"scdiva.tl.annotate(adata, ..., key_added={groupby!r})")
+    basis = basis_of(adata, basis)
     if basis not in adata.obsm:
         raise no_entry("adata.obsm", basis, adata.obsm, "scdiva.tl.embed(adata)")
     stored = adata.obsm[basis]
@@ -410,7 +412,7 @@ def reliability(
         scored = truth.notna().to_numpy()
         if not scored.any():
             raise ValueError(f"no cell has both a label in adata.obs[{labels_key!r}] and a probability")
-        right = (best["label"].astype(str).to_numpy() == truth.astype(str).to_numpy())[scored]
+        right = best["label"].astype(str).to_numpy()[scored] == truth[scored].astype(str).to_numpy()
         drawn["these cells"] = metrics.calibration(best["probability"].to_numpy()[scored].clip(0, 1), right)
     if not drawn:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import matplotlib.pyplot as plt
 import numpy as np
+from anndata import AnnData
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
@@ -18,6 +20,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from scdiva._checks import refuse_unwritable
+from scdiva._constants import UNS
 from scdiva._docs import with_shared_docs
 from scdiva._files import output_path, whole_or_not
 from scdiva.data.writing import check_anndata
@@ -36,25 +39,31 @@ _LEGENDS: dict[str, dict[str, Any]] = {
 def plot(function: F) -> F:
     """Make a public plot of a function that draws and gives its figure, whatever `return_fig` and `save` are.
 
-    Before it draws, what is declared as AnnData and is none is refused, and so is a file that can't be written. Then
-    the figure is written to `save`, closed if nobody else will see it, and returned if `return_fig`. Shared
-    descriptions are filled into the docstring.
+    Before it draws, what is declared as AnnData and is none is refused, and so is a file that can't be written. If
+    drawing fails, maps that were computed are taken back. Else the figure is written to `save`, closed if nobody else
+    will see it, and returned if `return_fig`. Shared descriptions are filled into the docstring.
     """
     signature = inspect.signature(function)
     cells = {name for name, parameter in signature.parameters.items() if "AnnData" in str(parameter.annotation)}
 
-    @functools.wraps(with_shared_docs(function))
+    @functools.wraps(function)
     def drawn(*args: Any, **kwargs: Any) -> Figure | None:
         given = signature.bind(*args, **kwargs).arguments
         for name in cells & given.keys():
             if given[name] is not None or signature.parameters[name].default is inspect.Parameter.empty:
                 check_anndata(given[name])
         _check_file(given.get("save"))
-        fig = cast(Figure, function(*args, **kwargs))
         own = given.get("ax") is None
-        return _finish(fig, own=own, return_fig=given.get("return_fig", False), save=given.get("save"))
+        with contextlib.ExitStack() as failed:
+            for name in cells & given.keys():
+                if given[name] is not None:
+                    failed.callback(_restore, given[name], dict(given[name].obsm), given[name].uns.get(UNS))
+            fig = cast(Figure, function(*args, **kwargs))
+            fig_or_none = _finish(fig, own=own, return_fig=given.get("return_fig", False), save=given.get("save"))
+            failed.pop_all()
+        return fig_or_none
 
-    return cast("F", drawn)
+    return with_shared_docs(cast("F", drawn))
 
 
 def axes_for(ax: Axes | None, size: tuple[float, float], *, framed: bool = False) -> tuple[Figure, Axes]:
@@ -112,8 +121,8 @@ def write_names(
         on a small share of it.
     """
     axes.autoscale_view()
+    axes.figure.canvas.draw()  # a constrained layout and equal scales settle only now, and pixels count from here on
     axes.autoscale(False)
-    axes.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
     pixels, frame = axes.transData, axes.get_window_extent()
     at_dots = pixels.transform(np.asarray(dots))
     at_dots = at_dots[:: max(len(at_dots) // 3_000, 1)]  # of more, every so many-th
@@ -221,6 +230,19 @@ def _check_file(save: str | os.PathLike[str] | None) -> None:
     refuse_unwritable(path)
     if path.is_dir():
         raise IsADirectoryError(f"save={os.fspath(save)!r} is a folder. Name a file, in it or beside it.")
+
+
+def _restore(adata: AnnData, obsm: dict[str, Any], ours: Any) -> None:
+    """Take back the maps that a plot computed before it failed."""
+    for key in set(adata.obsm) - obsm.keys():
+        del adata.obsm[key]
+    for key, value in obsm.items():
+        if adata.obsm[key] is not value:
+            adata.obsm[key] = value
+    if ours is not None:
+        adata.uns[UNS] = ours
+    elif UNS in adata.uns:
+        del adata.uns[UNS]
 
 
 def _finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike[str] | None) -> Figure | None:

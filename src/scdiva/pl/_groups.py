@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,9 +81,26 @@ def predicted_groups(adata: AnnData, key: str) -> pd.Series:
 
 def palette(adata: AnnData, key: str, names: Sequence[Hashable]) -> dict[Hashable, Any]:
     """Give a colour to each category: the user's in ``uns``, where scanpy puts them, then well-separated ones."""
-    given = [to_rgb(colour) for colour in adata.uns.get(f"{key}_colors", ())]
+    given = _stored_colours(adata, f"{key}_colors")
     others = [colour for colour in distinct_colours(len(names)) if colour not in given]
     return dict(zip(names, itertools.cycle([*given, *others]), strict=False))
+
+
+def _stored_colours(adata: AnnData, key: str) -> list[tuple[float, float, float]]:
+    """Give the colours in uns; none, with a warning, if matplotlib does not know one of them."""
+    stored: Any = adata.uns.get(key, ())
+    each: Any = [stored] if isinstance(stored, str | Mapping) or not np.iterable(stored) else stored
+    colours = []
+    for colour in each:
+        try:
+            colours.append(to_rgb(colour))
+        except (ValueError, TypeError):
+            warn(
+                f"adata.uns[{key!r}] is ignored: matplotlib does not know the colour {colour!r:.40}. Store one colour "
+                f"per category, such as adata.uns[{key!r}] = ['#0072B2', '#E69F00'], or delete the entry."
+            )
+            return []
+    return colours
 
 
 def distinct_colours(n: int) -> list[tuple[float, float, float]]:

@@ -17,23 +17,31 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from scdiva._checks import no_entry, warn
-from scdiva._constants import UNS
+from scdiva._constants import UMAP
 from scdiva._settings import settings, torch_threads_kept, tqdm_keywords
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, our_uns, write
 from scdiva.pl._figure import axes_for, grid_of_axes, text_inches, write_names
 from scdiva.pl._groups import MAX_GROUPS, MISSING
 
 MIN_CELLS = 5
+UMAP_KEY = "X_umap"
+"""Where scanpy looks for a UMAP."""
 _N_NEIGHBORS, _MIN_DIST = 15, 0.5
 """Of every UMAP, as scanpy has them; whoever wants another makes it with scanpy and draws it as `basis`."""
 ON_DATA = 14
 """Groups up to which names stand among the cells; more would hide them."""
 
 
-def embedding_of(adata: AnnData, basis: str, *, made_by: str = "scdiva.tl.embed(adata)") -> NDArray[np.floating]:
+def basis_of(adata: AnnData, basis: str) -> str:
+    """Give the key of obsm that a basis names, with or without ``X_``, as in scanpy."""
+    return f"X_{basis}" if basis not in adata.obsm and f"X_{basis}" in adata.obsm else basis
+
+
+def embedding_of(adata: AnnData, basis: str, *, made_by: str | None = None) -> NDArray[np.floating]:
     """Give the embedding, (n_obs, dim), once it is clear that it has enough cells for a map."""
     if basis not in adata.obsm:
-        raise no_entry("adata.obsm", basis, adata.obsm, made_by)
+        by_umap = "scdiva.tl.umap(adata)" if basis in ("umap", UMAP_KEY) else "scdiva.tl.embed(adata)"
+        raise no_entry("adata.obsm", basis, adata.obsm, made_by or by_umap)
     z = adata.obsm[basis]
     z = np.asarray(z.toarray() if hasattr(z, "toarray") else z)
     z = z if z.ndim > 1 else z[:, None]
@@ -50,10 +58,11 @@ def is_map(adata: AnnData, basis: str) -> bool:
     return n == 2 or (n > 2 and basis.lower().endswith(("umap", "tsne")))
 
 
-def coordinates(adata: AnnData, basis: str, rng: int | None) -> NDArray[np.floating]:
+def coordinates(adata: AnnData, basis: str, rng: int | None, *, for_scanpy: bool = False) -> NDArray[np.floating]:
     """Give the map of `basis`, (n_obs, 2): itself if it is one, the one in obsm if it still fits, else a new one.
 
-    A new one is kept in obsm.
+    A new one is kept in obsm. With `for_scanpy` the map is also written to ``X_umap``, unless the user has another
+    there; a copy of an earlier map of ours is replaced in any case.
     """
     z = embedding_of(adata, basis)
     if is_map(adata, basis):
@@ -63,16 +72,25 @@ def coordinates(adata: AnnData, basis: str, rng: int | None) -> NDArray[np.float
     key, seed = f"{basis}_umap", settings.seed if rng is None else int(rng)
     digest = hashlib.sha256(z.tobytes()).hexdigest()
     record = {"n_neighbors": _N_NEIGHBORS, "min_dist": _MIN_DIST, "seed": seed, "embedding_sha256": digest}
-    made_here = our_uns(adata).get("umap", {}).get(key)
-    if key in adata.obsm and (made_here is None or dict(made_here) == record):
-        return np.asarray(adata.obsm[key])[:, :2]
-
-    check_writable(adata)
-    xy = umap_of(z, seed)
-    adata.obsm[key] = xy
-    ours = our_uns(adata)
-    ours["umap"] = {**ours.get("umap", {}), key: record}
-    adata.uns[UNS] = ours
+    maps = our_uns(adata).get(UMAP, {})
+    fits = key in adata.obsm and (key not in maps or dict(maps[key]) == record)
+    ours = UMAP_KEY in adata.obsm and any(
+        np.array_equal(adata.obsm[UMAP_KEY], adata.obsm[one], equal_nan=True) for one in {*maps, key} & set(adata.obsm)
+    )
+    free = for_scanpy and UMAP_KEY not in adata.obsm
+    if not fits or free:
+        check_writable(adata)
+    xy = np.asarray(adata.obsm[key])[:, :2] if fits else umap_of(z, seed)
+    new = {} if fits else {key: xy}
+    if free or (ours and (for_scanpy or not fits)):
+        new[UMAP_KEY] = xy.copy()
+    if new:
+        write(adata, "pl.umap", UMAP, maps if fits else {**maps, key: record}, obsm=new)
+    if for_scanpy and not free and not ours:
+        warn(
+            f"adata.obsm[{UMAP_KEY!r}] was not written by scdiva and is kept: sc.pl.umap(adata) draws it. Draw the map "
+            f"of {basis!r} with sc.pl.embedding(adata, {key!r}) or scdiva.pl.umap(adata, basis={basis!r})."
+        )
     return xy
 
 

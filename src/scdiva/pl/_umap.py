@@ -12,15 +12,16 @@ import scipy.sparse as sp
 from anndata import AnnData
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from scdiva._checks import check_choices, or_nearest, speaking_of
+from scdiva._checks import check_choices, no_entry, or_nearest, speaking_of
 from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
 from scdiva.data.genes import check_unique
 from scdiva.pl._figure import plot
 from scdiva.pl._groups import as_groups, column_of, groups_of, is_number, palette, predicted_groups
-from scdiva.pl._maps import MIN_CELLS, ON_DATA, Panel, coordinates, draw_maps, embedding_of, is_map, umap_of
+from scdiva.pl._maps import MIN_CELLS, ON_DATA, Panel, basis_of, coordinates, draw_maps, embedding_of, is_map, umap_of
 
 
 @plot
@@ -44,7 +45,8 @@ def umap(
     The map, (n_obs, 2), is computed from ``obsm[basis]`` by UMAP [1]_ (15 neighbours, least distance 0.5; as by
     `scdiva.tl.umap`) and kept in ``obsm[basis + "_umap"]``, with its parameters in ``uns["scdiva"]["umap"]``, so that
     the next picture is at once the same. It is computed anew when the embedding or the seed has changed. A map of that
-    name that did not come from here is drawn as it is and never written over; ``obsm["X_umap"]`` is never touched.
+    name that did not come from here is drawn as it is and never written over. ``obsm["X_umap"]`` is written by
+    `scdiva.tl.umap` only; without it, scanpy draws the map by ``scanpy.pl.embedding(adata, "X_scdiva_umap")``.
 
     A `basis` that is a map already is drawn as it is, and nothing is computed: one of two columns, such as
     ``obsm["X_umap"]`` or ``obsm["spatial"]``, or the first two of one whose name ends in ``umap`` or ``tsne``.
@@ -59,7 +61,7 @@ def umap(
         those in ``uns[color + "_colors"]`` where scanpy has put them. Cells without a value are grey, below the others,
         and named ``NA`` in the legend.
     basis
-        Key of the embedding in ``adata.obsm``, (n_obs, dim).
+        Key of the embedding in ``adata.obsm``, (n_obs, dim), with or without ``X_``: ``"umap"`` is ``"X_umap"``.
     layer
         Where the values of genes stand: a key of ``adata.layers``, or of a table in ``adata.obsm`` with a column for
         each gene, as `scdiva.tl.impute` writes it; None takes ``adata.X``. Values are drawn as they are, not
@@ -102,9 +104,9 @@ def umap(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.toy(60, 100)
+    >>> adata = sd.datasets.pbmc3k_small()
     >>> sd.tl.embed(adata)
-    >>> sd.pl.umap(adata, color=["cell_type", adata.var_names[0]], save="umap.png")
+    >>> sd.pl.umap(adata, color=["cell_type", "CD3D"], save="umap.png")
     """
     check_choices(legend=(legend, ("auto", "on data", "right", "none")))
     colors = _listed(color)
@@ -114,6 +116,7 @@ def umap(
     if ax is not None and len(colors) > 1:
         raise ValueError(f"ax is one panel and color names {len(colors)}: call umap once for each, or leave ax out")
     _check_layer(adata, layer, use_raw)
+    basis = basis_of(adata, basis)
     embedding_of(adata, basis)
     values = [None if name is None else _values(adata, name, layer, use_raw) for name in colors]
     xy = coordinates(adata, basis, rng)
@@ -134,7 +137,7 @@ def integration(
     batch_key: str | Sequence[str],
     labels_key: str | None = None,
     *,
-    before: str = OBSM_EMBEDDING,
+    before: str | None = None,
     after: str = OBSM_INTEGRATED,
     rng: int | None = None,
     return_fig: bool = False,
@@ -147,18 +150,22 @@ def integration(
     see `scdiva.metrics.avg_batch` and `scdiva.metrics.shuffle_control`.
 
     Both maps are computed and kept as `scdiva.pl.umap` does, (n_obs, 2) in ``obsm[before + "_umap"]`` and
-    ``obsm[after + "_umap"]``, with their parameters in ``uns["scdiva"]["umap"]``.
+    ``obsm[after + "_umap"]``, with their parameters in ``uns["scdiva"]["umap"]``. The map of principal components that
+    are computed for the picture is not kept.
 
     Parameters
     ----------
     adata
-        Cells with both embeddings, see `scdiva.tl.embed` and `scdiva.tl.integrate`.
+        Cells with the integrated embedding of `scdiva.tl.integrate`, and one from before, such as that of
+        `scdiva.tl.embed`.
     batch_key
         A column of ``adata.obs`` with the batch of each cell, or several; numbers are taken as names.
     labels_key
         A column of ``adata.obs`` with the cell types; None draws the batches only. Cells without one are grey.
     before
-        Key of the embedding before integration in ``adata.obsm``, (n_obs, dim).
+        Key of the embedding before integration in ``adata.obsm``, (n_obs, dim). None: ``"X_scdiva"``, or without it
+        ``"X_pca"``, or without either 30 principal components of the log-normalised expression in ``adata.X``, which
+        are computed for the picture only.
     after
         Key of the embedding after integration in ``adata.obsm``, (n_obs, dim).
     %(rng)s
@@ -191,12 +198,20 @@ def integration(
         raise ValueError("batch_key must name a column of adata.obs, or several; got none.")
     rows = {key: groups_of(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
     # Both before either map is computed: a call that fails leaves adata as it was.
-    embedding_of(adata, before)
+    after = basis_of(adata, after)
     embedding_of(adata, after, made_by=f"scdiva.tl.integrate(adata, {batches[0]!r})")
+    if before is None:
+        before = next((key for key in (OBSM_EMBEDDING, "X_pca") if key in adata.obsm), None)
+    if before is not None:
+        before = basis_of(adata, before)
+        embedding_of(adata, before)
     panels = []
     for when, basis in (("before", before), ("after", after)):
-        title = f"{when}: {basis if is_map(adata, basis) else f'UMAP of {basis}'}"
-        xy = coordinates(adata, basis, rng)
+        if basis is None:
+            title, xy = f"{when}: UMAP of principal components", _map_of_expression(adata, rng)
+        else:
+            title = f"{when}: {basis if is_map(adata, basis) else f'UMAP of {basis}'}"
+            xy = coordinates(adata, basis, rng)
         for key, values in rows.items():
             # Mixed batches have no place where their names could stand; a few cell types have.
             on_data = key not in batches and values.nunique() <= ON_DATA
@@ -206,6 +221,23 @@ def integration(
             title = ""
     n = len(rows)
     return draw_maps([panel for pair in zip(panels[:n], panels[n:], strict=True) for panel in pair], n_columns=2)
+
+
+def _map_of_expression(adata: AnnData, rng: int | None) -> NDArray[np.floating]:
+    """Compute the UMAP of principal components of the expression in X."""
+    try:
+        values = log_normalised(adata)[0]
+    except ValueError as error:
+        raise no_entry("adata.obsm", OBSM_EMBEDDING, adata.obsm, "scdiva.tl.embed(adata)") from error
+    seed = settings.seed if rng is None else int(rng)
+    return umap_of(_principal_components(values, seed).transform(values).astype(np.float32), seed)
+
+
+def _principal_components(values: sp.csr_matrix, seed: int) -> Any:
+    """Fit 30 principal components; arpack reads sparse matrices, and fewer components than rows and columns."""
+    from sklearn.decomposition import PCA
+
+    return PCA(min(30, *(n - 1 for n in values.shape)), svd_solver="arpack", random_state=seed).fit(values)
 
 
 @plot
@@ -264,7 +296,7 @@ def annotation(
     columns = {} if labels_key is None else {f"annotated: {labels_key}": groups_of(adata, labels_key)}
     columns[f"predicted: {key}"] = predicted_groups(adata, key)
     sure = adata.obs.get(f"{key}_{CONFIDENCE}")
-    xy = coordinates(adata, basis, rng)
+    xy = coordinates(adata, basis_of(adata, basis), rng)
     columns = {title: values.cat.rename_categories(str) for title, values in columns.items()}
     # a name has one colour in both, that which umap gives it in the first column
     names = list(dict.fromkeys(name for values in columns.values() for name in values.cat.categories))
@@ -297,8 +329,8 @@ def generated(
     real
         Real cells; `X` holds counts or log-normalised values.
     generated
-        Generated cells; `X` holds log-normalised values, as the model writes them, of the same genes as `real` in any
-        order.
+        Generated cells; `X` holds log-normalised values, as `scdiva.tl.generate` writes them. All of its genes must
+        be in `real`, in any order; other genes of `real` are ignored.
     color
         A column of obs of both, such as a cell type, for the second panel; colours are those in
         ``real.uns[color + "_colors"]`` where scanpy has put them. Cells without a value are grey. None draws the first
@@ -317,8 +349,8 @@ def generated(
     KeyError
         If `color` is not in obs of both.
     ValueError
-        If the genes are not the same, repeat or are fewer than three, there are fewer than five real cells or no
-        generated one, a matrix holds something else, `color` has no or more than 100 groups, or `save` ends in no
+        If `real` lacks genes of `generated`, genes repeat or are fewer than three, there are fewer than five real cells
+        or no generated one, a matrix holds something else, `color` has no or more than 100 groups, or `save` ends in no
         picture format.
 
     References
@@ -331,29 +363,27 @@ def generated(
     >>> import scdiva as sd
     >>> adata = sd.datasets.toy(60, 100)
     >>> made = sd.tl.generate(adata, 5, groupby="cell_type")
-    >>> real = adata[:, made.var_names].copy()
-    >>> sd.pl.generated(real, made, color="cell_type", save="generated.png")
+    >>> sd.pl.generated(adata, made, color="cell_type", save="generated.png")
     """
-    from sklearn.decomposition import PCA
-
-    if real.n_obs < MIN_CELLS or not generated.n_obs or real.n_vars < 3:
+    shared = real.var_names.intersection(generated.var_names)
+    if real.n_obs < MIN_CELLS or not generated.n_obs or len(shared) < 3:
         raise ValueError(
-            f"there are {real.n_obs} real and {generated.n_obs} generated cells of {real.n_vars} genes: the map needs "
-            f"at least {MIN_CELLS} real cells, 1 generated and 3 genes."
+            f"{real.n_obs} real and {generated.n_obs} generated cells have {len(shared)} genes in common: the map "
+            f"needs at least {MIN_CELLS} real cells, 1 generated and 3 genes."
         )
     for cells, what in ((real, "real"), (generated, "generated")):
         check_unique(cells.var_names, what)
-    if alone := sorted(set(real.var_names) ^ set(generated.var_names)):
+    if alone := sorted(set(generated.var_names) - set(shared)):
         raise ValueError(
-            f"{len(alone):,} genes are of the real or of the generated cells only (first: {alone[0]!r}): take real[:, "
-            "shared] and generated[:, shared], with shared = real.var_names.intersection(generated.var_names)."
+            f"{len(alone):,} genes of the generated cells are not among those of the real ones (first: {alone[0]!r}): "
+            "pass generated[:, generated.var_names.isin(real.var_names)], or the real cells with all of their genes."
         )
+    real = real[:, shared]  # scdiva.tl.generate draws the genes that the model knows
     groups = None if color is None else _groups_of_both(real, generated, color)
     seed = settings.seed if rng is None else int(rng)
     known = _to_one_total(real, "real", "auto")
     made = _to_one_total(generated, "generated", "lognorm")[:, generated.var_names.get_indexer(real.var_names)]
-    # arpack reads sparse matrices as they are, and wants fewer components than rows and columns
-    pca = PCA(min(30, *(n - 1 for n in known.shape)), svd_solver="arpack", random_state=seed).fit(known)
+    pca = _principal_components(known, seed)
     xy = umap_of(np.concatenate([pca.transform(known), pca.transform(made)]).astype(np.float32), seed)
 
     names = [f"real ({real.n_obs:,})", f"generated ({generated.n_obs:,})"]

@@ -10,7 +10,7 @@ import pandas as pd
 from anndata import AnnData
 from numpy.typing import NDArray
 
-from scdiva._checks import check_choices, check_least
+from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._constants import OBS_SPLIT, SEEN
 from scdiva._labels import read_labels
 from scdiva._settings import settings
@@ -19,6 +19,7 @@ from scdiva.data.writing import check_anndata, check_key, check_writable, write
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 
+@check_arguments
 def split_perturbations(
     adata: AnnData,
     perturbation_key: str,

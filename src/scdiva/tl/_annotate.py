@@ -118,7 +118,9 @@ def annotate(
         The labelled cells. None: those cells of `adata` that have a label. What to read holds for both: beside a human
         reference, a table of `species` has to hold the human genes too, each as itself.
     method
-        See above. With `finetune=True` it is `"probe"`, which need not be given.
+        `"linear"`: logistic regression on the cell state and genes. `"probe"`: a multilayer perceptron on the cell
+        state. `"knn"`: nearest neighbours in the embedding. With `finetune=True` it is `"probe"`, which need not be
+        given.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Or an
         annotator that this function returned, or its folder: then nothing is fitted.
@@ -159,17 +161,19 @@ def annotate(
     `adata.obs[key_added + "_confidence"]`
         float32, the calibrated probability of the label or group. Of a rejected cell, of what would have been named.
     `adata.obs[key_added + "_novelty"]`
-        float32; see above.
+        float32, how far a cell is from the labels of the reference: mean 0 over its held-out cells, higher for types
+        that it lacks.
     `adata.obsm[key_added + "_probability"]`
         float32 `(n_cells, n_labels)`, rows that sum to 1.
     `adata.uns["scdiva"][key_added]`
-        `labels` (the columns of the probabilities), `method`, `finetuned`, `labels_key`, `temperature`, `ece` (expected
-        calibration error of held-out cells), `accuracy`, `loss` (cross-entropy of the calibrated probabilities) and
-        `n_held_out` (theirs and their number), `reliability` (arrays `confidence`, `accuracy`, `n_cells` of 15 bins of
-        confidence), `max_novelty` (the threshold of `reject`, else NaN), `max_novelty_from` (`"held-out batches"` or
-        `"held-out cells"`: what `reject` is calibrated on), `n_genes` (that both have), `n_labelled`, `own_directions`,
-        `model`, `seed`, `seconds`; with `finetune=True` also `accuracy_before` and `loss_before`, `steps`, and
-        `history` (arrays `loss` and `accuracy` with a value for each step, of its training cells).
+        `labels` (the columns of the probabilities), `groups` (the names that `parents` gives), `n_cells`, `method`,
+        `finetuned`, `labels_key`, `temperature`, `ece` (expected calibration error of held-out cells), `accuracy`,
+        `loss` (cross-entropy of the calibrated probabilities) and `n_held_out` (theirs and their number), `reliability`
+        (arrays `confidence`, `accuracy`, `n_cells` of 15 bins of confidence), `max_novelty` (the threshold of `reject`,
+        else NaN), `max_novelty_from` (`"held-out batches"` or `"held-out cells"`: what `reject` is calibrated on),
+        `n_genes` (that both have), `n_labelled`, `own_directions`, `model`, `seed`, `seconds`; with `finetune=True`
+        also `accuracy_before` and `loss_before`, `steps`, and `history` (arrays `loss` and `accuracy` with a value for
+        each step, of its training cells).
 
     Raises
     ------
@@ -322,6 +326,8 @@ def annotate(
         "model": model_name(model),
         **fitted.notes,
         "labels": np.array(fitted.labels, dtype=fitted.dtype),
+        "groups": np.array(sorted(set((fitted.parents or {}).values())), dtype=object),
+        "n_cells": adata.n_obs,
         "method": fitted.method,
         "max_novelty": threshold,
         "n_genes": len(fitted.tokens),

@@ -85,7 +85,8 @@ def corrected_expression(
     -------
     None. `adata.obsm[key_added]` is written, a table of float32 `(n_obs, len(genes))` in log1p of counts per ten
     thousand, NaN for a cell without a state; `adata.obsm[key_added + "_sd"]`, the standard deviation of an observed
-    value around the predicted one; and `adata.uns["scdiva"][key_added]`, what was asked for.
+    value around the predicted one, NaN where every batch that is averaged over has one cell; and
+    `adata.uns["scdiva"][key_added]`, what was asked for.
 
     Raises
     ------
@@ -176,13 +177,15 @@ def predict_within(
     penalty = max(RIDGE * float(np.trace(gram)) / len(gram), 1e-12)
     # states are centred within batches, which centres what they are multiplied with
     slopes = np.linalg.solve(gram + penalty * np.eye(len(gram)), within.T)
+    # the mean of a batch of one cell is that cell: what it misses is not known
+    spread_known = around & (np.bincount(batch, minlength=n_batches) > 1)[batch]
     beyond, columns = states - states[around].mean(axis=0), measured.tocsc()
     mean, spread = np.empty((2, *measured.shape), dtype=np.float32)
     for start in progress_bar(range(0, measured.shape[1], GENES), desc="predicting", unit="part of the genes"):
         some = slice(start, start + GENES)
         x = columns[:, some].toarray().astype(np.float64)
         missed = np.square(x - np.maximum(means_by(x, batch, n_batches)[batch] + within @ (slopes @ x), 0))
-        of_gene = missed[around].mean(axis=0)
+        of_gene = missed[spread_known].mean(axis=0) if spread_known.any() else np.full(x.shape[1], np.nan)
         mean[:, some] = np.maximum(x[around].mean(axis=0) + beyond @ (slopes @ x), 0)
         spread[:, some] = np.sqrt(np.maximum(of_gene + beyond @ (slopes @ missed), LEAST_VARIANCE * of_gene))
     return mean, spread

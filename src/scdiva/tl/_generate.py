@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._checks import check_choices, check_least
 from scdiva._docs import with_shared_docs
-from scdiva._labels import read_labels
+from scdiva._labels import is_unknown, read_labels
 from scdiva._rng import seed_of, step_seed
 from scdiva._running import how_to_run, model_name, open_for
 from scdiva._settings import logger, torch_threads_kept
@@ -84,7 +84,9 @@ def generate(
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     groupby, groups
-        Column of `adata.obs`, and those of its groups that are drawn from; None: all of them.
+        Column of `adata.obs`, and those of its groups that are drawn from; None: all of them. A word such as
+        `"unlabelled"`, `"unknown"` or `"-"` is a group only if it is named in `groups` or `between`, as in
+        :func:`annotate` it is no label.
     between, fraction
         Two groups of `groupby`, and how far from the first to the second, 0 to 1: each new cell's state lies so far
         between those of a cell of either. Of several fractions so many cells each are drawn; None: half-way.
@@ -112,7 +114,8 @@ def generate(
         Seed, or a generator; None takes `scdiva.settings.seed`. A new cell depends on the seed and its number, not on
         threads.
     device, precision
-        As for :func:`embed`, for a model without a state head; with one, all runs in float32 on the CPU.
+        Torch device, and `"fp32"`, `"bf16"` or `"auto"`; None takes those of `scdiva.settings`. Used by a model without
+        a state head only: with one, everything runs in float32 on the CPU.
 
     Returns
     -------
@@ -250,7 +253,17 @@ def _plan(
     check_columns(groupby)
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
-    group = read_labels(adata, groupby)
+    wanted = listed(between or groups or ())
+    if not wanted and groupby in adata.obs:
+        texts = adata.obs[groupby].astype(str).to_numpy(dtype=object).astype(str)
+        if (unknown := is_unknown(texts) & adata.obs[groupby].notna().to_numpy()).any():
+            name = str(texts[unknown][0])
+            raise ValueError(
+                f"adata.obs[{groupby!r}] is {name!r} for {unknown.sum()} of {len(texts)} cells, the first is "
+                f"{adata.obs_names[unknown.argmax()]!r}. That names no group. Name the groups, groups=[...], or leave "
+                f"these cells out: adata = adata[adata.obs[{groupby!r}] != {name!r}].copy()."
+            )
+    group = read_labels(adata, groupby, meant=wanted)
     present, lack = sorted(set(group.tolist())), f"are not in adata.obs[{groupby!r}]"
 
     def rows_of(name: str) -> np.ndarray:

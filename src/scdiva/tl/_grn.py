@@ -101,7 +101,7 @@ def grn(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
     empty
-        As for :func:`embed`.
+        What to do with cells that have no known gene: `"error"` refuses them, `"nan"` leaves them out.
     device
         Torch device; None takes `scdiva.settings.device`.
     key_added

@@ -11,7 +11,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_least, check_positive, from_extra
+from scdiva._checks import check_arguments, check_least, check_positive, from_extra
 from scdiva._rng import given_seed, step_seed
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_writable, write
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@check_arguments
 def grn_modules(
     adata: AnnData,
     *,

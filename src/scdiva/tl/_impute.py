@@ -91,7 +91,8 @@ def impute(
         Cells × genes, raw counts or log-normalised expression.
     genes
         Names of genes, as in `adata.var_names`, or with `use_raw=True` as in `adata.raw.var_names`, which may hold
-        more: a table of their values is written. None: all genes of `adata` that the model knows, as dense layers. The
+        more: a table of their values is written. None: all genes of `adata` that the model knows, as two dense layers,
+        which take 8 bytes per cell and gene of `adata` (1.6 GB for 10,000 cells × 20,000 genes). The
         values are the same either way; a few genes take less time and memory.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.

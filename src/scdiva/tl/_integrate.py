@@ -137,9 +137,10 @@ def integrate(
     Warns
     -----
     UserWarning
-        If there is one batch only: nothing is fitted, and the embedding of the model as it is is written. If no cell
-        has the `unlabeled_category`. If batch and label are confounded (Cramér's V above 0.5): types that one batch
-        alone has cannot be separated from its effect.
+        If training is interrupted (Ctrl-C): the embedding at that step is written. If there is one batch only: nothing
+        is fitted, and the embedding of the model as it is is written. If no cell has the `unlabeled_category`. If batch
+        and label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be separated from its
+        effect.
 
     References
     ----------
@@ -165,7 +166,7 @@ def integrate(
     check_writable(adata, call="tl.integrate", entry=C.INTEGRATE)
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not keys or len(set(keys)) < len(keys):
-        raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
+        raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys!r:.80}.")
     if finetune and steps is not None:
         raise ValueError(f"steps={steps!r} trains a head on a fixed model. With finetune=True pass epochs instead.")
     check_least(steps=(1 if steps is None else steps, 1))
@@ -232,6 +233,12 @@ def integrate(
         with torch_threads_kept(1):  # products too small to share
             found |= integrate_model(
                 new, cells, states, numbers, known, steps=steps or STEPS, seed=seed, precision=running.precision
+            )
+        if found["stopped"] == "interrupted":
+            warn(
+                f"training was interrupted after {found['steps']} of {steps or STEPS} steps: the embedding of the "
+                "weights at that step is written, and adata.uns['scdiva']['integrate']['stopped'] is 'interrupted'. "
+                "Repeat the call to train to the end."
             )
         assert new.integration is not None
         integrated = of_cells(new.integration, cells, states).numpy(force=True)

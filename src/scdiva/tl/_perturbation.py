@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least
+from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._settings import settings
@@ -337,6 +337,7 @@ def predict_perturbation(
     return result
 
 
+@check_arguments
 def score_perturbation(
     predicted: AnnData,
     observed: AnnData,

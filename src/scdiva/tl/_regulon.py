@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import check_least
+from scdiva._checks import check_arguments, check_least
 from scdiva._labels import read_labels
 from scdiva.data.cells import log_normalised
 from scdiva.data.network import network_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
+@check_arguments
 def regulon(
     adata: AnnData,
     source: str,

@@ -85,15 +85,16 @@ def pretrain(
         `vocabulary.safetensors` (with entropies); then `last.ckpt` and `log/`; at the end `model/`, which
         :func:`scdiva.models.load_model` reads.
     training
-        See :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
+        Options of the training, a :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
     soma, obs_filter
-        A TileDB-SOMA experiment to train on, and which of its cells: see :func:`scdiva.data.open_soma`.
+        Address of a TileDB-SOMA experiment to train on, and a filter of its `obs`, such as `"tissue == 'lung'"`, that
+        selects cells (:func:`scdiva.data.open_soma`).
     study_key
         Column of its `obs` whose values are studies, such as `"dataset_id"`. None: the cells are one study.
     preset
         `"paper"`, `"base"`, `"base-lat"` or `"mini"`: where model and training start from; options, and fields in a
-        file, take precedence. See :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>` and
-        :meth:`PretrainingConfig.preset <scdiva.train.PretrainingConfig.preset>`.
+        file, take precedence (:meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>`,
+        :meth:`PretrainingConfig.preset <scdiva.train.PretrainingConfig.preset>`).
     model
         A :class:`~scdiva.models.ScDiVaConfig`, or those of its fields that differ from the preset's or its defaults;
         `n_genes` is the vocabulary's.
@@ -126,8 +127,10 @@ def pretrain(
         Cells with fewer known genes are left out, and counted.
     validation_cells
         At most so many cells are validated on, taken evenly.
-    accelerator, devices, num_nodes
-        As for :func:`scdiva.train.fit`.
+    accelerator
+        Kind of device: `"auto"`, `"cpu"` or `"gpu"`.
+    devices, num_nodes
+        Number of devices on each node, and number of nodes. Left at 1, they are what `torchrun` or `srun` has started.
     resume
         Go on from `out/last.ckpt`. `init` must be that of the run, and its model is not read again.
     progress

@@ -17,6 +17,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
+from scdiva._labels import many_labels_accepted
 from scdiva._rng import step_seed
 from scdiva._settings import progress_bar, progress_clock
 from scdiva.metrics.annotation import calibration
@@ -432,7 +433,8 @@ def _train_linear(classifier: nn.Linear, x: Tensor, y: np.ndarray, sample_weight
     from sklearn.linear_model import LogisticRegression
 
     model = LogisticRegression(C=INVERSE_PENALTY, class_weight="balanced", max_iter=500)
-    found = model.fit(x.numpy(), y, sample_weight=sample_weight)
+    with many_labels_accepted():
+        found = model.fit(x.numpy(), y, sample_weight=sample_weight)
     weight, bias = found.coef_, found.intercept_
     if len(found.classes_) == 2:  # one column for both
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2

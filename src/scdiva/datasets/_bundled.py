@@ -14,21 +14,22 @@ def pbmc3k_small() -> AnnData:
     """713 peripheral blood mononuclear cells with all genes and published cell types, included in the package.
 
     A subset of the dataset *3k PBMCs from a Healthy Donor* by 10x Genomics [1]_, licensed under CC BY 4.0 [2]_. It
-    contains a quarter of each cell type, but at least 50 cells of each: all 32 dendritic cells and all 14 platelets. The
-    cell types are those of Seurat's tutorial [3]_. :func:`pbmc3k` has all 2,700 cells.
+    contains a random quarter of each cell type, and at least 50 cells of it; of the rare types, all 32 dendritic cells
+    and all 14 platelets. The cell types are those of Seurat's tutorial [3]_. :func:`pbmc3k` has all 2,700 cells.
 
     Returns
     -------
     AnnData
         713 cells × 32,738 genes. `X`: raw counts (CSR, float32). `obs["cell_type"]`: nine cell types (categorical).
-        `var_names`: gene symbols. `uns["source"]` and `uns["license"]`: attribution, to be kept with copies of the cells.
+        `var_names`: gene symbols. `uns["source"]` and `uns["license"]`: the attribution, which copies must keep.
 
     References
     ----------
-    .. [1] 10x Genomics, 3k PBMCs from a Healthy Donor, Cell Ranger 1.1.0, 2016. The cells were published by Zheng et al.,
-       Nature Communications 8, 14049, 2017.
+    .. [1] 10x Genomics, 3k PBMCs from a Healthy Donor, Cell Ranger 1.1.0, 2016. Published by Zheng et al., Massively
+       parallel digital transcriptional profiling of single cells, Nature Communications 8, 14049, 2017.
     .. [2] https://creativecommons.org/licenses/by/4.0/
-    .. [3] Satija et al., Spatial reconstruction of single-cell gene expression data, Nature Biotechnology 33, 495, 2015.
+    .. [3] Satija et al., Spatial reconstruction of single-cell gene expression data, Nature Biotechnology 33, 495,
+       2015.
 
     Examples
     --------

@@ -101,9 +101,9 @@ def umap(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.toy(60, 100)
+    >>> adata = sd.datasets.pbmc3k_small()
     >>> sd.tl.embed(adata)
-    >>> sd.pl.umap(adata, color=["cell_type", adata.var_names[0]], save="umap.png")
+    >>> sd.pl.umap(adata, color=["cell_type", "CD3D"], save="umap.png")
     """
     check_choices(legend=(legend, ("auto", "on data", "right", "none")))
     colors = _listed(color)

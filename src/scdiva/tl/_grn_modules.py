@@ -88,8 +88,8 @@ def grn_modules(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.grn(adata, use_raw=True)
+    >>> adata = sd.datasets.pbmc3k_small()
+    >>> sd.tl.grn(adata)
     >>> sd.tl.grn_modules(adata)
     >>> adata.var["scdiva_grn_module"].cat.categories[0]
     '0'

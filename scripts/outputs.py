@@ -4,8 +4,8 @@
     python scripts/outputs.py --out after --against before               on the other
 
 Each call runs on simulated cells and on scanpy's `pbmc68k_reduced`, with fixed seeds and few steps. Arrays are compared
-bit by bit; a difference is reported with its size, and what is missing or new by name. Exit 1 if anything differs by more
-than `--tolerance` of its scale. Seconds, versions and addresses are left out.
+bit by bit; a difference is reported with its size, and what is missing or new by name. Exit 1 if anything differs by
+more than `--tolerance` of its scale. Seconds, versions and addresses are left out.
 """
 
 from __future__ import annotations

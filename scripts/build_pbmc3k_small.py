@@ -2,10 +2,11 @@
 
     python scripts/build_pbmc3k_small.py pbmc3k_raw.h5ad
 
-The source is the file of ``sd.datasets.pbmc3k()``. Cells without a published type are excluded. A quarter of each type
-is drawn without replacement (``numpy.random.default_rng(0)``, types in alphabetical order), at least 50 cells; types
-with fewer cells are kept whole. Cells keep the order of the source, and all genes are kept. The same source gives the
-same file (1.05 MB). Counts are stored by column as uint16, which compresses best.
+The source is PBMC 3k as an h5ad file with all genes and the published types in ``obs["cell_type"]``. Cells without a
+published type are excluded. A quarter of each type is drawn without replacement (``numpy.random.default_rng(0)``, types
+in alphabetical order), at least 50 cells; types with fewer cells are kept whole. Cells keep the order of the source,
+and all genes are kept. The same source gives the same file (1.05 MB). Counts are stored by column as uint16, which
+compresses best.
 """
 
 from __future__ import annotations

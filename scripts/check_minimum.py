@@ -39,11 +39,9 @@ def least(dependencies: list[str], torch: str) -> list[str]:
     """The lower bound of each requirement as its exact version; torch as it is given."""
     pinned = []
     for requirement in dependencies:
-        bound = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement)
+        bound = re.fullmatch(r"([\w.-]+)>=([\w.]+)(,<[\w.]+)?", requirement)
         if bound is None:
-            raise SystemExit(
-                f"dependency {requirement!r} is not of the form name>=version: give it a lower bound alone"
-            )
+            raise SystemExit(f"dependency {requirement!r} is not of the form name>=version or name>=version,<version")
         pinned.append(torch if bound[1] == "torch" else f"{bound[1]}=={bound[2]}")
     return pinned
 

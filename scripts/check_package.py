@@ -11,12 +11,25 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import subprocess
 import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
-from empty_environment import LOCK, ROOT, build, empty_environment, pinned_torch, pip, run, run_tests, stage
+from empty_environment import (
+    LOCK,
+    ROOT,
+    build,
+    empty_environment,
+    environment,
+    pinned_torch,
+    pip,
+    run,
+    run_tests,
+    stage,
+)
 
 NEEDED = (
     "scdiva/py.typed",
@@ -26,6 +39,8 @@ NEEDED = (
     "scdiva/checkpoints/scdiva-mini/model.safetensors",
     "scdiva/checkpoints/scdiva-mini/vocabulary.safetensors",
     "scdiva/datasets/pbmc3k_cell_types.tsv",
+    "scdiva/datasets/pbmc3k_small.LICENSE.txt",
+    "scdiva/datasets/pbmc3k_small.npz",
     "scdiva/datasets/published.tsv",
     "scdiva/datasets/transcription_factors.txt",
     "scdiva/tokenizer/human.safetensors",
@@ -64,7 +79,8 @@ def problems_of(wheel: Path, source: Path = ROOT / "src" / "scdiva") -> list[str
         for path in source.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    wanted = {*files, *NEEDED, f"{info}/licenses/LICENSE", f"{info}/METADATA", f"{info}/entry_points.txt"}
+    licences = {f"{info}/licenses/{name}" for name in project()["license-files"]}
+    wanted = {*files, *NEEDED, *licences, f"{info}/METADATA", f"{info}/entry_points.txt"}
     problems = [f"{name} is missing" for name in sorted(wanted - set(held))]
     problems += [
         f"{n} differs from the source" for n in sorted(set(files) & set(held)) if held[n] != files[n].read_bytes()
@@ -73,20 +89,31 @@ def problems_of(wheel: Path, source: Path = ROOT / "src" / "scdiva") -> list[str
     return problems + [f"{name} does not belong there" for name in sorted(foreign)]
 
 
+def project() -> dict[str, Any]:
+    """Return the table [project] of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
 def extras() -> set[str]:
     """Names of the packages that only extras name."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {re.split(r"[\[><=; ]", line)[0] for lines in project["optional-dependencies"].values() for line in lines}
-    core = {re.split(r"[\[><=; ]", line)[0] for line in project["dependencies"]}
+    lines = [line for lines in project()["optional-dependencies"].values() for line in lines]
+    named = {re.split(r"[\[><=; ]", line)[0] for line in lines}
+    core = {re.split(r"[\[><=; ]", line)[0] for line in project()["dependencies"]}
     return named - core - BROUGHT_BY_OTHERS - {"scdiva"}
 
 
-def readme_example() -> str:
-    """The README's first block of Python."""
+def run_readme_example(python: Path, folder: Path) -> None:
+    """Run the README's first block of Python as a script in an empty folder; a warning is a failure."""
     found = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.M | re.S)
     if found is None:
         raise SystemExit("README.md has no Python")
-    return found[1]
+    folder.mkdir()
+    (folder / "example.py").write_text(found[1], encoding="utf-8")
+    done = subprocess.run(
+        [python, "example.py"], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode or "Warning" in done.stderr or not (folder / "umap.png").is_file():
+        raise SystemExit(f"the README's first example failed, warned or drew nothing:\n{done.stdout}{done.stderr}")
 
 
 def main() -> None:
@@ -110,7 +137,7 @@ def main() -> None:
             run([python, "-c", ABSENT, *sorted(extras())], cwd=folder)
         with stage("used there: embed, the README's example, command line"):
             run([python, "-c", USE], cwd=folder)
-            run([python, "-c", readme_example()], cwd=folder)
+            run_readme_example(python, folder / "example")
             for option in ("--version", "--help"):
                 run([python.parent / "scdiva", option], cwd=folder)
         with stage("every public name, and the hints of missing extras"):

@@ -27,12 +27,16 @@ def stage(what: str) -> Iterator[None]:
     print(f"   {time.perf_counter() - start:.0f} s", flush=True)
 
 
+def environment() -> dict[str, str]:
+    """Variables of the environment, without those that lead to the repository."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return kept | {"PYTHONNOUSERSITE": "1", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+
+
 def run(command: Sequence[str | Path], cwd: Path = ROOT) -> None:
     """Run a command that finds nothing of the repository by itself; end everything if it fails."""
-    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    env = {name: value for name, value in os.environ.items() if name not in hidden}
-    env |= {"PYTHONNOUSERSITE": "1", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, check=False)
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment(), check=False)
     if done.returncode:
         raise SystemExit(f"failed with {done.returncode}: {' '.join(map(str, command))}")
 

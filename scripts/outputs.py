@@ -3,9 +3,9 @@
     python scripts/outputs.py --out before [--parts embed grn ...]       on one commit
     python scripts/outputs.py --out after --against before               on the other
 
-Each call runs on drawn cells and on `pbmc68k_reduced`, with fixed seeds and few steps. Arrays are compared bit by bit;
-a difference is reported with its size, and what is missing or new by name. Exit 1 if anything differs by more than
-`--tolerance` of its scale. Seconds, versions and addresses are left out.
+Each call runs on simulated cells and on scanpy's `pbmc68k_reduced`, with fixed seeds and few steps. Arrays are compared
+bit by bit; a difference is reported with its size, and what is missing or new by name. Exit 1 if anything differs by
+more than `--tolerance` of its scale. Seconds, versions and addresses are left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import anndata as ad
 import numpy as np
 import pandas as pd
+import scanpy as sc
 import scipy.sparse as sp
 
 import scdiva as sd
@@ -66,7 +67,7 @@ def cells() -> dict[str, Callable[[], tuple[ad.AnnData, dict[str, Any]]]]:
         return sd.datasets.toy(160, 300), {}
 
     def blood() -> tuple[ad.AnnData, dict[str, Any]]:
-        adata = sd.datasets.pbmc68k_reduced()
+        adata = sc.datasets.pbmc68k_reduced()
         adata.obs["cell_type"] = adata.obs["bulk_labels"]
         adata.obs["batch"] = np.where(np.arange(adata.n_obs) % 2, "a", "b")
         return adata[::3].copy(), {"use_raw": True}

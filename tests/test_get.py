@@ -218,11 +218,12 @@ def test_networks_that_are_not_there_are_named(with_network):
 def test_decoupler_takes_the_edges_unchanged():
     """Its univariate linear model, beside the t statistics of scipy's regression."""
     import decoupler
+    import scanpy as sc
     from scipy.stats import linregress
 
     import scdiva as sd
 
-    cells = sd.datasets.pbmc68k_reduced()[:120].copy()
+    cells = sc.datasets.pbmc68k_reduced()[:120].copy()
     sd.tl.grn(cells, "correlation", sources="tf", n_targets=20, use_raw=True)
     net = get.grn_df(cells)
     before = net.copy()

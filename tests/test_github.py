@@ -243,6 +243,7 @@ def test_the_conda_recipe_asks_for_what_pyproject_asks_for():
     assert read["requirements"]["run"] == [f"python {PROJECT['requires-python']}", *wanted]
     assert read["build"]["python"]["entry_points"] == [f"scdiva = {PROJECT['scripts']['scdiva']}"]
     assert read["about"]["license"] == PROJECT["license"]
+    assert read["about"]["license_file"] == PROJECT["license-files"]
     assert read["about"]["summary"] == PROJECT["description"]
 
 

@@ -6,9 +6,9 @@ first named.
 Examples
 --------
 >>> import scdiva as sd
->>> adata = sd.datasets.pbmc68k_reduced()
->>> sd.tl.embed(adata, use_raw=True)
->>> sd.pl.umap(adata, color="bulk_labels")
+>>> adata = sd.datasets.pbmc3k_small()
+>>> sd.tl.embed(adata)
+>>> sd.pl.umap(adata, color="cell_type")
 """
 
 from __future__ import annotations

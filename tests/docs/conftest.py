@@ -23,7 +23,6 @@ def cells_like_a_users(n_cells=60, n_genes=70, rng=0) -> ad.AnnData:
     free = [gene for gene in cells.var_names if gene not in GENES][: len(absent)]
     cells.var_names = cells.var_names.to_series().replace(dict(zip(free, absent, strict=True))).to_numpy()
     cells.obs["donor"] = cells.obs["batch"]
-    cells.obs["bulk_labels"] = cells.obs["cell_type"]
     del cells.var["ensembl_id"]
     cells.raw = cells
     return cells
@@ -68,11 +67,10 @@ def folder(tmp_path, monkeypatch):
     Path("genes.txt").write_text("\n".join(cells.var_names) + "\n")
     cells.obs.to_csv("cells.csv")
     Path("h.all.v2025.1.Hs.symbols.gmt").write_text("SET\tfrom nowhere\t" + "\t".join(cells.var_names[:30]) + "\n")
-    # the bundled cells, a UMAP and scanpy's neighbours would take longer; tests/pl and tests/tl have them
+    # a UMAP and scanpy's neighbours would take longer; tests/pl and tests/tl have them
     monkeypatch.setattr("scanpy.pp.neighbors", lambda adata, use_rep: adata.obsm[use_rep])
     monkeypatch.setattr("scanpy.tl.leiden", lambda adata, *, flavor, n_iterations: None)  # wants those neighbours
     for module in ("_maps", "_umap"):
         monkeypatch.setattr(f"scdiva.pl.{module}.umap_of", lambda z, seed: np.ascontiguousarray(z[:, :2]))
-    monkeypatch.setattr(sd.datasets, "pbmc68k_reduced", cells_like_a_users)
     with sd.settings.override(progress=False), matplotlib.rc_context():  # decoupler, imported, changes legends
         yield tmp_path

@@ -90,10 +90,10 @@ def test_without_triton_cells_are_embedded_as_ever(without_triton, cells, drawn,
 
 # --- missing extras ---------------------------------------------------------------------------------------------------
 HINTS = {
-    "igraph, modules": ("igraph", "grn", lambda a: sd.tl.grn_modules(a)),
+    "igraph, modules": ("igraph", "leiden", lambda a: sd.tl.grn_modules(a)),
     "igraph, Leiden": (
         "igraph",
-        "metrics",
+        "leiden",
         lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"].to_numpy()),
     ),
     "huggingface-hub": ("huggingface_hub", "hub", lambda a: sd.tl.embed(a, "hf://owner/name")),
@@ -108,7 +108,7 @@ def extras():
 @pytest.mark.parametrize("name", HINTS)
 def test_a_missing_extra_is_named_with_the_line_that_installs_it(cells, model, refused, monkeypatch, name):
     module, extra, call = HINTS[name]
-    if module == "igraph" and extra == "grn":
+    if name == "igraph, modules":
         sd.tl.grn(cells, "correlation", model=model, device="cpu")
     monkeypatch.setitem(__import__("sys").modules, module, None)
     refused(call, cells, ImportError, rf"pip install 'scdiva\[{extra}\]'")
@@ -141,10 +141,10 @@ def no_work(monkeypatch, *names):
 
 LATE = {
     "modules, on a network that is not there": (
-        "igraph", "grn", lambda a: sd.tl.grn_modules(a, key="none"), ("scdiva.tl._grn_modules.network_of",),
+        "igraph", "leiden", lambda a: sd.tl.grn_modules(a, key="none"), ("scdiva.tl._grn_modules.network_of",),
     ),
     "scores of a definition, Leiden": (
-        "igraph", "metrics", lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"]),
+        "igraph", "leiden", lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"]),
         ("scdiva.metrics.integration.scored_cells",),
     ),
     "a push": (

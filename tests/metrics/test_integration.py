@@ -48,7 +48,7 @@ def silhouette(z, groups):
 
 @pytest.fixture
 def igraph():
-    return pytest.importorskip("igraph", reason="Leiden clusters need igraph (extra metrics)")
+    return pytest.importorskip("igraph", reason="Leiden clusters need igraph (extra leiden)")
 
 
 def test_separated_types_are_found(igraph, blobs):
@@ -84,7 +84,7 @@ def test_cells_without_a_label_are_left_out(igraph, blobs):
 
 def test_without_igraph_the_extra_is_named(blobs, monkeypatch):
     monkeypatch.setitem(sys.modules, "igraph", None)
-    with pytest.raises(ImportError, match=r"scdiva\[metrics\]"):
+    with pytest.raises(ImportError, match=r"scdiva\[leiden\]"):
         avg_bio(*blobs)
 
 

@@ -171,9 +171,11 @@ def test_the_diagram_is_drawn_on_the_users_axes(annotated):
 
 def test_everything_is_read_from_what_annotate_writes(tmp_path):
     """Nearest neighbours, at once; half the cells are the reference."""
+    import scanpy as sc
+
     import scdiva as sd
 
-    cells = sd.datasets.pbmc68k_reduced().raw.to_adata()
+    cells = sc.datasets.pbmc68k_reduced().raw.to_adata()
     reference, query = cells[::2].copy(), cells[1::2].copy()
     sd.tl.annotate(query, "bulk_labels", reference, method="knn", reject=0.05)
     query.obsm["X_scdiva"] = query.obsm["X_pca"]

@@ -210,5 +210,7 @@ def querying(build):
 @pytest.fixture(scope="session")
 def blood():
     """Every fourteenth of scanpy's blood cells, log-normalised as they are in `.raw`; never written to."""
-    cells = sd.datasets.pbmc68k_reduced()[::14].copy()
+    import scanpy as sc
+
+    cells = sc.datasets.pbmc68k_reduced()[::14].copy()
     return ad.AnnData(cells.raw.X.copy(), obs=cells.obs, var=cells.raw.var)

@@ -207,7 +207,9 @@ def test_lognormalised_expression_gives_the_network_of_its_counts(cells, infer, 
 
 def test_transcription_factors_are_sources_on_request():
     """The bundled model, real cells."""
-    cells = sd.datasets.pbmc68k_reduced()
+    import scanpy as sc
+
+    cells = sc.datasets.pbmc68k_reduced()
     sd.tl.grn(cells, sources="tf", n_targets=50, use_raw=True)
     about = cells.uns["scdiva"]["scdiva_grn"]
     factors = set(sd.datasets.transcription_factors())

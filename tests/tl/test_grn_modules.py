@@ -177,8 +177,9 @@ def test_without_igraph_the_extra_is_named(cliques, contents, monkeypatch):
     adata.X = sp.csr_matrix(adata.X)
     before = contents(adata)
     monkeypatch.setitem(sys.modules, "igraph", None)
-    with pytest.raises(ImportError, match=r"pip install 'scdiva\[grn\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'scdiva\[leiden\]'"):
         sd.tl.grn_modules(adata, key="net")
     assert contents(adata) == before
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
-    assert any(line.startswith("igraph") for line in project["optional-dependencies"]["grn"])
+    assert any(line.startswith("igraph") for line in project["optional-dependencies"]["leiden"])
+    assert "scdiva[leiden]" in project["optional-dependencies"]["grn"]

@@ -1,6 +1,7 @@
 """Published datasets by name, small ones of real cells and with known truth, and gene families."""
 
-from scdiva.datasets._cells import pbmc68k_reduced, toy
+from scdiva.datasets._bundled import pbmc3k_small
+from scdiva.datasets._cells import toy
 from scdiva.datasets._gene_sets import gene_family, transcription_factors
 from scdiva.datasets._published import adamson, kang, mouse_brain, mouse_pancreas, norman, pancreas, pbmc3k
 
@@ -13,7 +14,7 @@ __all__ = [
     "norman",
     "pancreas",
     "pbmc3k",
-    "pbmc68k_reduced",
+    "pbmc3k_small",
     "toy",
     "transcription_factors",
 ]

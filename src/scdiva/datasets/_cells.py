@@ -1,4 +1,4 @@
-"""Cells with known truth, drawn, and real ones."""
+"""Simulated cells with known truth."""
 
 from __future__ import annotations
 
@@ -113,26 +113,3 @@ def toy(
         "baseline": baseline,
     }
     return adata
-
-
-def pbmc68k_reduced() -> AnnData:
-    """Give 700 peripheral blood cells with 765 genes and published labels, bundled with scanpy.
-
-    A subset of the 68,579 blood cells of Zheng et al. 2017 (Nature Communications 8, 14049). `adata.X` is scaled and
-    can't be read by scdiva; `adata.raw` holds log-normalised values of the same genes: pass `use_raw=True`.
-
-    Returns
-    -------
-    AnnData
-        `obs["bulk_labels"]` holds ten cell types (correlation with sorted populations), `obs["louvain"]` clusters.
-
-    Examples
-    --------
-    >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> adata.shape
-    (700, 765)
-    """
-    import scanpy as sc
-
-    return sc.datasets.pbmc68k_reduced()

@@ -55,7 +55,7 @@ def avg_bio(
     Raises
     ------
     ImportError
-        If `igraph` is not installed; it is GPL and so part of the extra `scdiva[metrics]`.
+        If `igraph` is not installed; it is GPL and so part of the extra `scdiva[leiden]`.
     ValueError
         If `definition` is neither of the two, there are fewer labelled cells than neighbours, or all have one label or
         each its own.
@@ -80,7 +80,7 @@ def avg_bio(
     from sklearn.metrics import silhouette_score
 
     check_choices(definition=(definition, get_args(Definition)))
-    igraph = from_extra("igraph", "metrics", "Leiden clusters need igraph")
+    igraph = from_extra("igraph", "leiden", "Leiden clusters need igraph")
     coordinates, names = scored_cells(embedding, labels)
     if not 1 < (n_labels := len(np.unique(names))) < len(names):
         raise ValueError(

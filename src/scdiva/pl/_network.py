@@ -98,8 +98,8 @@ def grn(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.grn(adata, use_raw=True)
+    >>> adata = sd.datasets.pbmc3k_small()
+    >>> sd.tl.grn(adata)
     >>> sd.tl.grn_modules(adata)
     >>> sd.pl.grn(adata, save="network.png")
     >>> sd.pl.grn(adata, genes=sd.datasets.gene_family("HLA"), save="hla.png")
@@ -392,9 +392,9 @@ def regulon(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.grn(adata, sources="tf", use_raw=True)
-    >>> sd.pl.regulon(sd.tl.regulon(adata, "SPI1", use_raw=True), save="SPI1.png")
+    >>> adata = sd.datasets.pbmc3k_small()
+    >>> sd.tl.grn(adata, sources="tf")
+    >>> sd.pl.regulon(sd.tl.regulon(adata, "SPI1"), save="SPI1.png")
     """
     check_least(n_targets=(n_targets, 1))
     rows, factor = _rows_of(regulon, source)

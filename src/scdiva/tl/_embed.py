@@ -99,10 +99,10 @@ def embed(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.toy(60, 100)
+    >>> adata = sd.datasets.pbmc3k_small()
     >>> sd.tl.embed(adata)
     >>> adata.obsm["X_scdiva"].shape
-    (60, 192)
+    (713, 192)
     """
     check_writable(adata, copy=copy)
     check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")

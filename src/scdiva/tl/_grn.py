@@ -138,8 +138,8 @@ def grn(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.grn(adata, sources="tf", use_raw=True)
+    >>> adata = sd.datasets.pbmc3k_small()
+    >>> sd.tl.grn(adata, sources="tf")
     >>> len(sd.get.grn_df(adata, top=100))
     100
     """

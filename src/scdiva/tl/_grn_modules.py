@@ -79,7 +79,7 @@ def grn_modules(
     ValueError
         If an argument is out of range, or no edge is positive.
     ImportError
-        If `igraph` is not installed; it is GPL and so part of the extra `scdiva[grn]`.
+        If `igraph` is not installed; it is GPL and so part of the extra `scdiva[leiden]`.
 
     References
     ----------
@@ -89,13 +89,13 @@ def grn_modules(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.grn(adata, use_raw=True)
+    >>> adata = sd.datasets.pbmc3k_small()
+    >>> sd.tl.grn(adata)
     >>> sd.tl.grn_modules(adata)
     >>> adata.var["scdiva_grn_module"].cat.categories[0]
     '0'
     """
-    igraph = from_extra("igraph", "grn", "Leiden modules need igraph")
+    igraph = from_extra("igraph", "leiden", "Leiden modules need igraph")
     written = [key_added, f"{key_added}_{C.HUB}"]
     check_writable(adata, copy=copy, call="tl.grn_modules", entry=key_added, var=written)
     check_least(n_neighbors=(n_neighbors, 1))

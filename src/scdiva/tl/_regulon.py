@@ -68,9 +68,9 @@ def regulon(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.grn(adata, sources="tf", use_raw=True)
-    >>> targets = sd.tl.regulon(adata, "SPI1", use_raw=True)
+    >>> adata = sd.datasets.pbmc3k_small()
+    >>> sd.tl.grn(adata, sources="tf")
+    >>> targets = sd.tl.regulon(adata, "SPI1")
     >>> "sign" in targets
     True
     """

@@ -73,3 +73,10 @@ def test_counts_follow_the_truth():
 def test_toy_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         datasets.toy(**arguments)
+
+
+def test_pbmc68k_reduced():
+    adata = datasets.pbmc68k_reduced()
+    assert adata.shape == (700, 765)
+    assert adata.raw.X.min() >= 0
+    assert adata.obs["bulk_labels"].nunique() == 10

@@ -1,7 +1,7 @@
 """Published datasets by name, small ones of real cells and with known truth, and gene families."""
 
 from scdiva.datasets._bundled import pbmc3k_small
-from scdiva.datasets._cells import toy
+from scdiva.datasets._cells import pbmc68k_reduced, toy
 from scdiva.datasets._gene_sets import gene_family, transcription_factors
 from scdiva.datasets._published import adamson, kang, mouse_brain, mouse_pancreas, norman, pancreas, pbmc3k
 
@@ -15,6 +15,7 @@ __all__ = [
     "pancreas",
     "pbmc3k",
     "pbmc3k_small",
+    "pbmc68k_reduced",
     "toy",
     "transcription_factors",
 ]

@@ -113,3 +113,27 @@ def toy(
         "baseline": baseline,
     }
     return adata
+
+
+def pbmc68k_reduced() -> AnnData:
+    """700 peripheral blood cells with 765 genes and published labels, from scanpy.
+
+    A subset of the 68,579 cells of Zheng et al. 2017 (Nature Communications 8, 14049), as in
+    :func:`scanpy.datasets.pbmc68k_reduced`. `adata.X` is scaled; pass `use_raw=True` to read the log-normalised values
+    in `adata.raw`. :func:`pbmc3k_small` has counts of all genes.
+
+    Returns
+    -------
+    AnnData
+        `obs["bulk_labels"]` holds ten cell types (correlation with sorted populations), `obs["louvain"]` clusters.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> adata.shape
+    (700, 765)
+    """
+    import scanpy as sc
+
+    return sc.datasets.pbmc68k_reduced()

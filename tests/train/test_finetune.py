@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import warnings
 
@@ -236,17 +237,19 @@ def test_epochs_become_steps(model):
 )
 def test_arguments_out_of_range_are_refused(model, arguments, error, match):
     with pytest.raises(error, match=match):
-        T.finetune_config(True, model, **arguments)
+        T.finetune_config(True, model, T.AnnotationObjective, **arguments)
     with pytest.raises(ValueError, match="pass finetune=True"):
-        T.finetune_config(False, model, **arguments)
+        T.finetune_config(False, model, T.AnnotationObjective, **arguments)
 
 
 def test_arguments_without_effect_are_refused(tiny, model):
     encoder = tiny(anchor_residual=False, n_layers=2)
     with pytest.raises(ValueError, match="freeze and lora: the cell state of this model comes from its set encoder"):
-        T.finetune_config(True, encoder, freeze=1, lora=2)
-    assert T.finetune_config(False, model) is None
-    assert T.finetune_config(True, model)["context"] == 30  # the default is more than the model reads
+        T.finetune_config(True, encoder, T.AnnotationObjective, freeze=1, lora=2)
+    assert T.finetune_config(False, model, T.AnnotationObjective) is None
+    assert (
+        T.finetune_config(True, model, T.AnnotationObjective)["context"] == 30
+    )  # the default is more than the model reads
 
 
 class Halted(T.AnnotationObjective):
@@ -387,6 +390,35 @@ def test_memory_shortage_that_no_parts_relieve_is_one_error(tiny, genes, anchor,
     assert ("context" in str(error.value)) == (anchor == "learned")
     assert len(caplog.records) == (0 if anchor == "encoder" else 5)
     assert same(before, weights(network))
+
+
+def test_a_checkpoint_of_another_run_is_refused_before_cells_are_read(model, tmp_path):
+    """By task, arguments and weights, with and without low-rank updates; the run's own is accepted."""
+
+    def asked(**given):
+        task, of = given.pop("task", T.AnnotationObjective), given.pop("model", model)
+        return T.finetune_config(True, of, task, checkpoint_dir=tmp_path, **({"context": 12} | given))
+
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.blocks[0].ffn_norm.weight[0] += 1
+    for lora in (None, 2):
+        fields = {"lora": lora} if lora else {}
+        tune(model, configured(epochs=1, **fields), checkpoint_dir=tmp_path)
+        assert asked(lora=lora)["context"] == 12
+        refused = [
+            ({"task": T.IntegrationObjective}, "another task than integrate"),
+            ({"model": other}, "other weights"),
+        ]
+        refused += [({"lr": 1e-4}, "lr=0.0003, not 0.0001"), ({"freeze": 1}, "freeze=0, not 1")]
+        for given, words in [
+            *refused,
+            ({"context": 10}, "context=12, not 10"),
+            ({"lora": 3}, f"lora={lora or 0}, not 3"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                asked(**({"lora": lora} | given))
+        (tmp_path / "last.ckpt").unlink()
 
 
 def test_heads_fitted_on_the_former_state_are_left_out(tiny, genes):

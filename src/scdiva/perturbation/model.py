@@ -457,9 +457,9 @@ def finetuning(opened: PerturbationModel, finetune: bool, **given: Any) -> dict[
     """
     if not finetune and all(value is None for value in given.values()):
         return None
-    from scdiva.train.finetune import finetune_config
+    from scdiva.train.finetune import ResponseObjective, finetune_config
 
-    fields = finetune_config(finetune, opened.model, **given, through=True)
+    fields = finetune_config(finetune, opened.model, ResponseObjective, **given, through=True)
     assert fields is not None
     context, most = fields.get("context", FinetuneConfig.context), int(opened.screen.conditions.n_parts.max())
     if context <= most:

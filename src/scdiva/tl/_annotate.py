@@ -274,11 +274,11 @@ def annotate(
         from scdiva.models.pretrained import load_for
         from scdiva.train.adaptation import read_cells
         from scdiva.train.annotation import Reference
-        from scdiva.train.finetune import finetune_config
+        from scdiva.train.finetune import AnnotationObjective, finetune_config
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
         tuning = finetune_config(
-            finetune, given, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
+            finetune, given, AnnotationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
             checkpoint_dir=checkpoint_dir,
         )  # fmt: skip
         ancestors(tuple(map(str, types.categories.tolist())), groups or {})

@@ -182,7 +182,7 @@ def integrate(
 
     from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import read_cells
-    from scdiva.train.finetune import finetune_config, finetune_for_integration
+    from scdiva.train.finetune import IntegrationObjective, finetune_config, finetune_for_integration
     from scdiva.train.integration import HISTORY, integrate_model, of_cells, with_head
 
     given = load_for(model, running.device)
@@ -192,8 +192,9 @@ def integrate(
             f"with the model it came from, such as {C.DEFAULT_MODEL!r}."
         )
     tuning = finetune_config(
-        finetune, given, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context, checkpoint_dir=checkpoint_dir
-    )
+        finetune, given, IntegrationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
+        checkpoint_dir=checkpoint_dir,
+    )  # fmt: skip
     if tuning is not None and all(batch.max(initial=0) == 0 for batch in batches):
         raise ValueError(
             f"adata.obs[{keys[0]!r}] names one batch only, so there is nothing to integrate. To fine-tune on labels: "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -35,7 +35,7 @@ from scdiva.nn.layers import Block, perceptron
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.annotation import VARIANCE_OFFSET, balanced_weights
 from scdiva.train.base import Result, TaskModule, decay_groups
-from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY
+from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY, read_checkpoint
 from scdiva.train.config import FinetuneConfig
 from scdiva.train.integration import reversed_gradient
 from scdiva.train.loop import shuffled
@@ -64,6 +64,7 @@ CELLS_SEEN = 8_000
 def finetune_config(
     finetune: bool,
     model: ScDiVa,
+    task: type[Objective],
     *,
     epochs: int | None = None,
     lr: float | None = None,
@@ -81,6 +82,8 @@ def finetune_config(
         Whether fine-tuning was requested.
     model
         The model.
+    task
+        Class of the objective.
     epochs, lr, freeze, lora, context, checkpoint_dir
         As given by the user; None where they were not.
     through
@@ -93,7 +96,8 @@ def finetune_config(
     Raises
     ------
     ValueError
-        If one is given without `finetune=True`, is out of range, or does not apply to this model.
+        If one is given without `finetune=True`, is out of range, or does not apply to this model; or if
+        `checkpoint_dir` holds a checkpoint of another task, model or configuration.
     TypeError
         If one has the wrong type.
     """
@@ -132,7 +136,26 @@ def finetune_config(
         if context is not None:
             raise ValueError(f"context={context} is more than the {c.max_length} genes that the model reads.")
         fields["context"] = c.max_length
+    if checkpoint_dir is not None:
+        _refuse_other_run(output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT, model, task, fields)
     return fields | {"epochs": epochs}
+
+
+def _refuse_other_run(file: Path, model: ScDiVa, task: type[Objective], fields: dict[str, Any]) -> None:
+    """Refuse a checkpoint, if there is one, of what is known to differ before cells are read."""
+    if not file.exists():
+        return
+    saved, config = read_checkpoint(file)[CHECKPOINT_KEY], FinetuneConfig(**fields)
+    remedy = f"Pass another checkpoint_dir, or delete {str(file)!r}."
+    if saved.get("objective") != task.__name__:
+        raise ValueError(f"{str(file)!r} is a checkpoint of another task than {task.task}. {remedy}")
+    given = {"learning_rate": "lr", "freeze": "freeze", "lora": "lora", "context": "context"}
+    for name, argument in given.items():
+        then, now = saved["config"].get(name), getattr(config, name)
+        if then != now:
+            raise ValueError(f"{str(file)!r} is a checkpoint of a run with {argument}={then}, not {now}. {remedy}")
+    if saved["model"] != model_digest(network_for(model, replace(config, lora=0), 0)):
+        raise ValueError(f"{str(file)!r} is a checkpoint of a run from a model with other weights. {remedy}")
 
 
 def planned(fields: dict[str, Any], n_items: int, seed: int, precision: str) -> FinetuneConfig:
@@ -169,6 +192,8 @@ class Objective(nn.Module):
 
     n_items: int
     """Training examples of an epoch."""
+    task: ClassVar[str]
+    """Name of the task in messages and in the metadata of a fine-tuned model."""
 
     def through_blocks(self, network: ScDiVa) -> bool:
         """Whether the loss depends on the transformer blocks, which can run over a batch in parts."""
@@ -222,6 +247,8 @@ class IntegrationObjective(Objective):
     seed
         Of the discriminators' weights.
     """
+
+    task = "integrate"
 
     def __init__(
         self,
@@ -302,6 +329,7 @@ class AnnotationObjective(Objective):
         Genes kept of each cell.
     """
 
+    task = "annotate"
     weights: Tensor
 
     def __init__(self, cells: AdaptationCells, labels: np.ndarray, head: AnnotationHead, *, context: int) -> None:
@@ -394,7 +422,7 @@ class FinetuneModule(TaskModule):
         self.history: dict[str, list[Tensor]] = {}
         self._parts: dict[str, Tensor] = {}
         self._digests = {
-            "model": _digest(weight.detach().float().cpu().numpy() for weight in model.state_dict().values()),
+            "model": model_digest(model),
             "data": _digest(objective.data()),
         }
 
@@ -425,7 +453,7 @@ class FinetuneModule(TaskModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run must know. Called by Lightning."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint[CHECKPOINT_KEY] |= self._digests
+        checkpoint[CHECKPOINT_KEY] |= self._digests | {"objective": type(self.objective).__name__}
         checkpoint[CHECKPOINT_KEY]["history"] = {
             name: torch.stack(values).cpu() for name, values in self.history.items()
         }
@@ -444,6 +472,16 @@ class FinetuneModule(TaskModule):
             if saved[name] != self._digests[name]:
                 raise ValueError(f"The checkpoint was trained {what}. Choose another checkpoint_dir.")
         self.history = {name: list(values) for name, values in saved["history"].items()}
+
+
+def model_digest(network: ScDiVa) -> str:
+    """SHA-256 of the weights of a network from :func:`network_for`, low-rank updates excepted."""
+    weights = network.state_dict()
+    return _digest(
+        weight.detach().float().cpu().numpy()
+        for name, weight in weights.items()
+        if name.rpartition(".")[0] + ".layer.weight" not in weights
+    )
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:
@@ -621,6 +659,8 @@ def finetune(
     for layers, name, layer in _linears(network, 0):
         if isinstance(layer, LowRankLinear):
             setattr(layers, name, layer.merged())
+    tuned = {"task": objective.task, "training": config.to_dict()}
+    network.metadata = {**(network.metadata or {}), FINETUNED: tuned}
     network.requires_grad_(True).eval().to(target)
     objective.requires_grad_(False).eval().to(target)
     return {name: [float(value) for value in values] for name, values in module.history.items()}
@@ -660,7 +700,6 @@ def finetune_for_integration(
         cells, batches, labels, state_dim=network.state_dim, context=network.config.input_length, seed=seed
     )
     history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
-    network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "integrate", "training": config.to_dict()}}
     return network, history
 
 
@@ -695,7 +734,6 @@ def finetune_for_annotation(
     objective = AnnotationObjective(cells, labels, head, context=network.config.input_length)
     history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
     head.cpu()
-    network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "annotate", "training": config.to_dict()}}
     return network, history
 
 
@@ -755,6 +793,8 @@ class ResponseObjective(Objective):
     context
         Maximum number of genes of a cell.
     """
+
+    task = "perturbation"
 
     def __init__(self, measured: MeasuredChanges, head: ResponseHead, context: int) -> None:
         super().__init__()
@@ -835,5 +875,4 @@ def finetune_for_perturbation(
     objective = ResponseObjective(measured, head, config.context)
     objective.to(device).standardise(network.to(device).eval())
     history = finetune(network, objective, config, device=device, checkpoint_dir=checkpoint_dir)
-    network.metadata = {**(network.metadata or {}), FINETUNED: {"task": "perturbation", "training": config.to_dict()}}
     return network, head, history

@@ -274,13 +274,13 @@ def test_what_is_to_be_predicted_is_judged_before_any_cell_is_read(fitted_by_lin
         ({"candidates": ["nowhere"]}, "1 of 1 perturbed genes or labels .*'nowhere'"),
         ({"candidates": ["control"]}, "candidates holds 'control'"),
         ({"dose": 0.0}, "dose must be a number above 0"),
-        ({"dose": [1.0, 2.0]}, "dose must be one number"),
+        ({"dose": [1.0, 2.0]}, "dose must be a number"),
     ],
 )
 def test_what_is_to_be_ranked_is_judged_before_any_cell_is_read(fitted_by_line, asked, match):
     passes = Passes()
     adata = by_line(passes)[: N_CELLS // 2]
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted_by_line, **asked)
     assert passes.n == 0
 

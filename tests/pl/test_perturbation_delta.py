@@ -87,7 +87,9 @@ def test_the_users_axes_are_drawn_on(predicted_screen, tmp_path):
 
 def test_what_cannot_be_drawn_is_refused(predicted_screen, tmp_path):
     predicted, observed = predicted_screen()
-    with pytest.raises(TypeError, match=r"condition must name .* got AnnData.*\(predicted, 'A', observed\)"):
+    with pytest.raises(
+        TypeError, match=r"condition must be the name .* got AnnData.*\(predicted, condition, observed\)"
+    ):
         sd.pl.perturbation(predicted, observed)
     for condition, options, error, words in [
         ("D", {}, KeyError, "'D' must name one of the 5 predicted"),

@@ -126,7 +126,7 @@ def test_what_is_written_can_be_stored(tmp_path):
         ({"by": "single", "n_splits": 1}, ValueError, "n_splits must be at least 2"),
         ({"by": "single", "fold": 5}, ValueError, "no fold 5: folds go from 0 to 4"),
         ({"by": "single", "fold": -1}, ValueError, "fold must be at least 0, got -1"),
-        ({"by": "single", "rng": 1.5}, TypeError, "got float"),
+        ({"by": "single", "rng": 1.5}, TypeError, "rng must be a whole number"),
         ({"by": "single", "rng": -1}, ValueError, "rng must be at least 0, got -1"),
         ({"by": "single", "key_added": "p"}, ValueError, "would overwrite"),
         ({"by": "single", "n_splits": 6}, ValueError, r"has 4 perturbations .*'A'.* 6 folds. Pass a smaller n_splits"),

@@ -299,7 +299,7 @@ def test_groups(of_groups, states, genes):
         ({"candidates": ["drug+"]}, ValueError, r"'drug\+' has an empty part"),
         ({"candidates": []}, ValueError, "candidates names no perturbation"),
         ({"dose": 3.0}, ValueError, "dose= is given"),
-        ({"dose": [1.0, 2.0]}, ValueError, "dose must be one number"),
+        ({"dose": [1.0, 2.0]}, TypeError, "dose must be a number"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
         ({"device": "abacus"}, ValueError, "abacus"),

@@ -352,8 +352,6 @@ def ranked(
             raise ValueError(f"adata.obs[{state_key!r}] never is {name!r}; there are {there}.")
     if start == target:
         raise ValueError(f"start and target are both {start!r}: there is no change to look for.")
-    if dose is not None and np.ndim(dose):
-        raise ValueError(f"dose must be one number for all, got {dose!r}.")
     if combinations and not fitted.separator:
         raise ValueError("combinations need a separator, and the screen was read without: separator='+'")
     screen = fitted.screen

@@ -57,7 +57,7 @@ def plot(function: F) -> F:
         with contextlib.ExitStack() as failed:
             for name in cells & given.keys():
                 if given[name] is not None:
-                    failed.callback(_restore, given[name], dict(given[name].obsm), given[name].uns.get(UNS))
+                    failed.callback(_restore, given[name], dict(given[name].obsm), dict(given[name].uns))
             fig = cast(Figure, function(*args, **kwargs))
             fig_or_none = _finish(fig, own=own, return_fig=given.get("return_fig", False), save=given.get("save"))
             failed.pop_all()
@@ -232,17 +232,19 @@ def _check_file(save: str | os.PathLike[str] | None) -> None:
         raise IsADirectoryError(f"save={os.fspath(save)!r} is a folder. Name a file, in it or beside it.")
 
 
-def _restore(adata: AnnData, obsm: dict[str, Any], ours: Any) -> None:
+def _restore(adata: AnnData, obsm: dict[str, Any], uns: dict[str, Any]) -> None:
     """Take back the maps that a plot computed before it failed."""
+    if adata.is_view:  # writing into a view makes it a copy
+        return
     for key in set(adata.obsm) - obsm.keys():
         del adata.obsm[key]
     for key, value in obsm.items():
         if adata.obsm[key] is not value:
             adata.obsm[key] = value
-    if ours is not None:
-        adata.uns[UNS] = ours
-    elif UNS in adata.uns:
-        del adata.uns[UNS]
+    if UNS in uns:
+        adata.uns[UNS] = uns[UNS]
+    else:
+        adata.uns.pop(UNS, None)
 
 
 def _finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike[str] | None) -> Figure | None:

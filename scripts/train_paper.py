@@ -1,12 +1,12 @@
 """Train scdiva-paper-mini, a small checkpoint of the paper's own kind: `[LAT]` from the transformer, no other state.
 
-    python scripts/train_paper.py [--corpus FOLDER] [--out runs/paper] [--resume] [--install]
+    python scripts/train_paper.py [--corpus FOLDER] [--out runs/paper] [--stages short full] [--resume] [--install]
 
 1. Prepare: corpus entropies, a vocabulary of the most frequently detected genes, and the packed corpus, with the
    validation studies apart.
 2. Train with the paper's objective alone (identity cross-entropy plus 10 times the squared error of masked values,
-   t ~ U(0, 1)), first on the 256 top-ranked genes of each cell, which is fast, then on the top 1,200. The second run
-   starts from the weights of the first (`sd.train.pretrain(init=...)`).
+   t ~ U(0, 1)), first on the 256 top-ranked genes of each cell, which is fast, then on the top 1,200. Each stage starts
+   from the weights of the one before (`sd.train.pretrain(init=...)`); `--stages` names those to train.
 
 Gene embeddings start from the SVD of the corpus. A stage whose model exists is skipped; `--resume` continues a stopped
 stage from its last checkpoint. `--install` copies the model into the package, in half precision.
@@ -50,7 +50,10 @@ SHARED = {
 STAGES = {
     "short": {"context": 256, "batch_size": 32, "steps": 1600, "learning_rate": 1e-3, "warmup_steps": 100},
     "full": {"context": 1200, "batch_size": 16, "steps": 400, "learning_rate": 5e-4, "warmup_steps": 40},
+    "long": {"context": 512, "batch_size": 32, "steps": 15_000, "learning_rate": 1e-3, "warmup_steps": 300},
+    "last": {"context": 1200, "batch_size": 16, "steps": 2000, "learning_rate": 3e-4, "warmup_steps": 100},
 }
+"""The bundled checkpoint is that of the first two, about an hour; the other two take some 15 CPU hours."""
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-paper-mini"
 
 
@@ -83,7 +86,8 @@ def prepare(corpus: Path, folder: Path) -> None:
 def train(arguments: argparse.Namespace, prepared: Path) -> Path:
     """Train the stages one after the other; return the folder of the last model."""
     model = None
-    for number, (name, stage) in enumerate(STAGES.items()):
+    for number, name in enumerate(arguments.stages):
+        stage = STAGES[name]
         folder, before = arguments.out / name, model
         model = folder / "model"
         if model.exists():
@@ -118,7 +122,7 @@ def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Pat
             "studies": packed.study_names,
             "validation_studies": list(VALIDATION),
         },
-        "stages": {name: {**stage, **_trained(arguments.out / name)} for name, stage in STAGES.items()},
+        "stages": {name: {**STAGES[name], **_trained(arguments.out / name)} for name in arguments.stages},
         "shared": SHARED,
     }
     text = card(metadata, model.n_parameters, model.config.n_genes)
@@ -182,6 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=["short", "full"])
     parser.add_argument("--resume", action="store_true", help="continue a stopped stage from its last checkpoint")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)

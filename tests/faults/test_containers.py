@@ -23,9 +23,9 @@ def calls():
 
 
 def called(function, parameter, given, adata):
-    """Call a function with `given` as one parameter, cells as the others that take cells, and a word as the rest."""
+    """Call a function with `given` as one parameter, cells, numbers and words as the others that it asks for."""
     asked = {
-        one.name: adata if "AnnData" in str(one.annotation) else "cell_type"
+        one.name: adata if "AnnData" in str(one.annotation) else 4 if one.annotation == "int" else "cell_type"
         for one in inspect.signature(function).parameters.values()
         if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
     }

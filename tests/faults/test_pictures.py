@@ -76,7 +76,7 @@ def test_cells_of_unknown_confidence_stay_in_view(cells):
 COLOURS = {
     "misspelt column": ("cell_types", {}, KeyError, "did you mean 'cell_type'"),
     "misspelt in a list": (["batch", "cell_types"], {}, KeyError, "did you mean 'cell_type'"),
-    "number": (3, {}, TypeError, "by name; got 3"),
+    "number": (3, {}, TypeError, "color must be one or several names or None; got 3"),
     "number in a list": (["batch", 3], {}, TypeError, "by name; got 3"),
     "none of them": ([], {}, ValueError, "color names nothing"),
     "no such layer": ("cell_type", {"layer": "count"}, KeyError, "did you mean 'counts'"),

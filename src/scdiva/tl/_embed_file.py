@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -151,7 +151,7 @@ def embed_file(
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", client=client)  # of dask.distributed  # doctest: +SKIP
     """
-    path, out = _one_path(path, "path"), output_path(_one_path(out, "out", written=True))
+    path, out = _one_path(path, "path"), output_path(out)
     if key_added is not None:
         check_key(key_added, "key_added")
     if isinstance(path, Path) and not path.exists():
@@ -353,10 +353,10 @@ def _window() -> int:
     return -(-WINDOW // BLOCK_ROWS) * BLOCK_ROWS
 
 
-def _one_path(given: Any, name: str, *, written: bool = False) -> Path:
+def _one_path(given: Any, name: str) -> Path:
     """Give the path; refuse what is none."""
     if is_path(given):
-        return cast(Path, given) if written else as_path(given)
+        return as_path(given)
     mend = "scdiva.tl.embed(adata) takes cells in memory"
     if isinstance(given, list | tuple | set):
         mend = "call embed_file once for each file, with an out of its own"

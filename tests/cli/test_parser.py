@@ -66,5 +66,7 @@ def test_values_that_make_no_sense_are_refused(options, capsys, arguments, messa
 
 def test_other_commands_say_their_own(capsys):
     assert refused(["info", "a", "--modell", "x"], capsys).startswith("scdiva info: no option modell (did")
-    assert "no option b" in refused(["embed", "a", "b", "-o", "c"], capsys)
+    assert "b is not an option" in refused(["embed", "a", "b", "-o", "c"], capsys)
+    said = refused(["annotate", "a.h5ad", "-o", "c", "--labels_key", "type", "--reject", "[x]"], capsys)
+    assert "--reject: must be a number or null; got ['x']. See" in said
     assert "pretrain" in refused(["pretrainn"], capsys)

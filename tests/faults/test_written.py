@@ -252,6 +252,19 @@ def test_the_entry_of_another_call_stays(cells, model, refused):
     annotate(cells, model, "mine")
 
 
+@pytest.mark.fault("one key for two calls")
+def test_an_embedding_and_an_integrated_one_do_not_share_a_key(cells, model, refused):
+    """The model that integrated the cells may embed them again."""
+    sd.tl.embed(cells, model, key_added="mine")
+    refused(lambda a: CALLS["tl.integrate"](a, model, "mine"), cells, ValueError, "tl.embed", "another key")
+    integrated = CALLS["tl.integrate"](cells, model)
+    said = "tl.integrate", "another key"
+    refused(lambda a: sd.tl.embed(a, model, key_added="X_scdiva_integrated"), cells, ValueError, *said)
+    before = cells.obsm["X_scdiva_integrated"].copy()
+    sd.tl.embed(cells, integrated)
+    np.testing.assert_allclose(cells.obsm["X_scdiva_integrated"], before, rtol=1e-4, atol=1e-5)
+
+
 SIDE = {
     "tl.annotate": ("obs", "mine_confidence"),
     "tl.log_likelihood": ("obs", "mine_se"),

@@ -403,3 +403,10 @@ def test_the_warning_about_a_view_names_the_line_of_the_call(drawn):
     with pytest.warns(ad.ImplicitModificationWarning) as caught:
         sd.tl.umap(view)
     assert {one.filename for one in caught} == {__file__}
+
+
+def test_an_embedding_under_the_name_of_a_map_is_no_map(drawn):
+    adata = drawn[:40].copy()
+    sd.tl.embed(adata, key_added="X_scdiva_umap")
+    with pytest.raises(ValueError, match=r"'X_scdiva_umap'.* of scdiva\.tl\.embed .*another key"):
+        umap(adata)

@@ -147,7 +147,7 @@ def test_of_columns_of_one_gene_the_first_stands_for_it(cells, infer, edges, one
     twice.X = twice.X * 2  # counts are whole
     cells.X = cells.X * 2
     sources = list(cells.var_names[[2, 12]])
-    infer(cells, method, sources=sources)
+    infer(cells, method, sources=np.array(sources))
     infer(twice, method, sources=[ids[sources[0]], sources[1]])
     found = edges(twice)
     assert np.isnan(found[60:]).all()

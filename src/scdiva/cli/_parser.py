@@ -58,6 +58,11 @@ _SPECIES = (
 """Help of `--species`, after the docstring's."""
 _UNKNOWN = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
 """The parser's message about an unknown key in a file."""
+_UNION = re.compile(
+    r"Does not validate against any of the Union subtypes Subtypes: \[(.*?)\] Errors:.*Given value: (.*)"
+)
+"""The parser's message about a value that is of none of several types."""
+_TYPES = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text", "NoneType": "null"}
 MOST_CONFIG = 1 << 20
 """Bytes of the largest `--config` that is read."""
 _SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", flags=re.M)
@@ -84,6 +89,12 @@ def _load(text: str, path: str = "") -> Any:
 
 
 set_loader("texts", _load, (ValueError,))
+
+
+def _expected(found: re.Match[str]) -> str:
+    """Say what a value must be, and what it is."""
+    kinds = [_TYPES.get(kind, kind) for kind in re.split(r",\s*", found[1])]
+    return f"must be {' or '.join(kinds)}; got {found[2]}"
 
 
 class _Parser(ArgumentParser):
@@ -115,12 +126,16 @@ class _Parser(ArgumentParser):
         """
         unknown = [".".join(filter(None, names)) for names in _UNKNOWN.findall(message)]
         if message.startswith("unrecognized arguments"):
-            unknown = re.findall(r"--([\w.-]+)", message) or message.split(":", 1)[1].split()
+            unknown = re.findall(r"--([\w.-]+)", message)
+            if not unknown:
+                extra = message.split(":", 1)[1].split()
+                message = f"{extra[0]} is not an option. Write several values as one list, such as '[A, {extra[0]}]'"
         if unknown:
             known = [action.dest for action in self._actions]
             message = "no option " + ", ".join(f"{name}{or_nearest(name, known)}" for name in unknown)
         message = re.sub(r'Parser key "([^"]+)":\s*', r"--\1: ", " ".join(message.split()))
         message = re.sub(r"<class '(\w+)'>", r"\1", message)
+        message = _UNION.sub(_expected, message)
         sys.stderr.write(f"{self.prog}: {message.rstrip('.')}. See --help.\n")
         self.exit(2)
 

@@ -178,7 +178,8 @@ def choose_genes(
             )
         return np.unique(tokens)
 
-    if sources == "tf":
+    factors_only = isinstance(sources, str) and sources == "tf"
+    if factors_only:
         from scdiva.datasets import transcription_factors
 
         factors = cells.vocabulary.match(transcription_factors()).tokens
@@ -188,7 +189,7 @@ def choose_genes(
     aims = tokens_of(targets, "targets")
     for name, found in (("sources", chosen), ("targets", aims)):
         if not len(found):
-            what = "transcription factor" if name == "sources" and sources == "tf" else "gene known to the model"
+            what = "transcription factor" if name == "sources" and factors_only else "gene known to the model"
             raise ValueError(
                 f"there are no {name}: no {what} is expressed in at least {min_fraction:.2%} of the cells. Lower "
                 "min_fraction."

@@ -73,13 +73,14 @@ def coordinates(adata: AnnData, basis: str, rng: int | None, *, for_scanpy: bool
     digest = hashlib.sha256(z.tobytes()).hexdigest()
     record = {"n_neighbors": _N_NEIGHBORS, "min_dist": _MIN_DIST, "seed": seed, "embedding_sha256": digest}
     maps = our_uns(adata).get(UMAP, {})
-    fits = key in adata.obsm and (key not in maps or dict(maps[key]) == record)
+    here = key in adata.obsm and adata.obsm[key].shape[1:] in ((2,), (3,))
+    fits = here and (key not in maps or dict(maps[key]) == record)
     ours = UMAP_KEY in adata.obsm and any(
         np.array_equal(adata.obsm[UMAP_KEY], adata.obsm[one], equal_nan=True) for one in {*maps, key} & set(adata.obsm)
     )
     free = for_scanpy and UMAP_KEY not in adata.obsm
     if not fits or free:
-        check_writable(adata)
+        check_writable(adata, call="pl.umap", entry=UMAP, obsm=[] if fits else [key])
     xy = np.asarray(adata.obsm[key])[:, :2] if fits else umap_of(z, seed)
     new = {} if fits else {key: xy}
     if free or (ours and (for_scanpy or not fits)):

@@ -113,10 +113,12 @@ def embed(
 
     loaded = load_for(model, running.device)
     key = embedding_key(loaded) if key_added is None else key_added
-    check_writable(adata, copy=copy, call="tl.embed", entry=key, obsm=[key])
+    # the model that tl.integrate returned may embed the cells again that it was fitted to
+    call = "tl.embed" if embedding_key(loaded) == C.OBSM_EMBEDDING else "tl.integrate"
+    check_writable(adata, copy=copy, call=call, entry=key, obsm=[key])
     _, cells, parameters = open_for(loaded, adata, running, reading)
     embedding = embed_all(loaded, cells, running)
     if left_out := int(np.isnan(embedding[:, 0]).sum()):
         logger.info("%d cells have no known gene; their rows are NaN", left_out)
     notes = {**parameters, "model": model_name(model)}
-    return write(adata, "tl.embed", key, notes, copy=copy, obsm={key: embedding})
+    return write(adata, call, key, notes, copy=copy, obsm={key: embedding})

@@ -162,7 +162,7 @@ def integrate(
     40
     """
     begun = time.monotonic()
-    check_writable(adata, call="tl.embed", entry=key_added, obsm=[key_added])
+    check_writable(adata, call="tl.integrate", entry=key_added, obsm=[key_added])
     check_writable(adata, call="tl.integrate", entry=C.INTEGRATE)
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not keys or len(set(keys)) < len(keys):
@@ -256,7 +256,7 @@ def integrate(
         "seconds": time.monotonic() - begun,
         "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
     }
-    write(adata, "tl.embed", key_added, parameters, obsm={key_added: embedding})
+    write(adata, "tl.integrate", key_added, parameters, obsm={key_added: embedding})
     write(adata, "tl.integrate", C.INTEGRATE, notes)
     return new
 

@@ -287,15 +287,15 @@ def label_numbers(
     known = column.notna().to_numpy(copy=True)
     if unlabeled_category is not None:
         without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
-        if not without.any():
-            names = sorted(map(str, column[known].unique()))
-            warn(
-                f"no cell has the unlabeled_category {str(unlabeled_category)!r}: {where}.obs[{labels_key!r}] holds "
-                f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
-                "types."
-            )
         known = known & ~without  # not in place: pandas 3 gives arrays that can't be written to
     check_labels(column[known], f"{where}.obs[{labels_key!r}]", "label")
+    if unlabeled_category is not None and not without.any():
+        names = sorted(map(str, column[known].unique()))
+        warn(
+            f"no cell has the unlabeled_category {str(unlabeled_category)!r}: {where}.obs[{labels_key!r}] holds "
+            f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
+            "types."
+        )
     numbers = np.full(adata.n_obs, -1, dtype=np.int64)
     labels, numbers[known] = _as_categories(column[known])
     types = labels.categories

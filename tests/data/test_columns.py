@@ -113,6 +113,92 @@ def test_a_second_column_of_rna_is_summed(symbols, name, gene, mean):
     assert cells.dropped is None
 
 
+def with_columns(symbols, names, mean, first=False):
+    """RNA, of which the last four genes have few counts (proteins bear their names), and columns of so many counts."""
+    rna, of_names = counts(len(symbols)), np.random.default_rng(4).poisson(mean, (N, len(names)))
+    rna[:, -4:] = np.arange(N)[:, None] % 12 == 0
+    x, names = (
+        (np.hstack([of_names, rna]), [*names, *symbols]) if first else (np.hstack([rna, of_names]), symbols + names)
+    )
+    adata = ad.AnnData(sp.csr_matrix(x.astype(np.float32)), var=pd.DataFrame(index=names))
+    adata.var_names_make_unique()
+    return adata
+
+
+def proteins(adata):
+    dropped = opened(adata)[0].dropped
+    return [] if dropped is None else adata.var_names[dropped].tolist()
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_an_antibody_makes_none_of_a_gene(symbols, first):
+    """CD5L and CD207 are genes, whether or not a model knows them; a gene's second column is RNA far from a panel."""
+    some = [*symbols, "CD5L", "UQCR11", "UQCR11"]
+    adata = with_columns(some, ["ADT_CD3", "ADT_CD4", "ADT_CD8"], 40, first)
+    adata.X = adata.X.multiply(adata.var_names != "UQCR11").tocsr()
+    known = Vocabulary.human().table
+    lacks = Vocabulary(known[known["symbol"] != "CD5L"])
+    with pytest.warns(UserWarning, match="3 columns hold the counts of antibodies"):
+        dropped = open_cells(adata, lacks, ranked=False).dropped
+    assert adata.var_names[dropped].tolist() == ["ADT_CD3", "ADT_CD4", "ADT_CD8"]
+
+
+@pytest.mark.parametrize("at", [0, 3, 5])
+def test_a_protein_whose_gene_is_not_measured_belongs_to_the_panel_around_it(symbols, at):
+    panel = ["CD3", "CD4-1", "CD8A-1", "CD27-1", "CD56"]
+    panel.insert(at, "CD24")
+    assert "CD24" not in symbols
+    assert proteins(with_columns(symbols, panel, 40)) == panel
+
+
+def test_heavy_genes_beside_proteins_are_rna(symbols):
+    """In the order of the alphabet proteins stand one by one among genes."""
+    names = ["CD4", "CD4-1", "CD74", "CD8A", "CD8A-1"]
+    rest = [name for name in symbols if name not in names]
+    x = np.hstack([counts(len(rest)), np.random.default_rng(4).poisson([1, 40, 90, 1, 40], (N, 5))])
+    assert proteins(ad.AnnData(x, var=pd.DataFrame(index=rest + names))) == ["CD4-1", "CD8A-1"]
+
+
+@pytest.mark.parametrize("mean", [1, 3, 8])
+def test_a_panel_of_few_counts_is_found(symbols, mean):
+    panel = ["CD4-1", "CD8A-1", "CD27-1", "NCAM1-1"]
+    assert proteins(with_columns(symbols, panel, mean)) == panel
+
+
+@pytest.mark.parametrize("mean", [0.1, 1])
+def test_second_columns_of_as_many_counts_are_rna(symbols, mean):
+    """30 genes once more, under names made unique."""
+    rna = counts(len(symbols)) + 1
+    again = np.random.default_rng(6).poisson(mean, (N, 30))
+    names = [*symbols, *(f"{name}-1" for name in symbols[-30:])]
+    assert proteins(ad.AnnData(np.hstack([rna, again]), var=pd.DataFrame(index=names))) == []
+
+
+@pytest.mark.parametrize("mean", [3, 40])
+@pytest.mark.parametrize(
+    "form", ["Hu.{}", "HuMs.{}", "{0}|{0}|AHS0231|pAbO", "CITE_{}", "{}_p", "ab{}", "{}-UCHT1", "{} (RPA-T4)"]
+)
+def test_names_of_antibodies_as_makers_give_them(symbols, form, mean):
+    panel = [form.format(name) for name in ("CD3", "CD4", "CD8", "CD45RA", "CD56", "CD11b")]
+    _, said = opened(with_columns(symbols, panel, mean))
+    assert len(said) == 1
+    assert "6 columns hold the counts of antibodies" in said[0]
+
+
+@pytest.mark.parametrize("form", ["{}__chr12", "{}-201", "{}-AS1"])
+def test_genes_named_by_more_than_their_symbol_are_no_antibodies(symbols, form):
+    """As of a tool that adds the chromosome, a transcript's number, or antisense genes."""
+    names = [form.format(name) for name in ("CD74", "CD52", "CD99")]
+    if "chr" in form:
+        names += [form.format(name) for name in symbols]
+        adata = ad.AnnData(counts(len(names)), var=pd.DataFrame(index=names))
+        with pytest.raises(ValueError, match="Human genes are expected"):
+            opened(adata)
+        return
+    assert proteins(with_columns(symbols, names, 40)) == []
+
+
 def test_an_empty_cell_with_proteins_has_no_gene(symbols):
     rna = counts(len(symbols))
     rna[7] = 0

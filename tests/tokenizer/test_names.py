@@ -70,6 +70,7 @@ def test_human_is_not_mouse():
         assert not looks_like_mouse(form.format(i) for i in range(500))
     assert not looks_like_mouse(["GAPDH", "MT-CO1", "C1orf162", "ENSG00000141510"])
     assert not looks_like_mouse(["Gapdh"] * 2 + ["GAPDH"] * 8)
+    assert not looks_like_mouse(["Act5C", "Gapdh1", "Rpl5", "dpp", "wg", "hh", "en", "ftz", "Hml", "Pxn"])  # a fly
     human = Vocabulary.human()
     assert not looks_like_mouse(human.symbols)
     # any thousand human genes, also those that hold most open reading frames

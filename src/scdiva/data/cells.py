@@ -187,6 +187,13 @@ def _keeping(
         yield start, block
 
 
+def share_of_entropy(source: CellSource) -> float:
+    """Give the share of the entropy of the model's genes that is measured."""
+    entropy = source.vocabulary.entropy
+    measured = entropy[source.measured_tokens].sum(dtype=np.float64)
+    return float(measured / max(entropy.sum(dtype=np.float64), 1e-12))
+
+
 def warn_of_few_genes(source: CellSource, data: Any) -> None:
     """Warn of data with so few of the model's genes that embeddings are not those of the whole cells.
 
@@ -200,8 +207,7 @@ def warn_of_few_genes(source: CellSource, data: Any) -> None:
     data
         What they were opened from: an AnnData object, whose `raw` may hold more genes, or a path.
     """
-    entropy, measured = source.vocabulary.entropy, source.measured_tokens
-    share = float(entropy[measured].sum(dtype=np.float64) / max(entropy.sum(dtype=np.float64), 1e-12))
+    share, measured = share_of_entropy(source), source.measured_tokens
     if share >= ENOUGH_ENTROPY:
         return
     raw, more = None if source.reading.use_raw else getattr(data, "raw", None), 0

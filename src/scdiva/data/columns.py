@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scdiva._constants import UNKNOWN
 from scdiva._validate import Names
 from scdiva.data.reading import Reading
-from scdiva.tokenizer.names import looks_like_mouse, repeated_name, spelled_as_mouse
+from scdiva.tokenizer.names import FOREIGN, human_orthologs, looks_like_mouse, repeated_name, spelled_as_mouse
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+)(.+)")
@@ -22,13 +22,20 @@ HUMAN_GENOMES = ("GRCh", "hg")
 
 _TAGGED = re.compile(
     r"(?i:(.*[ _.:-])?((ADT|HTO|Hashtag)\d*|TotalSeq[- ]?[A-D]?|antibody|anti|AB|prot|protein)([ _.:-].*)?)"
-    r"|CD\d+[A-Za-z]*"
+    r"|(Hu|Ms|Rt){1,3}[._].+|(Isotype|CITE)_.+|.+[|._]pAbO"
 )
-"""Names of antibodies that are no gene's: "ADT_CD4", "CD4_TotalSeqC", "anti-CD4", "HTO1", "CD45RA"."""
+"""Names of antibodies: "ADT_CD4", "CD4_TotalSeqC", "anti-CD4", "HTO1", "HuMs.CD44", "CD4|CD4|AHS0032|pAbO"."""
+_OF_CD = re.compile(r"([Aa]b-?)?CD\d+[A-Za-z]*([ _.:|/(-](?!(AS|DT|IT|OT)\d*$|\d{3}$).*)?")
+"""Names of antibodies, if of no gene: "CD45RA", "CD3-UCHT1", "abCD4"; of no transcript, as "CD4-201" and "CD27-AS1"."""
 _CD = re.compile(r"C[Dd]\d+[A-Za-z]?(?![A-Za-z])")
 _TIMES, _LEAST_TIMES, _PER_CELL, _SHARE = 10.0, 2.0, 10.0, 0.01
 """A protein has at least so many times the counts of its gene's RNA, within a panel so many; and so many a cell, if it
 is named as CD4 is, or else this share of all counts. No two columns of one gene in 59 public data sets are so."""
+_SEVERAL, _LEAST_PER_CELL = 3, 0.5
+"""So many columns side by side that are named as CD4-1 is, with that many times the counts of CD4 and that many counts
+a cell, are a panel."""
+_GAP, _OF_MEDIAN = 3, 0.1
+"""Columns of one panel are at most so far apart. What lies between them has that share of their median of counts."""
 
 
 def protein_columns(
@@ -41,10 +48,11 @@ def protein_columns(
 ) -> NDArray[np.bool_]:
     """Find columns of antibody counts by their names and counts, where no feature type tells them from genes.
 
-    Such columns have names of antibodies ("ADT_CD4") and a hundredth of all counts together; or they stand for a gene
-    that an earlier column is: by the name that `var_names_make_unique` made ("CD4-1"), by the same name, or by an alias
-    ("CD56", of NCAM1), with many times its counts. What follows the first of these is taken to be of the same panel if
-    it stands for such a gene with fewer counts, or for none with many.
+    Such columns have names of antibodies ("ADT_CD4") that no gene has, and a hundredth of all counts together. Or they
+    stand for a gene that an earlier column is: by the name that `var_names_make_unique` made ("CD4-1"), by the same
+    name, or by an alias ("CD56", of NCAM1), with many times its counts; with fewer where several stand side by side.
+    What stands beside these is of the same panel, if it stands for such a gene with fewer counts or for none with many,
+    or lies between them, and is as heavy as they are. Beside names with a tag ("ADT_CD4") nothing is.
 
     Parameters
     ----------
@@ -61,12 +69,15 @@ def protein_columns(
     -------
     bool `(n,)`.
     """
-    unknown = tokens == UNKNOWN
-    found: NDArray[np.bool_] = np.array([bool(_TAGGED.fullmatch(name)) for name in names], dtype=np.bool_) & unknown
+    of_mouse = bool((how == "ortholog").any())
+    unknown, heavy = tokens == UNKNOWN, counts >= _PER_CELL * n_obs
+    tagged, of_cd = _named_as_antibodies(names, unknown, of_mouse)
+    found = tagged | of_cd
     if 2 * found[other].sum() < other.sum():
         found &= ~other
     found &= counts[found].sum() >= _SHARE * counts.sum()
     times = np.zeros(len(names))  # counts of a second column of a gene, in those of the others
+    is_rna = np.zeros(len(names), dtype=np.bool_)  # the others
     again = np.flatnonzero(~unknown & pd.Series(tokens).duplicated(keep=False).to_numpy())
     for columns in pd.Series(again).groupby(tokens[again]).agg(list) if len(again) else ():
         most = max(columns, key=lambda at: counts[at])
@@ -74,13 +85,60 @@ def protein_columns(
         is_repeat = names[most] in [names[at] for at in others] or repeated_name(names[most]) is not None
         if most > min(others) and (is_repeat or how[most] in ("alias", "previous")):
             times[most] = counts[most] / max(1.0, sum(counts[at] for at in others))
-    as_cd = np.array([bool(_CD.match(name)) for name in names], dtype=np.bool_) & (counts >= _PER_CELL * n_obs)
-    found |= (times >= _TIMES) & (as_cd | (counts >= _SHARE * counts.sum()))
-    if found.any():
-        of_panel = (times >= _LEAST_TIMES) | (unknown & (counts >= _PER_CELL * n_obs))
-        of_panel[: found.argmax()] = False
-        found |= of_panel
+            is_rna[others] = True
+    as_cd = np.array([bool(_CD.match(name)) for name in names], dtype=np.bool_)
+    found |= (times >= _TIMES) & ((as_cd & heavy) | (counts >= _SHARE * counts.sum()))
+    one_of_several = as_cd & (times >= _TIMES) & (counts >= _LEAST_PER_CELL * n_obs)
+    if not found.any() and one_of_several.sum() < _SEVERAL:
+        return found
+    members = (found & ~tagged) | (times >= _LEAST_TIMES)  # tags are on all columns of a panel
+    loud = np.flatnonzero(unknown & heavy & ~found).tolist()
+    members[loud] = ~_are_genes([names[at] for at in loud], of_mouse)
+    for panel in _side_by_side(members, is_rna):
+        if not found[panel].any() and one_of_several[panel].sum() < _SEVERAL:
+            continue
+        found[panel] = True
+        if len(panel) >= _SEVERAL:
+            between = np.arange(panel[0], panel[-1])
+            enough = heavy | (counts >= _OF_MEDIAN * np.median(counts[panel]))
+            found[between[enough[between]]] = True
+            for at, step in ((panel[0] - 1, -1), (panel[-1] + 1, 1)):
+                while 0 <= at < len(names) and as_cd[at] and heavy[at] and not is_rna[at]:
+                    found[at] = True
+                    at += step
     return found
+
+
+def _named_as_antibodies(names: Sequence[str], unknown: NDArray[np.bool_], of_mouse: bool) -> NDArray[np.bool_]:
+    """Tell which unknown names are those of antibodies, and of no gene: with a tag, and as CD45RA is; bool `(2, n)`."""
+    found = np.zeros((2, len(names)), dtype=np.bool_)
+    for kind, form in zip(found, (_TAGGED, _OF_CD), strict=True):
+        named = [at for at in np.flatnonzero(unknown).tolist() if form.fullmatch(names[at])]
+        kind[named] = ~_are_genes([repeated_name(names[at]) or names[at] for at in named], of_mouse)
+    if found[1].sum() > (~unknown).sum():  # genes themselves are named so, as "CD4__chr12" is
+        found[1] = False
+    return found
+
+
+def _are_genes(names: Sequence[str], of_mouse: bool) -> NDArray[np.bool_]:
+    """Tell which names are those of genes, whether or not a model knows them: of mouse genes, or also of human ones."""
+    if not len(names):
+        return np.zeros(0, dtype=np.bool_)
+    found: NDArray[np.bool_] = np.array(
+        [not name.startswith(FOREIGN) for name in human_orthologs(names)], dtype=np.bool_
+    )
+    if not of_mouse:
+        how = np.asarray(Vocabulary.human().match(names, "human").how)
+        found |= np.isin(how, ["ensembl", "symbol", "previous"])
+    return found
+
+
+def _side_by_side(members: NDArray[np.bool_], is_rna: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+    """Give the columns of each panel: members at most so far apart, without a gene's RNA between them."""
+    at = np.flatnonzero(members)
+    n_rna = np.cumsum(is_rna)
+    ends = np.flatnonzero((np.diff(at) > _GAP + 1) | (np.diff(n_rna[at]) > 0)) + 1
+    yield from np.split(at, ends) if len(at) else ()
 
 
 def other_species(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scdiva._checks import warn
+from scdiva._checks import is_second_argument, warn
 from scdiva._constants import GENERATE, INTEGRATE, MATCH, PERTURBATION, UMAP, UNS, WRITTEN
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def _what_it_is(other: object) -> str:
             f"{kind}. If it holds counts, cells × genes, make one: adata = anndata.AnnData(counts); adata.var_names = "
             "symbols, the symbols or Ensembl ids of its columns. If it is part of one, pass that."
         )
+    if is_second_argument():
+        return f"{kind}. Of a file: adata = anndata.read_h5ad(path)."
     return f"{kind}. Of a file: adata = anndata.read_h5ad(path, backed='r'), or scdiva.tl.embed_file(path, out)."
 
 

@@ -18,7 +18,7 @@ from scdiva._labels import batch_numbers, label_numbers, refuse_missing
 from scdiva._rng import seed_of
 from scdiva._running import Cells, embed_all, how_to_run, model_name
 from scdiva._settings import logger
-from scdiva.data.cells import open_cells, restricted
+from scdiva.data.cells import ENOUGH_ENTROPY, open_cells, restricted, share_of_entropy
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_writable, write
 from scdiva.tl._annotation import (
@@ -225,7 +225,8 @@ def annotate(
     }
     check_writable(adata, copy=False, call="tl.annotate", entry=key_added, **written)
     if reference is not None:
-        check_anndata(reference)
+        with speaking_of("reference"):
+            check_anndata(reference)
     check_choices(method=(method, ("linear", "knn", "probe")))
     if finetune and method == "knn":
         raise ValueError(
@@ -285,8 +286,11 @@ def annotate(
         _check_reject(reject, np.bincount(labels[labels >= 0]).max() > 1, types.categories.tolist(), groups or {})
         seed = seed_of(rng)
         source = open_cells(adata, given, reading)
-        with speaking_of("adata" if reference is None else "reference"):
-            other = source if reference is None else open_cells(reference, given, reading)
+        other = source
+        if reference is not None:
+            warned = share_of_entropy(source) < ENOUGH_ENTROPY  # of few genes, which once is enough
+            with speaking_of("reference"):
+                other = open_cells(reference, given, reading, embeds=not warned)
         tokens = shared_tokens(other, source)
         how = "finetune" if finetune else method
         n_labels = len(types.categories)

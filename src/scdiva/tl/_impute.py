@@ -130,7 +130,7 @@ def impute(
         fewer than 20 cells or a cell without a known gene are given, the result would be too
         large, or the matrix is refused as by :func:`embed`.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is no AnnData object, or `genes` are no names.
 
     Examples
     --------
@@ -219,11 +219,18 @@ def impute(
 
 def _named(adata: AnnData, genes: Sequence[str] | str, reading: Reading) -> list[str]:
     """Give the genes that are asked for, each once; raise ValueError for those that can't be columns of a table."""
-    genes = [genes] if isinstance(genes, str) else list(dict.fromkeys(genes))
+    genes = [genes] if isinstance(genes, str) else list(genes)
     if not genes:
         raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
     names = reading.var(adata).index
     where = "adata.raw.var_names" if names is not adata.var_names else "adata.var_names"
+    if no_text := [name for name in genes if not isinstance(name, str)]:
+        kind = type(no_text[0]).__name__
+        raise TypeError(
+            f"genes takes names, such as {names[0]!r}, but {len(no_text)} of {len(genes)} are none, the first is of "
+            f"type {kind}. Of a mask or of positions: {where}[genes]."
+        )
+    genes = list(dict.fromkeys(genes))
     hint = next((or_in_raw(adata, name, reading.use_raw) for name in genes if name not in names), "")
     refuse_absent(genes, names, f"genes are not in {where}", hint, ValueError)
     if unfit := [name for name in genes if "/" in name or name == "_index"]:
@@ -236,8 +243,13 @@ def _named(adata: AnnData, genes: Sequence[str] | str, reading: Reading) -> list
 
 
 def _check_written(genes: list[str], names: np.ndarray, tokens: np.ndarray, columns: np.ndarray) -> None:
-    """Raise ValueError for genes that another column stands for."""
+    """Raise ValueError for genes that another column stands for, and columns that are no gene's."""
     written = set(names[columns[columns >= 0]])
     if others := [name for name in genes if name not in written]:
-        most = names[columns[int(tokens[names == others[0]].max())]]
+        token = int(tokens[names == others[0]].max())
+        if token == C.UNKNOWN:
+            raise ValueError(
+                f"{others[0]!r} is read as no gene's RNA: by its name and counts the column holds those of an antibody."
+            )
+        most = names[columns[token]]
         raise ValueError(f"{others[0]!r} is one of several columns of a gene, of which {most!r} has most counts.")

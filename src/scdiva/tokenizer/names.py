@@ -22,7 +22,8 @@ _MOUSE_SYMBOL = re.compile(r"(?:mt-)?[A-Z][a-z0-9]*[a-z][A-Za-z0-9.-]*|[A-Z0-9]{
 _MOUSE_ID = re.compile(r"ENS(?:MUS|RNO)G\d{11}")
 _MOUSE_ONLY = re.compile(r"ENS(?:MUS|RNO)G\d{11}|Gm\d+|[A-Z0-9]{6,}Rik|mt-|H2-")
 """Mouse genes by their name alone, whether or not they have a human ortholog."""
-_MOUSE_SHARE, _KNOWN_SHARE, _MANY = 0.3, 0.1, 20
+_SMALL = re.compile(r"(?!mt-)[a-z]")
+_MOUSE_SHARE, _SMALL_SHARE, _KNOWN_SHARE, _MANY = 0.3, 0.2, 0.1, 20
 _SPECIES = {"ENSG0": "human", "ENSMUSG0": "mouse"}
 
 
@@ -103,7 +104,7 @@ def looks_like_mouse(names: Iterable[str]) -> bool:
 
     True if at least 30% of them are spelled as mouse symbols are ("Gapdh", "mt-Co1", "0610007P14Rik") or are mouse or
     rat Ensembl ids. Names such as "Gene1" or "Peak12" are spelled so too: of 20 or more, a tenth must be those of known
-    mouse genes.
+    mouse genes. Of fewer, no fifth may begin with a small letter, as genes of flies, worms and fish do ("dpp").
 
     Parameters
     ----------
@@ -120,15 +121,15 @@ def looks_like_mouse(names: Iterable[str]) -> bool:
     >>> from scdiva.tokenizer import looks_like_mouse
     >>> looks_like_mouse(["Cd3d", "Lyz2", "Gapdh"]), looks_like_mouse(["CD3D", "LYZ", "GAPDH"])
     (True, False)
-    >>> looks_like_mouse(f"Gene{i}" for i in range(100))
-    False
+    >>> looks_like_mouse(f"Gene{i}" for i in range(100)), looks_like_mouse(["Act5C", "Rpl5", "dpp", "wg"])
+    (False, False)
     """
     names = list(names)
     spelled = [name for name in names if spelled_as_mouse(name)]
     if not spelled or len(spelled) < _MOUSE_SHARE * len(names):
         return False
     if len(spelled) < _MANY:
-        return True
+        return sum(bool(_SMALL.match(name)) for name in names) < _SMALL_SHARE * len(names)
     known = sum(bool(_MOUSE_ONLY.match(name)) or name in _table() for name in spelled)
     return known >= _KNOWN_SHARE * len(spelled)
 

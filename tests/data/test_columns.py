@@ -158,6 +158,11 @@ def test_heavy_genes_beside_proteins_are_rna(symbols):
     rest = [name for name in symbols if name not in names]
     x = np.hstack([counts(len(rest)), np.random.default_rng(4).poisson([1, 40, 90, 1, 40], (N, 5))])
     assert proteins(ad.AnnData(x, var=pd.DataFrame(index=rest + names))) == ["CD4-1", "CD8A-1"]
+    names = ["CD44", "CD45RA", "CD45RO", "CD47", "CD48", "CD49F"]
+    x = np.hstack([np.random.default_rng(4).poisson([20, 40, 30, 20, 20, 40], (N, 6)), counts(4), counts(len(rest))])
+    among = ["CD40", "CD40LG", "CD41", "CD43", *names, "CD5", "CD52", "CD53", "CD58"]
+    x = np.hstack([counts(4, 1), x])
+    assert proteins(ad.AnnData(x, var=pd.DataFrame(index=among + rest))) == ["CD45RA", "CD45RO", "CD49F"]
 
 
 @pytest.mark.parametrize("mean", [1, 3, 8])

@@ -72,7 +72,7 @@ def protein_columns(
     of_mouse = bool((how == "ortholog").any())
     unknown, heavy = tokens == UNKNOWN, counts >= _PER_CELL * n_obs
     tagged, of_cd = _named_as_antibodies(names, unknown, of_mouse)
-    found = tagged | of_cd
+    found: NDArray[np.bool_] = np.logical_or(tagged, of_cd)
     if 2 * found[other].sum() < other.sum():
         found &= ~other
     found &= counts[found].sum() >= _SHARE * counts.sum()
@@ -98,7 +98,8 @@ def protein_columns(
         if not found[panel].any() and one_of_several[panel].sum() < _SEVERAL:
             continue
         found[panel] = True
-        if len(panel) >= _SEVERAL:
+        around = names[max(0, panel[0] - _GAP) : panel[-1] + _GAP + 1]
+        if len(panel) >= _SEVERAL and list(around) != sorted(around):  # else all are sorted, and RNA lies between them
             between = np.arange(panel[0], panel[-1])
             enough = heavy | (counts >= _OF_MEDIAN * np.median(counts[panel]))
             found[between[enough[between]]] = True

@@ -320,3 +320,23 @@ def test_cells_without_genes_get_nothing(plain, query, reference, method):
     rest = np.setdiff1d(np.arange(80), [0, 60])
     expected = annotate(query, reference, plain, method=method, reject=0.3).obsm["scdiva_label_probability"]
     np.testing.assert_allclose(found.obsm["scdiva_label_probability"][rest], expected[rest], atol=1e-5)
+
+
+def test_a_path_as_reference_is_refused_by_that_name(plain, query):
+    with pytest.raises(TypeError, match=r"^reference: .* got str.*reference = anndata\.read_h5ad\(path\)\.$"):
+        sd.tl.annotate(query, "cell_type", "ref.h5ad", model=plain)
+
+
+def test_one_fault_is_told_of_once():
+    """Few genes of both query and reference; a word for no label in another case."""
+    cells = sd.datasets.toy(160, 100)
+    query, reference = cells[:60].copy(), cells[60:].copy()
+    with pytest.warns(UserWarning, match="genes that the model knows") as said:
+        sd.tl.annotate(query.copy(), "cell_type", reference, rng=0)
+    assert len([one for one in said if "that the model knows" in str(one.message)]) == 1
+    known = reference.copy()
+    known.obs["cell_type"] = np.where(np.arange(100) < 9, "Unknown", known.obs["cell_type"].astype(str))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="unlabeled_category='Unknown'"):
+            sd.tl.annotate(query.copy(), "cell_type", known, unlabeled_category="unknown")

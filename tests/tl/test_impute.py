@@ -342,3 +342,22 @@ def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, query
         assert not np.allclose(part, state_head)
         np.testing.assert_allclose(part[7], changed[7], rtol=1e-5)
         assert not np.allclose(np.delete(part, 7, axis=0), np.delete(changed, 7, axis=0))
+
+
+def test_a_mask_names_no_genes(adata, headed):
+    mask = np.arange(adata.n_vars) < 3
+    with pytest.raises(
+        TypeError, match=rf"{adata.n_vars} of {adata.n_vars} are none.*adata\.var_names\[genes\]"
+    ) as said:
+        imputed(adata, headed, mask)
+    assert "did you mean" not in str(said.value)
+
+
+@pytest.mark.filterwarnings("ignore:1 columns hold the counts of antibodies")
+def test_a_protein_is_not_imputed(adata, headed):
+    """CD4-1, an antibody, stands for no gene of the model, and for none that is last."""
+    x = np.hstack([adata.X.toarray() if sp.issparse(adata.X) else adata.X, np.full((adata.n_obs, 2), [[1, 4000]])])
+    data = ad.AnnData(sp.csr_matrix(x.astype(np.float32)), var=pd.DataFrame(index=[*adata.var_names, "x", "x"]))
+    data.var_names = [*adata.var_names, "late", f"{adata.var_names[0]}-1"]
+    with pytest.raises(ValueError, match=f"'{adata.var_names[0]}-1' is read as no gene's RNA"):
+        imputed(data, headed, [data.var_names[-1]])

@@ -277,6 +277,12 @@ def test_a_few_reads_of_mouse_in_human_cells_are_no_mixture(symbols):
     assert not opened(barnyard(symbols, 0))[1]
 
 
+def test_genes_of_a_fly_are_no_mixture():
+    fly = ["Act5C", "Gapdh1", "Rpl5", "dpp", "wg", "hh", "en", "ftz", "Hml", "Pxn"]
+    with pytest.raises(ValueError, match="Human genes are expected: .* of other species, pass species="):
+        opened(ad.AnnData(counts(len(fly)), var=pd.DataFrame(index=fly)))
+
+
 def test_mouse_genes_that_bear_a_genome_are_no_mixture(symbols):
     mice = barnyard(symbols, N, mouse="mm10_{}")[:, len(symbols) :].copy()
     with pytest.raises(ValueError, match="begin with a genome") as said:

@@ -171,7 +171,8 @@ def other_species(
         none[rest] = vocabulary.match([names[int(at)] for at in rest], "human").tokens != UNKNOWN
         return none
     found: NDArray[np.bool_] = unknown & of_mouse
-    both = not found.all() and looks_like_mouse(split[at][1] for at in np.flatnonzero(found))
+    has_human = not unknown.all() or any(of.startswith(HUMAN_GENOMES) for of, _ in split)
+    both = has_human and looks_like_mouse(split[at][1] for at in np.flatnonzero(found))
     return found if both else none
 
 

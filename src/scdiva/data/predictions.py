@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -25,10 +25,19 @@ from scdiva._constants import (
 from scdiva._labels import read_labels
 from scdiva._validate import Input
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import doses, guides_as_noted, naming_as_noted, perturbations
+from scdiva.data.conditions import (
+    Naming,
+    doses,
+    guides_as_noted,
+    naming_as_noted,
+    perturbations,
+    same_genes,
+    species_of,
+)
 from scdiva.data.genes import check_unique
 from scdiva.data.writing import check_anndata, our_uns
 from scdiva.metrics import de_scores
+from scdiva.tokenizer.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -301,7 +310,8 @@ def _observed_rows(
     key, naming = str(ours["perturbation_key"]), naming_as_noted(ours)
     groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
     predicted = {part for label in conditions["perturbation"] for part in naming.parts(label)}
-    known = perturbations(observed, key, naming, guides_as_noted(ours, predicted, naming), where="observed")
+    genes = _as_predicted(guides_as_noted(ours, predicted, naming), predicted, naming, list(observed.var_names))
+    known = perturbations(observed, key, naming, genes, where="observed")
     group = read_labels(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
     dose = doses(observed, dose_key, where="observed") if dose_key else None
     codes = {parts: code for code, parts in enumerate(known.parts)}
@@ -333,6 +343,36 @@ def _observed_rows(
             f"them along with the perturbed ones, those whose observed.obs[{key!r}] is {names}."
         )
     return perturbed, control
+
+
+def _as_predicted(
+    guides: Callable[[list[str]], Mapping[str, str]], predicted: set[str], naming: Naming, columns: list[str]
+) -> Callable[[list[str]], Mapping[str, str]]:
+    """Read labels of observed cells with genes as the prediction calls them, an Ensembl id as the symbol and so on."""
+
+    def read(labels: list[str]) -> Mapping[str, str]:
+        found = guides(labels)
+        split = {label: naming.split(found.get(label, label)) for label in labels}
+        observed = {part for parts in split.values() for part in parts} - set(naming.control)
+        if observed <= predicted:
+            return found
+        vocabulary = load_vocabulary()
+        species = species_of(columns, vocabulary, None)
+        called = same_genes(observed, predicted, vocabulary, species, "observed")
+        called = {name: of for name, of in called.items() if of in predicted}
+        if both := sorted(name for name, of in called.items() if of in observed):
+            warn(
+                f"observed names {len(both)} genes of the prediction in two ways, the first is both {both[0]!r} and "
+                f"{called[both[0]]!r}: cells of {both[0]!r} are left out."
+            )
+        called = {name: of for name, of in called.items() if of not in observed}
+        return {**found} | {
+            label: naming.separator.join(called.get(part, part) for part in parts)
+            for label, parts in split.items()
+            if not called.keys().isdisjoint(parts)
+        }
+
+    return read
 
 
 def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:

@@ -127,7 +127,8 @@ def fit_perturbation(
         If a column or layer does not exist.
     ValueError
         If there are no control cells (in a group), or nothing else; if a name or dose is missing or makes no sense; if
-        labels look like controls that `control` does not name; if labels name guides, or combinations with another
+        two labels are names of one gene (KLF1 and EKLF) and `guides` neither joins them nor keeps them apart; if labels
+        look like controls that `control` does not name; if labels name guides, or combinations with another
         separator, and `guides` does not declare it; if genes repeat a name, or the matrix is refused as by
         :func:`embed`; if a fine-tuning argument is given without `finetune=True` or is out of range, or
         `checkpoint_dir` holds another run.
@@ -219,7 +220,8 @@ def predict_perturbation(
         The study design, see :func:`fit_perturbation`. Left out with a fitted model, which knows it.
     predict
         Perturbations, such as `["KLF1", "KLF1+TGFBR2"]`; genes of the model's vocabulary, and labels that the screen
-        holds. None: all that were measured.
+        holds. Another name of a gene that was measured (an alias, an Ensembl id, the human symbol in a mouse screen) is
+        read as the gene measured; results keep the name that you ask for. None: all that were measured.
     groupby
         Column with groups of cells, see :func:`fit_perturbation`.
     groups

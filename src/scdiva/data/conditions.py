@@ -47,20 +47,32 @@ _MANY = 10
 """Control labels that a message lists; more are described by a pattern."""
 
 
-_FILLERS = r"(?:[-_.:# ]?(?:controls?|ctrl|for|human|mouse|guides?|[sc]?grna))*[-_.:# ]?\d*"
+_FILLERS = (
+    r"(?:[-_.:# ]?(?:controls?|ctrl|for|human|mouse|guides?|sequence|[sc]?grna|s[hi]rna|rna))*"
+    r"[-_.:# ]?(?:\d*|(?<=[-_.:# ])[a-z])(?:[-_ ]?\([^()\d]*\))?"
+)
 _CONTROL_LIKE = re.compile(
-    r"(?:\d+x[-_ ])?(?:ntc?|ctrls?|ctl|controls?|unperturbed|scrambled?|s[hi]scr|no[-_ ]?site|"
-    r"non?[-_ ]?(?:target(?:ing|ed)?|perturbed)|neg(?:ative)?[-_ ]?(?:ctrl|control)s?|"
-    r"safe[-_ ]?(?:target(?:ing)?|harbou?r|cutting)|(?:one[-_ ])?intergenic(?:[-_ ]site)?)" + _FILLERS,
+    r"(?:\d+x[-_ ])?(?:ntc?|ctrls?|ctl|controls?|unperturbed|(?:s[hi])?scr(?:am(?:bled?)?)?|inert|no[-_ ]?site|"
+    r"no[-_ ]?(?:guide|[sc]?grna)s?|non?[-_ ]?(?:target(?:ing|ed)?|perturbed|cutting|specific)|"
+    r"neg(?:ative)?[-_ ]?(?:ctrl|control)s?|neg[-_ ]?con|neg(?:ative)?(?=[-_ ]\d)|"
+    r"s[gih][-_ ]?nc|nc(?=[-_ ]\d{1,2}(?!\d))|"
+    r"safe[-_ ]?(?:target(?:ing)?|harbou?r|cutting)|(?:one[-_ ]|chr[\dxy]+[-_ ])?intergenic(?:[-_ ]site)?)" + _FILLERS,
     flags=re.IGNORECASE,
 )
-"""Labels of negative controls, with a guide's number: `NT1`, `NTC_2`, `non-targeting_00013`, `INTERGENIC216151`."""
+"""Labels of negative controls, with a guide's number or letter: `NT1`, `NTC_B`, `non-targeting_00013`,
+`INTERGENIC216151`."""
+_GENES_TOO = frozenset(
+    ("NT3", "NT4", "NT5", "CTL1", "CTL2", "CTL3", "CTL4", "CTL5", "NTC31", "NTC90", "SCR2", "SCR3", "SCR10", "SCR59")
+)
+"""Of these, old and second names of genes (NT3 is neurotrophin 3)."""
+_AMOUNT = r"(?:[-_ ]?\d[\d.]*[-_ ]?(?:%|h|hrs?|hours?|min|d|days?|[nuµm]?m|[nuµm]g|x))*"
 _MAYBE_CONTROL = re.compile(
-    r"(?:aavs1|rosa26|lacz|e?gfp|luc(?:iferase)?|mock|dmso|vehicle|untreated|unstimulated|untransduced|wt|"
-    r"wild[-_ ]?type|empty(?:[-_ ]?vector)?)" + _FILLERS,
+    r"(?:aavs1|rosa26|lacz|e?gfp|bfp|mcherry|tdtomato|luc(?:iferase)?|mock|dmso|pbs|saline|vehicle|isotype|random|"
+    r"(?:un|non?[-_ ]?)(?:treated|stim(?:ulated)?|transduced|transfected|infected|edited)|neg(?:ative)?|nc(?!rna|\d\d)|"
+    r"wt|wild[-_ ]?type|ev|empty(?:[-_ ]?vector)?)" + _FILLERS + _AMOUNT,
     flags=re.IGNORECASE,
 )
-"""Labels that are controls in many screens, and a condition like any other in some."""
+"""Labels that are controls in many screens, and a condition like any other in some, with a dose or time."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +158,12 @@ class Naming:
         if not self.separator:
             return self
         spans = {span for label in labels for span in _spans(str(label), self.separator)}
-        whole = (known(spans) if spans else set()) | {span for span in spans if is_control_like(span)}
+        whole = known(spans) if spans else set()
+        # "NTC_B" is one label, and "control_B" a gene B with the control
+        with_control = {
+            span for span in spans if span[-1].isalpha() and span[: -1 - len(self.separator)] in self.control
+        }
+        whole |= {span for span in spans - with_control if is_control_like(span)}
         for span in spans.intersection(columns) - whole:
             pieces = {piece.strip() for piece in span.split(self.separator)}
             if not known(without_affixes(span)) and known(pieces) != pieces:
@@ -169,6 +186,12 @@ def _spans(label: str, separator: str) -> Iterator[str]:
 def is_control_like(label: str) -> bool:
     """Whether a label is one by which screens name their negative controls, with or without what guides add."""
     return any(_CONTROL_LIKE.fullmatch(form) for form in (label, *without_affixes(label)))
+
+
+def _is_of_controls(label: str) -> bool:
+    """Whether a label is that of a control, or names several at once (`NT/NT`)."""
+    pieces = re.split(r"[/|,;&+_]", label)
+    return is_control_like(label) or (len(pieces) > 1 and all(map(_CONTROL_LIKE.fullmatch, pieces)))
 
 
 @dataclass(frozen=True)
@@ -440,7 +463,7 @@ def _refuse_two_names(
     species: Species,
     key: str,
 ) -> None:
-    """Refuse parts that are names of one gene, unless `guides` keeps them; labels are given by what the column holds."""
+    """Refuse parts that are names of one gene, unless `guides` keeps them; `labels` has each as it is read."""
     kept = {guide for guide, gene in guides.items() if guide == gene} if isinstance(guides, Mapping) else set()
     parts = {part for label in labels.values() for part in naming.parts(label)} - kept
     genes = _genes_of(parts, vocabulary, species)
@@ -612,11 +635,18 @@ def _check_controls(
     if () not in (split := [naming.parts(label) for label in labels]):
         return  # there is no control at all, which is refused
     names = sorted({part for parts in split for part in parts} - given.keys() - set(given.values()))
-    genes = known(names)
-    certain = [name for name in names if name not in genes and is_control_like(name)]
-    # CTRL is a human gene, and NT5 was the name of one
-    maybe = [name for name in names if (_CONTROL_LIKE if name in genes else _MAYBE_CONTROL).fullmatch(name)]
-    listed = certain + maybe
+    forms = {name: [name, *without_affixes(name)] for name in names}
+    genes = known(form for of in forms.values() for form in of)
+    too = genes | _GENES_TOO  # CTRL is a human gene, and NT5 was the name of one
+    numbered = {re.sub(r"\d+$", "", one) for one in naming.control}  # NT3 beside NT1 is no gene
+    too -= {name for name in _GENES_TOO - genes if re.sub(r"\d+$", "", name) in numbered}
+    certain = [name for name in names if name not in too and _is_of_controls(name)]
+    maybe = [
+        name
+        for name in names
+        if (_CONTROL_LIKE.fullmatch(name) if name in too else any(map(_MAYBE_CONTROL.fullmatch, {*forms[name]} - too)))
+    ]
+    listed = certain + [name for name in maybe if name not in certain]
     if not listed:
         return
     column = f"adata.obs[{key!r}]"

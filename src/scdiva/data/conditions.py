@@ -62,8 +62,9 @@ _CONTROL_LIKE = re.compile(
 """Labels of negative controls, with a guide's number or letter: `NT1`, `NTC_B`, `non-targeting_00013`,
 `INTERGENIC216151`."""
 _GENES_TOO = frozenset(
-    ("NT3", "NT4", "NT5", "CTL1", "CTL2", "CTL3", "CTL4", "CTL5", "NTC31", "NTC90", "SCR2", "SCR3", "SCR10", "SCR59")
-)
+    ["NT3", "NT4", "NT5", "CTL1", "CTL2", "CTL3", "CTL4", "CTL5", "NTC31", "NTC90", "SCR2", "SCR3", "SCR10", "SCR59",
+     "SCRG-1"]
+)  # fmt: skip
 """Of these, old and second names of genes (NT3 is neurotrophin 3)."""
 _AMOUNT = r"(?:[-_ ]?\d[\d.]*[-_ ]?(?:%|h|hrs?|hours?|min|d|days?|[nuµm]?m|[nuµm]g|x))*"
 _MAYBE_CONTROL = re.compile(
@@ -102,7 +103,8 @@ class Naming:
         ValueError
             If `control` names no label, or one twice.
         """
-        given = [control] if isinstance(control, str | bytes) or not isinstance(control, Iterable) else control
+        one = isinstance(control, str | bytes) or not isinstance(control, Iterable)
+        given: Any = [control] if one else control
         labels = [_as_text(label) for label in (np.ravel(given) if hasattr(given, "dtype") else given)]
         labels = sorted(labels) if isinstance(control, Set) else labels
         if not labels:

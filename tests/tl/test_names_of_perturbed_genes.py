@@ -119,6 +119,9 @@ def test_observed_cells_are_found_by_another_name(human, screen):
     expected = sd.tl.score_perturbation(predicted, screen(labels=labels))
     for names in ({"STAT1": "ENSG00000115415"}, {"STAT1": "ENSG00000115415", "KLF1": "EKLF"}):
         pd.testing.assert_frame_equal(sd.tl.score_perturbation(predicted, screen(names, labels)), expected)
+    mixed = predict(screen(), human, ["EKLF+STAT1", "KLF1"])  # one gene by two names
+    scores = sd.tl.score_perturbation(mixed, screen(labels=("control", "KLF1+STAT1", "KLF1")))
+    assert set(scores["condition"]) == {"EKLF+STAT1", "KLF1"}
     twice = screen(labels=(*labels, "EKLF"))
     with pytest.warns(UserWarning, match="both 'EKLF' and 'KLF1': cells of 'EKLF' are left out"):
         scores = sd.tl.score_perturbation(predicted, twice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -26,7 +26,6 @@ from scdiva._labels import read_labels
 from scdiva._validate import Input
 from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import (
-    Naming,
     doses,
     guides_as_noted,
     naming_as_noted,
@@ -310,14 +309,15 @@ def _observed_rows(
     key, naming = str(ours["perturbation_key"]), naming_as_noted(ours)
     groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
     predicted = {part for label in conditions["perturbation"] for part in naming.parts(label)}
-    genes = _as_predicted(guides_as_noted(ours, predicted, naming), predicted, naming, list(observed.var_names))
-    known = perturbations(observed, key, naming, genes, where="observed")
+    known = perturbations(observed, key, naming, guides_as_noted(ours, predicted, naming), where="observed")
+    called = _as_observed(predicted, {part for parts in known.parts for part in parts}, list(observed.var_names))
     group = read_labels(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
     dose = doses(observed, dose_key, where="observed") if dose_key else None
     codes = {parts: code for code, parts in enumerate(known.parts)}
     perturbed: dict[int, NDArray[np.intp]] = {}
     for at, condition in conditions.iterrows():
-        code = codes.get(naming.parts(str(condition["perturbation"])))
+        named = naming.parts(str(condition["perturbation"]))
+        code = codes.get(tuple(sorted({called.get(part, part) for part in named})))
         if not code:
             continue
         cells = (known.code == code) & (group == condition["group"])
@@ -345,34 +345,23 @@ def _observed_rows(
     return perturbed, control
 
 
-def _as_predicted(
-    guides: Callable[[list[str]], Mapping[str, str]], predicted: set[str], naming: Naming, columns: list[str]
-) -> Callable[[list[str]], Mapping[str, str]]:
-    """Read labels of observed cells with genes as the prediction calls them, an Ensembl id as the symbol and so on."""
-
-    def read(labels: list[str]) -> Mapping[str, str]:
-        found = guides(labels)
-        split = {label: naming.split(found.get(label, label)) for label in labels}
-        observed = {part for parts in split.values() for part in parts} - set(naming.control)
-        if observed <= predicted:
-            return found
-        vocabulary = load_vocabulary()
-        species = species_of(columns, vocabulary, None)
-        called = same_genes(observed, predicted, vocabulary, species, "observed")
-        called = {name: of for name, of in called.items() if of in predicted}
-        if both := sorted(name for name, of in called.items() if of in observed):
-            warn(
-                f"observed names {len(both)} genes of the prediction in two ways, the first is both {both[0]!r} and "
-                f"{called[both[0]]!r}: cells of {both[0]!r} are left out."
-            )
-        called = {name: of for name, of in called.items() if of not in observed}
-        return {**found} | {
-            label: naming.separator.join(called.get(part, part) for part in parts)
-            for label, parts in split.items()
-            if not called.keys().isdisjoint(parts)
-        }
-
-    return read
+def _as_observed(predicted: set[str], observed: set[str], columns: list[str]) -> dict[str, str]:
+    """Say of predicted genes that are observed by another name, an Ensembl id or an alias, by which."""
+    if predicted == observed:
+        return {}
+    vocabulary = load_vocabulary()
+    species = species_of(columns, vocabulary, None)
+    other = same_genes(observed, predicted, vocabulary, species, "observed") if predicted & observed else {}
+    if both := sorted(name for name, of in other.items() if of in predicted & observed):
+        warn(
+            f"observed names {len(both)} genes of the prediction in two ways, the first is both {both[0]!r} and "
+            f"{other[both[0]]!r}: cells of {both[0]!r} are left out."
+        )
+    return {
+        name: of
+        for name, of in same_genes(predicted, observed, vocabulary, species, "the prediction").items()
+        if of in observed
+    }
 
 
 def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:

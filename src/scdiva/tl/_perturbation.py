@@ -87,7 +87,8 @@ def fit_perturbation(
         Its value for unperturbed cells, or several: `["control", "NT1", "NT2"]`. In combinations (`"A+control"`) it
         does not count. Other labels by which screens name negative controls (`NT2`, `NTC_3`, `non-targeting_00013`,
         `safe-targeting`, `neg_ctrl`, `scramble`, `INTERGENIC12`, `unperturbed`) raise an error unless they are named
-        here or kept by `guides`; labels such as `AAVS1`, `GFP`, `DMSO` and `untreated` are warned of.
+        here or kept by `guides`; labels such as `AAVS1`, `GFP`, `DMSO_24h`, `PBS`, `EV`, `untreated` and `random`, and
+        genes whose names read as controls (`CTRL`, `NT3`), are warned of.
     groupby
         Column with groups of cells, such as cell types or lines; changes are those from control cells of the same
         group.
@@ -353,7 +354,8 @@ def score_perturbation(
     """Score predicted responses to perturbations against cells that had them, and the simple baselines the same way.
 
     Conditions are matched by perturbation, and by group and dose where the prediction has them; genes by name. Those
-    that only one of the two has are left out.
+    that only one of the two has are left out. A perturbed gene is the same by any of its names: symbol, alias, Ensembl
+    id.
 
     Parameters
     ----------
@@ -407,7 +409,7 @@ def score_perturbation(
     Warns
     -----
     UserWarning
-        If only some genes of the prediction were observed.
+        If only some genes of the prediction were observed, or a perturbed gene was observed under two names.
 
     Examples
     --------

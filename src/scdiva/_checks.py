@@ -158,7 +158,7 @@ def check_choices(**given: tuple[object, Sequence[object]]) -> None:
         If one is none of these.
     """
     for name, (value, choices) in given.items():
-        if value not in choices:
+        if getattr(value, "shape", ()) or value not in choices:  # an array is equal to a choice element by element
             near = or_nearest(value, map(str, choices)) if isinstance(value, str) else ""
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r:.80}{near}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import anndata as ad
@@ -9,7 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.data.conditions import Naming, genes_of_guides, is_control_like, read_perturbations
+from scdiva.data.conditions import (
+    Naming,
+    genes_among,
+    genes_of_guides,
+    is_control_like,
+    read_guides,
+    read_perturbations,
+)
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 GENES = ["KLF1", "GATA1", "TAL1", "HLA-DRA", "RP11-34P13.7"]
@@ -35,15 +43,19 @@ def read(human):
     ["NT1", "NT", "ntc_3", "sgNTC-1", "NT-gRNA-2", "non-targeting", "non-targeting_00013", "nontargeting", "no-target",
      "NonTargetingControlGuideForHuman_0001", "safe-targeting", "safe_harbor_2", "neg_ctrl", "NegCtrl0", "scramble",
      "negative_control_3", "INTERGENIC216151", "ONE_INTERGENIC_SITE_9", "unperturbed", "ctrl", "Control", "CTRL0001",
-     "3x_neg_ctrl_pMJ144-1", "control_guide_3", "shSCR", "non_targeting_GGCGAGGTCGCCGCCGCACG"],
+     "3x_neg_ctrl_pMJ144-1", "control_guide_3", "shSCR", "non_targeting_GGCGAGGTCGCCGCCGCACG", "NTC_B", "NT-A",
+     "ctrl_A", "Neg_1", "NegCon", "SCR_1", "scr", "scram", "siNC", "NC_1", "no-guide", "No_gRNA", "non-cutting",
+     "nonspecific_1", "inert", "CHR1_INTERGENIC_2", "non-targeting_rna-2", "Scrambled_siRNA", "Control (DMSO)"],
 )  # fmt: skip
 def test_labels_of_negative_controls(label):
     assert is_control_like(label)
 
 
 def test_genes_and_other_labels_are_not_controls(human):
-    assert [name for name in human.symbols if is_control_like(name)] == ["CTRL"]
-    others = "NTN1 SCRIB CTLA4 drug stim IFN-beta chr3.5275_top_two none_of_subset target neg Control_6h control+KLF1"
+    assert [name for name in human.symbols if is_control_like(name)] == ["CTRL", "SCRG1"]  # SCR, guide 1
+    others = (
+        "NC_000001 NTN1 SCRIB CTLA4 stim IFN-beta chr3.5275_top_two none_of_subset target neg Control_6h control+KLF1"
+    )
     assert [name for name in others.split() if is_control_like(name)] == []
 
 
@@ -57,6 +69,46 @@ def test_controls_that_are_not_named_are_refused_with_the_call_that_names_them(r
     last = ("TAL1",) if isinstance(guides, dict) else ("x",)
     assert sorted(found.parts) == sorted([(), ("GATA1",), ("KLF1",), last])
     assert found.is_control.tolist() == [True, True, False, True, False, False]
+
+
+def test_no_gene_is_refused_as_a_control(human):
+    table, known = human.table, genes_among(human)
+    named = [table[column].str.split("|").explode() for column in ("symbol", "previous", "alias")]
+    genes = sorted({name for names in named for name in names if name} | {"NT3", "NT4"})
+    with pytest.warns(UserWarning, match="may be negative controls|once a guide's number"):
+        assert read_guides(["control", *genes], None, known, Naming(separator=""), key="p") == {}
+    current = [name for name in human.symbols if name != "CTRL"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_guides(["control", *current, "sgWT1"], {"x": "x", "sgWT1": "WT1"}, known, Naming(separator=""), key="p")
+
+
+@pytest.mark.parametrize("label", ["NT/NT", "NegCtrl0_NegCtrl0", "NTC_B"])
+def test_one_control_twice_or_of_another_letter_is_refused(read, label):
+    with pytest.raises(ValueError, match=re.escape(f"control=['NTC_A', {label!r}]")):
+        read(["NTC_A", label, "KLF1"], "NTC_A")
+    assert read(["NTC_A", label, "KLF1"], ["NTC_A", label]).parts == ((), ("KLF1",))
+
+
+def test_a_number_beside_that_of_the_control_is_one_too(read):
+    with pytest.raises(ValueError, match=re.escape("control=['NT1', 'NT2', 'NT3']")):
+        read(["NT1", "NT2", "NT3", "KLF1"], ["NT1", "NT2"])
+
+
+def test_a_letter_behind_the_control_is_a_gene_where_the_separator_says_so(read):
+    assert read(["control", "control_B", "KLF1"], separator="_").parts == ((), ("B",), ("KLF1",))
+
+
+@pytest.mark.parametrize(
+    "control", [["NT1", "NT2"], ("NT1", "NT2"), {"NT2", "NT1"}, pd.Index(["NT1", "NT2"]), pd.Series(["NT1", "NT2"]),
+                np.array([b"NT1", b"NT2"]), pd.Categorical(["NT1", "NT2"]), dict.fromkeys(["NT1", "NT2"])],
+)  # fmt: skip
+def test_controls_in_any_collection(read, control):
+    found = read(["NT1", "NT2", "KLF1"], control)
+    assert found.naming.control == ("NT1", "NT2")
+    assert found.is_control.tolist() == [True, True, False]
+    assert Naming.of(b"NT1", "+").control == ("NT1",)
+    assert Naming.of(0, "+").control == ("0",)
 
 
 def test_a_label_can_be_kept_as_a_perturbation(read):
@@ -79,7 +131,20 @@ def test_many_controls_are_named_by_a_pattern_that_can_be_pasted(read):
 
 
 def test_labels_that_may_be_controls_are_warned_of(read):
-    for label in ("AAVS1", "DMSO", "untreated", "CTRL"):  # the last is a human gene
+    labels = ["AAVS1", "DMSO", "untreated", "sgAAVS1", "GFP_KO", "DMSO_24h", "vehicle 0.1%", "nontreated", "Negative"]
+    labels += [
+        "untransfected",
+        "uninfected",
+        "Unstim",
+        "PBS",
+        "isotype control",
+        "EV",
+        "mCherry",
+        "random",
+        "neg",
+        "NC",
+    ]
+    for label in [*labels, "CTRL", "NT3", "NT4", "CTL1", "CTL2"]:  # genes
         with pytest.warns(UserWarning, match=f"may be negative controls .*control=\\['control', '{label}'\\]"):
             assert read(["control", label, "KLF1"]).parts == ((), *sorted([("KLF1",), (label,)]))
     with warnings.catch_warnings():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,20 +47,33 @@ _MANY = 10
 """Control labels that a message lists; more are described by a pattern."""
 
 
-_FILLERS = r"(?:[-_.:# ]?(?:controls?|ctrl|for|human|mouse|guides?|[sc]?grna))*[-_.:# ]?\d*"
+_FILLERS = (
+    r"(?:[-_.:# ]?(?:controls?|ctrl|for|human|mouse|guides?|sequence|[sc]?grna|s[hi]rna|rna))*"
+    r"[-_.:# ]?(?:\d*|(?<=[-_.:# ])[a-z])(?:[-_ ]?\([^()\d]*\))?"
+)
 _CONTROL_LIKE = re.compile(
-    r"(?:\d+x[-_ ])?(?:ntc?|ctrls?|ctl|controls?|unperturbed|scrambled?|s[hi]scr|no[-_ ]?site|"
-    r"non?[-_ ]?(?:target(?:ing|ed)?|perturbed)|neg(?:ative)?[-_ ]?(?:ctrl|control)s?|"
-    r"safe[-_ ]?(?:target(?:ing)?|harbou?r|cutting)|(?:one[-_ ])?intergenic(?:[-_ ]site)?)" + _FILLERS,
+    r"(?:\d+x[-_ ])?(?:ntc?|ctrls?|ctl|controls?|unperturbed|(?:s[hi])?scr(?:am(?:bled?)?)?|inert|no[-_ ]?site|"
+    r"no[-_ ]?(?:guide|[sc]?grna)s?|non?[-_ ]?(?:target(?:ing|ed)?|perturbed|cutting|specific)|"
+    r"neg(?:ative)?[-_ ]?(?:ctrl|control)s?|neg[-_ ]?con|neg(?:ative)?(?=[-_ ]\d)|"
+    r"s[gih][-_ ]?nc|nc(?=[-_ ]\d{1,2}(?!\d))|"
+    r"safe[-_ ]?(?:target(?:ing)?|harbou?r|cutting)|(?:one[-_ ]|chr[\dxy]+[-_ ])?intergenic(?:[-_ ]site)?)" + _FILLERS,
     flags=re.IGNORECASE,
 )
-"""Labels of negative controls, with a guide's number: `NT1`, `NTC_2`, `non-targeting_00013`, `INTERGENIC216151`."""
+"""Labels of negative controls, with a guide's number or letter: `NT1`, `NTC_B`, `non-targeting_00013`,
+`INTERGENIC216151`."""
+_GENES_TOO = frozenset(
+    ["NT3", "NT4", "NT5", "CTL1", "CTL2", "CTL3", "CTL4", "CTL5", "NTC31", "NTC90", "SCR2", "SCR3", "SCR10", "SCR59",
+     "SCRG-1"]
+)  # fmt: skip
+"""Of these, old and second names of genes (NT3 is neurotrophin 3)."""
+_AMOUNT = r"(?:[-_ ]?\d[\d.]*[-_ ]?(?:%|h|hrs?|hours?|min|d|days?|[nuµm]?m|[nuµm]g|x))*"
 _MAYBE_CONTROL = re.compile(
-    r"(?:aavs1|rosa26|lacz|e?gfp|luc(?:iferase)?|mock|dmso|vehicle|untreated|unstimulated|untransduced|wt|"
-    r"wild[-_ ]?type|empty(?:[-_ ]?vector)?)" + _FILLERS,
+    r"(?:aavs1|rosa26|lacz|e?gfp|bfp|mcherry|tdtomato|luc(?:iferase)?|mock|dmso|pbs|saline|vehicle|isotype|random|"
+    r"(?:un|non?[-_ ]?)(?:treated|stim(?:ulated)?|transduced|transfected|infected|edited)|neg(?:ative)?|nc(?!rna|\d\d)|"
+    r"wt|wild[-_ ]?type|ev|empty(?:[-_ ]?vector)?)" + _FILLERS + _AMOUNT,
     flags=re.IGNORECASE,
 )
-"""Labels that are controls in many screens, and a condition like any other in some."""
+"""Labels that are controls in many screens, and a condition like any other in some, with a dose or time."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +95,18 @@ class Naming:
     whole: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, control: Sequence[str] | str, separator: str, whole: Iterable[str] = ()) -> Naming:
-        """Make it of one control label or several.
+    def of(cls, control: Iterable[str] | str, separator: str, whole: Iterable[str] = ()) -> Naming:
+        """Make it of one control label or several, in any collection; those of a set are sorted.
 
         Raises
         ------
         ValueError
             If `control` names no label, or one twice.
         """
-        labels = [str(label) for label in np.atleast_1d(np.asarray(control, dtype=object))]
+        one = isinstance(control, str | bytes) or not isinstance(control, Iterable)
+        given: Any = [control] if one else control
+        labels = [_as_text(label) for label in (np.ravel(given) if hasattr(given, "dtype") else given)]
+        labels = sorted(labels) if isinstance(control, Set) else labels
         if not labels:
             raise ValueError("control names no label: pass that of the unperturbed cells, or several in a list.")
         refuse_twice(labels, "control")
@@ -144,12 +160,21 @@ class Naming:
         if not self.separator:
             return self
         spans = {span for label in labels for span in _spans(str(label), self.separator)}
-        whole = (known(spans) if spans else set()) | {span for span in spans if is_control_like(span)}
+        whole = known(spans) if spans else set()
+        # "NTC_B" is one label, and "control_B" a gene B with the control
+        with_control = {
+            span for span in spans if span[-1].isalpha() and span[: -1 - len(self.separator)] in self.control
+        }
+        whole |= {span for span in spans - with_control if is_control_like(span)}
         for span in spans.intersection(columns) - whole:
             pieces = {piece.strip() for piece in span.split(self.separator)}
             if not known(without_affixes(span)) and known(pieces) != pieces:
                 whole.add(span)
         return replace(self, whole=self.whole | whole)
+
+
+def _as_text(label: object) -> str:
+    return label.decode() if isinstance(label, bytes) else str(label)
 
 
 def _spans(label: str, separator: str) -> Iterator[str]:
@@ -163,6 +188,12 @@ def _spans(label: str, separator: str) -> Iterator[str]:
 def is_control_like(label: str) -> bool:
     """Whether a label is one by which screens name their negative controls, with or without what guides add."""
     return any(_CONTROL_LIKE.fullmatch(form) for form in (label, *without_affixes(label)))
+
+
+def _is_of_controls(label: str) -> bool:
+    """Whether a label is that of a control, or names several at once (`NT/NT`)."""
+    pieces = re.split(r"[/|,;&+_]", label)
+    return is_control_like(label) or (len(pieces) > 1 and all(map(_CONTROL_LIKE.fullmatch, pieces)))
 
 
 @dataclass(frozen=True)
@@ -291,9 +322,15 @@ def _controls(labels: Sequence[str], column: str) -> str:
     """Write the argument that names control labels; of many by the pattern that they have in common."""
     if len(labels) <= _MANY:
         return f"control={labels[0]!r}" if len(labels) == 1 else f"control={list(labels)!r}"
+    return f"control={column}[{column}.astype(str).str.fullmatch({_labels(labels)})].unique().tolist()"
+
+
+def _labels(labels: Sequence[str]) -> str:
+    """Write labels, many as a pattern of whole labels."""
+    if len(labels) <= _MANY:
+        return repr(list(labels))
     kinds = dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(label)) for label in labels)
-    matching = f'{column}.astype(str).str.fullmatch(r"{"|".join(kinds)}")'
-    return f"control={column}[{matching}].unique().tolist()"
+    return f'r"^(?:{"|".join(kinds)})$"'
 
 
 def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float64]:
@@ -361,15 +398,99 @@ def genes_among(vocabulary: Vocabulary, species: Species = None) -> Known:
     meant = {"ensembl", "symbol", "previous"} | ({"ortholog"} if species is not None else set())
 
     def known(names: Iterable[str]) -> set[str]:
-        found: set[str] = set()
-        # "KLF1-1" in a list with "KLF1" would be taken for KLF1 again, which is what is to be found out here
-        for _, part in itertools.groupby(sorted(set(names), key=_numbers_behind), key=_numbers_behind):
-            listed = list(part)
-            _, how = match_perturbed(listed, vocabulary, species)
-            found |= {name for name, kind in zip(listed, how, strict=True) if kind in meant}
-        return found
+        return {name for name, (_, how) in _genes_of(names, vocabulary, species).items() if how in meant}
 
     return known
+
+
+def _genes_of(names: Iterable[str], vocabulary: Vocabulary, species: Species) -> dict[str, tuple[int, str]]:
+    """Give the token of each name that is a gene, and how it is known."""
+    found: dict[str, tuple[int, str]] = {}
+    # "KLF1-1" in a list with "KLF1" would be taken for KLF1 again, and is to be told from it here
+    for _, part in itertools.groupby(sorted(set(names), key=_numbers_behind), key=_numbers_behind):
+        listed = list(part)
+        matched = zip(listed, *match_perturbed(listed, vocabulary, species), strict=True)
+        found |= {name: (int(token), str(how)) for name, token, how in matched if token != UNKNOWN}
+    return found
+
+
+def same_genes(
+    names: Iterable[str], measured: Collection[str], vocabulary: Vocabulary, species: Species, where: str
+) -> dict[str, str]:
+    """Find other names of the genes that were measured: an alias, an Ensembl id, the symbol of another species.
+
+    Parameters
+    ----------
+    names
+        Genes and labels.
+    measured
+        Those that were measured.
+    vocabulary, species
+        Genes that are known, and whose they are, see :func:`species_of`.
+    where
+        Where the names stand, for messages.
+
+    Returns
+    -------
+    Of each name that was not measured as it is written, what the gene is called among those that were; of a gene that
+    was not measured, the first of its names.
+
+    Raises
+    ------
+    ValueError
+        If several of those that were measured are this gene.
+    """
+    genes = _genes_of({*names, *measured}, vocabulary, species)
+    called: dict[int, list[str]] = {}
+    for name in sorted(set(measured) & genes.keys()):
+        called.setdefault(genes[name][0], []).append(name)
+    found = {}
+    for name in sorted(set(names).difference(measured) & genes.keys()):
+        first, *others = called.setdefault(genes[name][0], [name])
+        if others:
+            raise ValueError(
+                f"{where} holds {name!r}, which is the gene of {1 + len(others)} labels that were measured, {first!r} "
+                f"and {others[0]!r}: name one of these."
+            )
+        if first != name:
+            found[name] = first
+    return found
+
+
+def _refuse_two_names(
+    labels: Mapping[str, str],
+    guides: Guides,
+    naming: Naming,
+    vocabulary: Vocabulary,
+    species: Species,
+    key: str,
+) -> None:
+    """Refuse parts that are names of one gene, unless `guides` keeps them; `labels` has each as it is read."""
+    kept = {guide for guide, gene in guides.items() if guide == gene} if isinstance(guides, Mapping) else set()
+    parts = {part for label in labels.values() for part in naming.parts(label)} - kept
+    genes = _genes_of(parts, vocabulary, species)
+    names: dict[int, list[str]] = {}
+    for name in sorted(genes, key=lambda name: (genes[name][1] != "symbol", name)):
+        names.setdefault(genes[name][0], []).append(name)
+    several = [of for of in names.values() if len(of) > 1]
+    if not several:
+        return
+    first = {name: of[0] for of in several for name in of[1:]}
+    if guides is None:
+        call = f"Pass guides={first!r}"
+    else:
+        renamed = {
+            held: naming.separator.join(first.get(part, part) for part in naming.split(label))
+            for held, label in labels.items()
+            if not first.keys().isdisjoint(naming.split(label))
+        }
+        call = f"Write adata.obs[{key!r}] = adata.obs[{key!r}].astype(str).replace({renamed!r})"
+    other = several[0][1]
+    raise ValueError(
+        f"{len(several)} genes have more than one name in adata.obs[{key!r}], the first is both {several[0][0]!r} and "
+        f"{other!r}, and would be two perturbations. {call} to make them one; "
+        f"guides={{{other!r}: {other!r}}} keeps a label as a perturbation of its own, guides={{}} keeps all labels."
+    )
 
 
 def _numbers_behind(name: str) -> int:
@@ -434,7 +555,9 @@ def genes_of_guides(labels: Iterable[str], known: Known, naming: Naming) -> dict
     return found
 
 
-def read_guides(labels: Iterable[str], guides: Guides, known: Known, naming: Naming, *, key: str) -> dict[str, str]:
+def read_guides(
+    labels: Iterable[str], guides: Guides, known: Known, naming: Naming, *, key: str, fitted: bool = False
+) -> dict[str, str]:
     """Find out which labels name guides, and refuse those that are not declared.
 
     Parameters
@@ -449,6 +572,8 @@ def read_guides(labels: Iterable[str], guides: Guides, known: Known, naming: Nam
         How labels are read.
     key
         Column of the labels.
+    fitted
+        Whether a model was fitted with this control, so that no other can be named.
 
     Returns
     -------
@@ -484,7 +609,7 @@ def read_guides(labels: Iterable[str], guides: Guides, known: Known, naming: Nam
             f"{', '.join(map(repr, every[:_SHOWN]))}{', ...' * (len(every) > _SHOWN)}."
         )
     if automatic or guides is None or given:
-        _check_controls([found.get(label, label) for label in every], given, known, naming, key)
+        _check_controls([found.get(label, label) for label in every], given, known, naming, key, fitted=fitted)
     if not automatic and (guides is None or given):
         rest = [label for label in every if label not in found and label not in naming.control]
         unsaid = genes_of_guides(rest, known, naming)
@@ -504,23 +629,37 @@ def read_guides(labels: Iterable[str], guides: Guides, known: Known, naming: Nam
     return found
 
 
-def _check_controls(labels: Sequence[str], given: Mapping[str, str], known: Known, naming: Naming, key: str) -> None:
+def _check_controls(
+    labels: Sequence[str], given: Mapping[str, str], known: Known, naming: Naming, key: str, *, fitted: bool
+) -> None:
     """Refuse labels of negative controls that are not named as such, and warn of labels that may be such."""
     naming = naming.knowing(labels, known)
     if () not in (split := [naming.parts(label) for label in labels]):
         return  # there is no control at all, which is refused
     names = sorted({part for parts in split for part in parts} - given.keys() - set(given.values()))
-    genes = known(names)
-    certain = [name for name in names if name not in genes and is_control_like(name)]
-    # CTRL is a human gene, and NT5 was the name of one
-    maybe = [name for name in names if (_CONTROL_LIKE if name in genes else _MAYBE_CONTROL).fullmatch(name)]
-    listed = certain + maybe
+    forms = {name: [name, *without_affixes(name)] for name in names}
+    genes = known(form for of in forms.values() for form in of)
+    too = genes | _GENES_TOO  # CTRL is a human gene, and NT5 was the name of one
+    numbered = {re.sub(r"\d+$", "", one) for one in naming.control}  # NT3 beside NT1 is no gene
+    too -= {name for name in _GENES_TOO - genes if re.sub(r"\d+$", "", name) in numbered}
+    certain = [name for name in names if name not in too and _is_of_controls(name)]
+    maybe = [
+        name
+        for name in names
+        if (_CONTROL_LIKE.fullmatch(name) if name in too else any(map(_MAYBE_CONTROL.fullmatch, {*forms[name]} - too)))
+    ]
+    listed = certain + [name for name in maybe if name not in certain]
     if not listed:
         return
     column = f"adata.obs[{key!r}]"
+    if fitted:  # whose control can't be named anew
+        call = f"rename them, {column} = {column}.astype(str).replace({_labels(listed)}, {naming.control[0]!r}"
+        call += ", regex=True)" if len(listed) > _MANY else ")"
+    else:
+        call = f"pass {_controls([*naming.control, *listed], column)}"
     message = (
         f"{len(listed)} of {len(names)} perturbations in {column} {'look like' if certain else 'may be'} negative "
-        f"controls (first: {listed[0]!r}). If they are, pass {_controls([*naming.control, *listed], column)}; "
+        f"controls (first: {listed[0]!r}). If they are, {call}; "
         f"guides={{{listed[0]!r}: {listed[0]!r}}} keeps a label as a perturbation, guides={{}} keeps all labels."
     )
     if certain:
@@ -536,6 +675,8 @@ def read_perturbations(
     guides: Guides,
     vocabulary: Vocabulary,
     species: Species = None,
+    *,
+    fitted: bool = False,
 ) -> Perturbations:
     """Read the perturbation of each cell, where labels may name guides.
 
@@ -549,6 +690,13 @@ def read_perturbations(
         As for :func:`read_guides`; genes of the vocabulary are known.
     species
         Whose genes perturbations are, see :func:`species_of`.
+    fitted
+        Whether a model was fitted with this control, and only the control cells are wanted.
+
+    Raises
+    ------
+    ValueError
+        If labels are names of one gene, and `guides` does not say that they are kept apart.
 
     Warns
     -----
@@ -556,11 +704,12 @@ def read_perturbations(
         If a label can be read as one gene and as a combination.
     """
     naming = Naming.of(control, separator)
-    known = genes_among(vocabulary, species_of(list(adata.var_names), vocabulary, species))
+    species = species_of(list(adata.var_names), vocabulary, species)
+    known = genes_among(vocabulary, species)
     labels = read_labels(adata, perturbation_key, kind="perturbation", meant=naming.control)
     names, columns = np.unique(labels).tolist(), frozenset(map(str, adata.var_names))
     naming = naming.knowing(names, known, columns)
-    genes = read_guides(names, guides, known, naming, key=perturbation_key)
+    genes = read_guides(names, guides, known, naming, key=perturbation_key, fitted=fitted)
     naming = naming.knowing(genes.values(), known, columns)
     column = f"adata.obs[{perturbation_key!r}]"
     lacking = [one for one in naming.control if not any(one in naming.split(genes.get(name, name)) for name in names)]
@@ -569,7 +718,10 @@ def read_perturbations(
             f"control holds {lacking[0]!r}, which {column} never is: leave it out of control={list(naming.control)!r}"
             + (f", or write {near[0]!r}." if (near := nearest(lacking[0], names, n=1)) else ".")
         )
-    warn_of_ambiguous([genes.get(name, name) for name in names], known, naming, column)
+    read = {name: genes.get(name, name) for name in names}
+    warn_of_ambiguous(read.values(), known, naming, column)
+    if not fitted and (guides is None or guides):
+        _refuse_two_names(read, guides, naming, vocabulary, species, perturbation_key)
     return _numbered(labels, naming, genes, column, as_noted=False)
 
 

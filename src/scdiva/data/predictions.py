@@ -25,10 +25,18 @@ from scdiva._constants import (
 from scdiva._labels import read_labels
 from scdiva._validate import Input
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import doses, guides_as_noted, naming_as_noted, perturbations
+from scdiva.data.conditions import (
+    doses,
+    guides_as_noted,
+    naming_as_noted,
+    perturbations,
+    same_genes,
+    species_of,
+)
 from scdiva.data.genes import check_unique
 from scdiva.data.writing import check_anndata, our_uns
 from scdiva.metrics import de_scores
+from scdiva.tokenizer.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -302,12 +310,14 @@ def _observed_rows(
     groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
     predicted = {part for label in conditions["perturbation"] for part in naming.parts(label)}
     known = perturbations(observed, key, naming, guides_as_noted(ours, predicted, naming), where="observed")
+    called = _as_observed(predicted, {part for parts in known.parts for part in parts}, list(observed.var_names))
     group = read_labels(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
     dose = doses(observed, dose_key, where="observed") if dose_key else None
     codes = {parts: code for code, parts in enumerate(known.parts)}
     perturbed: dict[int, NDArray[np.intp]] = {}
     for at, condition in conditions.iterrows():
-        code = codes.get(naming.parts(str(condition["perturbation"])))
+        named = naming.parts(str(condition["perturbation"]))
+        code = codes.get(tuple(sorted({called.get(part, part) for part in named})))
         if not code:
             continue
         cells = (known.code == code) & (group == condition["group"])
@@ -333,6 +343,25 @@ def _observed_rows(
             f"them along with the perturbed ones, those whose observed.obs[{key!r}] is {names}."
         )
     return perturbed, control
+
+
+def _as_observed(predicted: set[str], observed: set[str], columns: list[str]) -> dict[str, str]:
+    """Say of predicted genes that are observed by another name, an Ensembl id or an alias, by which."""
+    if predicted == observed:
+        return {}
+    vocabulary = load_vocabulary()
+    species = species_of(columns, vocabulary, None)
+    other = same_genes(observed, predicted, vocabulary, species, "observed") if predicted & observed else {}
+    if both := sorted(name for name, of in other.items() if of in predicted & observed):
+        warn(
+            f"observed names {len(both)} genes of the prediction in two ways, the first is both {both[0]!r} and "
+            f"{other[both[0]]!r}: cells of {both[0]!r} are left out."
+        )
+    return {
+        name: of
+        for name, of in same_genes(predicted, observed, vocabulary, species, "the prediction").items()
+        if of in observed
+    }
 
 
 def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:

@@ -338,7 +338,7 @@ def open_screen(
         )
     notes = {"model": model_name(given), **known.notes}
     base = dict.fromkeys((*KINDS, "measured"), EXPECTED)
-    named: dict[str, Any] = dict(zip(COLUMNS, (name or "" for name in columns), strict=True))
+    named: dict[str, Any] = dict(zip(COLUMNS, ("" if name is None else name for name in columns), strict=True))
     named["control"] = known.naming.control
     return PerturbationModel(model, screen, base, **named, notes=notes), number
 
@@ -365,7 +365,7 @@ def control_cells(
         chosen = np.ones(adata.n_obs, dtype=bool)
     elif guides is not None:
         how = fitted.control, fitted.separator, guides, fitted.model.vocabulary, species
-        chosen = read_perturbations(adata, key, *how).is_control
+        chosen = read_perturbations(adata, key, *how, fitted=True).is_control
     else:  # as in the screen; guides of the control that it did not have are known by its name
         chosen = perturbations(adata, key, naming, guides_as_noted(fitted.notes, (), naming)).is_control
     return np.flatnonzero(chosen), group[chosen]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,20 +16,21 @@ from scdiva import _constants as C
 from scdiva._checks import refuse_absent, warn
 from scdiva._labels import read_labels
 from scdiva._rng import step_seed
-from scdiva._settings import progress_bar
+from scdiva._settings import logger, progress_bar
 from scdiva.data.cells import open_cells
 from scdiva.data.conditions import (
     Naming,
     genes_among,
     listed,
     refuse_twice,
+    same_genes,
     species_of,
     wanted_groups,
     warn_of_ambiguous,
     whole_names,
 )
 from scdiva.data.genes import check_unique
-from scdiva.data.reading import Reading
+from scdiva.data.reading import Reading, Species
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
 from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
 
@@ -48,11 +49,14 @@ class Targets(NamedTuple):
         Group by group; groups of the screen keep their number, new ones come behind.
     names, groups
         Of each condition the perturbation as it was asked for, and the name of the group.
+    asked
+        Parts as they were asked for; `conditions` has the names by which the screen measured them.
     """
 
     conditions: Conditions
     names: list[str]
     groups: list[str]
+    asked: list[tuple[str, ...]]
 
 
 def requested(
@@ -94,13 +98,17 @@ def requested(
     species = species_of(list(map(str, genes)), fitted.model.vocabulary, reading.species)
     if predict is None:
         known = dict(zip(measured.parts, screen.labels, strict=True))
-        parts, names = sorted(known), [known[p] for p in sorted(known)]
+        asked = parts = sorted(known)
+        names = [known[p] for p in parts]
     else:
         names = listed(predict)
-        vocabulary = genes_among(fitted.model.vocabulary, species)
-        naming = fitted.naming.knowing(names, vocabulary, frozenset(screen.genes))
-        warn_of_ambiguous(names, vocabulary, naming, argument)
-        parts = distinct_parts(names, naming, argument, screen.labels)
+        naming = naming_of(fitted, names, species)
+        warn_of_ambiguous(names, genes_among(fitted.model.vocabulary, species), naming, argument)
+        asked = [naming.parts(name) for name in names]
+        called = same_genes(set().union(*asked), measured.part_names, fitted.model.vocabulary, species, argument)
+        for name, of in called.items():
+            logger.info("%s: %r is read as %r, the same gene", argument, name, of)
+        parts = distinct_parts(names, naming, argument, screen.labels, called)
     for name, given, by in (("dose", dose, "dose_key"), ("groups", groups, "groupby")):
         if given is not None and not getattr(fitted, by):
             raise ValueError(f"{name}= is given, but the screen was read without: name the column, {by}=...")
@@ -113,11 +121,17 @@ def requested(
     number = {name: i for i, name in enumerate(dict.fromkeys((*screen.groups, *present)))}
     rows = list(itertools.product(wanted, zip(parts, names, strict=True), doses))
     conditions = Conditions.of((these, number[group], value) for group, (these, _), value in rows)
-    return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows])
+    return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows], asked)
+
+
+def naming_of(fitted: PerturbationModel, names: Sequence[str], species: Species) -> Naming:
+    """Say how names of perturbations are read that a model is asked for."""
+    known = genes_among(fitted.model.vocabulary, species)
+    return fitted.naming.knowing(names, known, frozenset(fitted.screen.genes))
 
 
 def distinct_parts(
-    names: Sequence[str], naming: Naming, argument: str, measured: Collection[str]
+    names: Sequence[str], naming: Naming, argument: str, measured: Collection[str], called: Mapping[str, str]
 ) -> list[tuple[str, ...]]:
     """Split the names of perturbations into their parts.
 
@@ -131,6 +145,8 @@ def distinct_parts(
         Where they were given.
     measured
         Labels that the data hold.
+    called
+        Of parts that have another name in the data, that name (:func:`scdiva.data.conditions.same_genes`).
 
     Raises
     ------
@@ -140,20 +156,23 @@ def distinct_parts(
     """
     if not names:
         raise ValueError(f"{argument} names no perturbation: name one or more.")
-    parts = [naming.parts(name) for name in names]
+    parts = [tuple(sorted({called.get(part, part) for part in naming.parts(name)})) for name in names]
     if () in parts:
         raise ValueError(
             f"{argument} holds {names[parts.index(())]!r}, which is no perturbation: name what is to be perturbed."
         )
     for name, of in zip(names, parts, strict=True):
-        pieces = naming.split(name)
+        pieces = [called.get(part, part) for part in naming.split(name)]
         if name not in measured and (twice := [part for part in of if pieces.count(part) > 1]):
             raise ValueError(
                 f"{argument} holds {name!r}, which names {twice[0]!r} twice: pass {naming.separator.join(of)!r}."
             )
     if len(set(parts)) < len(parts):
         twice_named = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
-        raise ValueError(f"{argument} holds {twice_named!r} more than once; the order of parts does not count.")
+        raise ValueError(
+            f"{argument} holds {twice_named!r} more than once; the order of parts does not count, nor does by which of "
+            "its names a gene is called."
+        )
     return parts
 
 
@@ -234,7 +253,7 @@ def predicted_cells(
             "n_seen": conditions.n_seen(screen.conditions),
             "trained": same.any(axis=1),
             **{name: dict(value) if isinstance(value, dict) else value for name, value in fitted.notes.items()},
-            **whole_names([*conditions.parts, *screen.conditions.parts], fitted.separator),
+            **whole_names([*targets.asked, *conditions.parts, *screen.conditions.parts], fitted.separator),
         }
     }
     return result
@@ -366,7 +385,11 @@ def ranked(
     names = [measured[parts] for parts in sorted(measured)] if candidates is None else listed(candidates)
     if combinations:
         alone = sorted(parts[0] for parts in measured if len(parts) == 1)
-        named = {fitted.naming.parts(name) for name in names}
+        species = species_of(list(map(str, reading.var(adata).index)), fitted.model.vocabulary, reading.species)
+        asked = [naming_of(fitted, names, species).parts(name) for name in names]
+        known = screen.conditions.part_names
+        called = same_genes(set().union(*asked), known, fitted.model.vocabulary, species, "candidates")
+        named = {tuple(sorted(called.get(part, part) for part in parts)) for parts in asked}
         names += [fitted.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in named]
     targets = requested(fitted, adata, reading, group, names, None, dose, argument="candidates")
 

@@ -97,8 +97,8 @@ def split_perturbations(
     ValueError
         If a label is missing or has an empty part; if there are no control cells, fewer conditions than folds, no such
         fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; if labels look
-        like controls that `control` does not name, or name guides and `guides` does not declare it; or if arguments do
-        not go together.
+        like controls that `control` does not name; if two are names of one gene, or labels name guides, and `guides`
+        does not declare it; or if arguments do not go together.
 
     Examples
     --------

@@ -87,7 +87,8 @@ def fit_perturbation(
         Its value for unperturbed cells, or several: `["control", "NT1", "NT2"]`. In combinations (`"A+control"`) it
         does not count. Other labels by which screens name negative controls (`NT2`, `NTC_3`, `non-targeting_00013`,
         `safe-targeting`, `neg_ctrl`, `scramble`, `INTERGENIC12`, `unperturbed`) raise an error unless they are named
-        here or kept by `guides`; labels such as `AAVS1`, `GFP`, `DMSO` and `untreated` are warned of.
+        here or kept by `guides`; labels such as `AAVS1`, `GFP`, `DMSO_24h`, `PBS`, `EV`, `untreated` and `random`, and
+        genes whose names read as controls (`CTRL`, `NT3`), are warned of.
     groupby
         Column with groups of cells, such as cell types or lines; changes are those from control cells of the same
         group.
@@ -127,7 +128,8 @@ def fit_perturbation(
         If a column or layer does not exist.
     ValueError
         If there are no control cells (in a group), or nothing else; if a name or dose is missing or makes no sense; if
-        labels look like controls that `control` does not name; if labels name guides, or combinations with another
+        two labels are names of one gene (KLF1 and EKLF) and `guides` neither joins them nor keeps them apart; if labels
+        look like controls that `control` does not name; if labels name guides, or combinations with another
         separator, and `guides` does not declare it; if genes repeat a name, or the matrix is refused as by
         :func:`embed`; if a fine-tuning argument is given without `finetune=True` or is out of range, or
         `checkpoint_dir` holds another run.
@@ -219,7 +221,8 @@ def predict_perturbation(
         The study design, see :func:`fit_perturbation`. Left out with a fitted model, which knows it.
     predict
         Perturbations, such as `["KLF1", "KLF1+TGFBR2"]`; genes of the model's vocabulary, and labels that the screen
-        holds. None: all that were measured.
+        holds. Another name of a gene that was measured (an alias, an Ensembl id, the human symbol in a mouse screen) is
+        read as the gene measured; results keep the name that you ask for. None: all that were measured.
     groupby
         Column with groups of cells, see :func:`fit_perturbation`.
     groups
@@ -351,7 +354,8 @@ def score_perturbation(
     """Score predicted responses to perturbations against cells that had them, and the simple baselines the same way.
 
     Conditions are matched by perturbation, and by group and dose where the prediction has them; genes by name. Those
-    that only one of the two has are left out.
+    that only one of the two has are left out. A perturbed gene is the same by any of its names: symbol, alias, Ensembl
+    id.
 
     Parameters
     ----------
@@ -405,7 +409,7 @@ def score_perturbation(
     Warns
     -----
     UserWarning
-        If only some genes of the prediction were observed.
+        If only some genes of the prediction were observed, or a perturbed gene was observed under two names.
 
     Examples
     --------

@@ -84,6 +84,11 @@ class AdaptationCells:
         ragged = take_cells((self.indptr, self.tokens, self.values), rows, max_length)
         return replace(self, indptr=ragged[0], tokens=ragged[1], values=ragged[2], batch=self.batch[rows])
 
+    def keeping(self, kept: np.ndarray) -> AdaptationCells:
+        """Take away the entries that a mask, bool (T,), does not keep; cells may be left without any."""
+        indptr = np.concatenate([[0], np.cumsum(kept)])[self.indptr]
+        return replace(self, indptr=indptr, tokens=self.tokens[kept], values=self.values[kept])
+
     def matrix(self, n_tokens: int) -> sp.csr_matrix:
         """Give the expression as a matrix, cells × tokens, of the same arrays."""
         return sp.csr_matrix((self.values, self.tokens, self.indptr), shape=(self.n_cells, n_tokens))

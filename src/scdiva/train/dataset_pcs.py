@@ -241,4 +241,5 @@ def dispersed_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
     mean = np.asarray(matrix.mean(axis=0)).ravel()
     variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
     genes = np.argsort(-variance / np.maximum(mean, DISPERSION_OFFSET), kind="stable")[:N_GENES]
-    return genes[variance[genes] > 0]
+    varying: np.ndarray = genes[variance[genes] > 0]
+    return varying

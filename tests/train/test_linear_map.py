@@ -142,7 +142,7 @@ def test_a_shift_of_a_whole_study_turns_no_direction(corpus):
 
 
 @pytest.mark.parametrize("n_rows", [9, 20, 45])
-def testleading_directions_are_singular_vectors(n_rows):
+def test_leading_directions_are_singular_vectors(n_rows):
     """Of fewer rows than columns, as many, and more; the largest entry is positive, and rounding is left out."""
     matrix = np.random.default_rng(0).normal(size=(n_rows, 20))
     blocks = iter([matrix[:4], matrix[4:]])

@@ -72,8 +72,10 @@ def with_dataset_components(model: ScDiVa, cells: AdaptationCells) -> tuple[ScDi
     genes = variable_genes(cells, n_tokens)
     expression = cells.matrix(n_tokens)[:, genes]
     n = _most_components(cells.n_cells - n_batches, len(genes))
-    loadings, _, _ = leading_directions(_within_blocks(expression, cells.batch), cells.n_cells, len(genes), n)
-    center = np.asarray(expression.mean(axis=0, dtype=np.float64)).ravel() @ loadings
+    means = _batch_means(expression, cells.batch)
+    blocks = _within_blocks(expression, cells.batch, means)
+    loadings, _, _ = leading_directions(blocks, cells.n_cells, len(genes), n)
+    center = np.bincount(cells.batch) / cells.n_cells @ means @ loadings
 
     some = cells.subset(np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_STATES)))
     state = encoded(model, some).double().numpy()
@@ -114,7 +116,7 @@ def variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
     import scanpy as sc
     from anndata import AnnData
 
-    adata = AnnData(cells.matrix(n_tokens)[:, cells.measured].astype(np.float32))
+    adata = AnnData(cells.matrix(n_tokens)[:, cells.measured].astype(np.float32, copy=False))
     batch_key = None
     if cells.n_batches > 1 and np.bincount(cells.batch).min() >= LEAST_CELLS:
         batch_key = "batch"
@@ -124,25 +126,28 @@ def variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
 
 
 def _vary(cells: AdaptationCells, n_tokens: int) -> bool:
-    """Whether any gene varies within batches, beyond rounding."""
-    matrix = cells.matrix(n_tokens).astype(np.float64)
-    means, size = _batch_means(matrix, cells.batch), np.bincount(cells.batch)[:, None]
-    mean = (size * means).sum(axis=0) / cells.n_cells
-    square = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel()
-    variance = square - (size * np.square(means)).sum(axis=0) / cells.n_cells
-    return bool((variance > ROUNDING * np.square(mean)).any())
+    """Whether any cell differs from the first cell of its batch, beyond rounding."""
+    matrix, first = cells.matrix(n_tokens), np.searchsorted(cells.batch, cells.batch)
+    for start in range(0, cells.n_cells, BLOCK_ROWS):
+        block = matrix[start : start + BLOCK_ROWS]
+        if abs(block - matrix[first[start : start + BLOCK_ROWS]]).max() > ROUNDING**0.5 * block.max():
+            return True
+    return False
 
 
 def _batch_means(matrix: sp.csr_matrix, batch: np.ndarray) -> np.ndarray:
     """Mean of each column in each batch, float64 `(n_batches, n_columns)`."""
     size = np.bincount(batch)
-    share = sp.csr_matrix((1 / size[batch], (batch, np.arange(len(batch)))), shape=(len(size), len(batch)))
-    return np.asarray((share @ matrix).toarray(), dtype=np.float64)
+    means = np.zeros((len(size), matrix.shape[1]))
+    for start in range(0, len(batch), BLOCK_ROWS):
+        number = batch[start : start + BLOCK_ROWS]
+        share = sp.csr_matrix((1 / size[number], (number, np.arange(len(number)))), shape=(len(size), len(number)))
+        means += (share @ matrix[start : start + BLOCK_ROWS]).toarray()
+    return means
 
 
-def _within_blocks(matrix: sp.csr_matrix, batch: np.ndarray) -> Iterator[np.ndarray]:
+def _within_blocks(matrix: sp.csr_matrix, batch: np.ndarray, means: np.ndarray) -> Iterator[np.ndarray]:
     """Dense blocks of rows, minus the means of their batches."""
-    means = _batch_means(matrix, batch)
     for start in range(0, len(batch), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
         yield matrix[rows].toarray() - means[batch[rows]]

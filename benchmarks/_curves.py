@@ -82,7 +82,7 @@ ADAPTING = {
 
 
 def adapting(result: dict) -> str:
-    """Accuracy and cluster mean of each set and arm, the weights chosen, means of each group and of all sets."""
+    """Accuracy and cluster mean of each set and arm, means of each group and of all sets; weights of older rows."""
     rows = [row for row in result["rows"] if "arm" in row]
     arms = [arm for arm in ADAPTING if any(row["arm"] == arm for row in rows)]
     at = {(row["set"], row["arm"]): row for row in rows}
@@ -92,7 +92,7 @@ def adapting(result: dict) -> str:
         sets = list(dict.fromkeys(row["set"] for row in rows if row["group"] == group))
         for name in sets:
             own = at[name, "adapted"]
-            chosen = ", ".join("alone" if one is None else f"{one:g}" for one in dict.fromkeys(own["chosen"]))
+            chosen = ", ".join("alone" if one is None else f"{one:g}" for one in dict.fromkeys(own.get("chosen", [])))
             cells = [_both([at[name, arm]]) if (name, arm) in at else "" for arm in arms]
             lines.append([f"{name} ({own['n_cells']:,})", *cells, chosen, f"{own['cpu_seconds']:.0f}"])
         lines.append(_mean_line(group, sets, arms, at))

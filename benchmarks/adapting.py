@@ -10,7 +10,6 @@ nothing was chosen on those that `DESIGN` does not name, and neither model nor d
 - zero-shot: the model as it is.
 - adapted: `tl.adapt` with its defaults and the `batch_key` of the set, if it has one; for each seed anew.
 - adapted without batches: the same without `batch_key`. Only where there are some.
-- join: components at weight 1, nothing chosen.
 - pca: 2,000 highly variable genes, scaled, 50 components. harmony: on these, where there are batches.
 - scvi: default architecture, epochs and early stopping on the same genes; fitted once, with the batches of the set.
 
@@ -37,12 +36,8 @@ from _timing import report
 from zero_shot import SCORES, scores, timed
 
 import scdiva as sd
-from scdiva._labels import batch_numbers
-from scdiva.data.cells import open_cells
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model
-from scdiva.train.adaptation import read_cells
-from scdiva.train.own_components import with_own_components
 
 SETS = {
     "pbmc3k_raw": None,
@@ -64,10 +59,10 @@ DESIGN = (
     "pollen2014_c1_299",
     "pollen2015_fetal_cortex_367",
 )
-"""Held-out studies that weights, targets, folds and shares were looked at on."""
+"""Held-out studies that design choices of earlier versions of `tl.adapt` were made on."""
 LEAST_CELLS = 100
 """Of fewer labelled cells a score says nothing: one cell is more than the margin."""
-ARMS = ("zero-shot", "adapted", "adapted without batches", "join", "pca", "harmony", "scvi")
+ARMS = ("zero-shot", "adapted", "adapted without batches", "pca", "harmony", "scvi")
 MARGIN = 0.01
 
 
@@ -77,11 +72,6 @@ def arms_of(
     """Yield each arm that is wanted, its embedding for each seed, and notes."""
     once: dict[str, Callable[[], np.ndarray]] = {
         "zero-shot": lambda: scdiva_arm(model)(adata),
-        "join": lambda: scdiva_arm(
-            with_own_components(
-                model, read_cells(open_cells(adata, model, empty="nan"), batch_numbers(adata, batch_key))[0], 1.0
-            )
-        )(adata),
         "pca": lambda: fit_pca(adata)(adata),
     }
     adapted: dict[str, str | None] = {"adapted": batch_key}
@@ -101,10 +91,7 @@ def arms_of(
                 lambda seed=seed, key=adapted[name]: sd.tl.adapt(adata, model, batch_key=key, rng=seed)
             )
             fits.append(own)
-        notes = {
-            "chosen": [own.adaptation["weight"] for own in fits],
-            "components": fits[0].adaptation["n_components"],
-        }
+        notes = {"components": fits[0].adaptation["n_components"]}
         yield name, [scdiva_arm(own)(adata) for own in fits], {**seconds, **notes}
 
 
@@ -227,7 +214,6 @@ def main() -> None:
             record("adapting", [*rows, *goals(rows)], **notes)
             print(
                 f"{name} {row['arm']}: {row['accuracy']:.3f} / {row['average_bio']:.3f}, {row['cpu_seconds']:.0f} s",
-                row.get("chosen", ""),
                 flush=True,
             )
     if report(goals(rows)) and arguments.strict:

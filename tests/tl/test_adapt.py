@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 
+import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -22,7 +23,7 @@ def batched(adata):
     return data
 
 
-def test_components_join_the_state_and_nothing_else_is_touched(plain, batched, weights, same):
+def test_components_make_the_embedding_and_nothing_else_is_touched(plain, batched, weights, same):
     before, data, state = weights(plain), batched.copy(), torch.random.get_rng_state()
     legacy = np.random.get_state()[1].copy()  # noqa: NPY002
     new = sd.tl.adapt(batched, plain, batch_key="donor", rng=3)
@@ -37,28 +38,29 @@ def test_components_join_the_state_and_nothing_else_is_touched(plain, batched, w
     assert new.vocabulary.fingerprint == plain.vocabulary.fingerprint
     np.testing.assert_array_equal(new.vocabulary.entropy, plain.vocabulary.entropy)
     after = weights(new)
-    assert set(after) == {*before, "own.table.weight"}
+    parts = ("table.weight", "center", "dataset_map", "state_map", "offset")
+    assert set(after) == {*before, *(f"dataset_components.{name}" for name in parts)}
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert not new.training
     assert plain.adaptation is None
     report = new.adaptation
-    assert report["chosen"] in ("joined", "own")
-    assert report["n_components"] == new.config.adapted_dim > 0
-    agreements = report["agreements"]
-    assert (report["agreement"]["model"], report["agreement"]["own"]) == (agreements[0], agreements[-1])
-    assert agreements[report["weights"].index(report["weight"])] == report["agreement"]["chosen"]
-    assert (report["n_cells"], report["n_judged"], report["n_batches"]) == (240, 240, 3)
+    assert report.keys() == {"n_components", "n_genes", "explained", "n_cells", "n_batches", "seconds", "seed"}
+    assert report["n_components"] == new.config.adapted == 20
+    assert len(report["explained"]) == 20
+    assert (report["n_cells"], report["n_batches"]) == (240, 3)
 
 
-def test_the_seed_determines_the_model(plain, batched, weights, same):
+def test_the_seed_determines_the_model_and_the_cells_drawn_of_many(plain, batched, weights, same, monkeypatch):
     one, two = (sd.tl.adapt(batched, plain, rng=1) for _ in range(2))
     assert same(weights(one), weights(two))
-    assert one.adaptation["agreements"] == two.adaptation["agreements"]
-    other = sd.tl.adapt(batched, plain, rng=np.random.default_rng(2))
-    assert one.adaptation["agreements"] != other.adaptation["agreements"]
+    assert one.adaptation["explained"] == two.adaptation["explained"]
+    monkeypatch.setattr("scdiva.tl._adapt.MOST_CELLS", 100)
+    drawn, other = (sd.tl.adapt(batched, plain, rng=np.random.default_rng(seed)) for seed in (1, 2))
+    assert drawn.adaptation["n_cells"] == 100
+    assert drawn.adaptation["explained"] != other.adaptation["explained"]
 
 
-def test_the_new_model_embeds_later_cells_and_is_saved_with_its_choice(plain, batched, tmp_path):
+def test_the_new_model_embeds_later_cells_and_is_saved(plain, batched, tmp_path):
     new = sd.tl.adapt(batched, plain, rng=1)
     folder = new.save(tmp_path / "own")
     later = batched[:7].copy()
@@ -66,7 +68,10 @@ def test_the_new_model_embeds_later_cells_and_is_saved_with_its_choice(plain, ba
     whole = sd.tl.embed(batched, new, copy=True).obsm["X_scdiva"]
     np.testing.assert_array_equal(states[1], states[2])
     np.testing.assert_allclose(states[1], whole[:7], atol=1e-6)
-    assert states[1].shape[1] == width_of(new, "embedding")
+    assert states[1].shape == (7, width_of(new, "embedding")) == (7, 20)
+    batched.write_h5ad(tmp_path / "cells.h5ad")
+    sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "out.h5ad", model=new, batch_size=16)
+    np.testing.assert_allclose(ad.read_h5ad(tmp_path / "out.h5ad").obsm["X_scdiva"], whole, atol=1e-6)
     loaded = sd.models.load_model(folder)
     assert loaded.adaptation == new.adaptation
     again = sd.tl.adapt(batched, loaded, rng=1)  # its components are replaced, not joined by others
@@ -88,11 +93,11 @@ def bundled():
     return sd.models.load_model()
 
 
-def test_a_transformers_state_is_joined_too(build, batched):
+def test_a_transformers_state_is_used_too(build, batched):
     model = build(anchor="learned")
     new = sd.tl.adapt(batched[:60].copy(), model, rng=0)
-    assert new.adaptation["n_judged"] == 60
-    assert sd.tl.embed(batched, new, copy=True).obsm["X_scdiva"].shape[0] == 240
+    assert new.adaptation["n_cells"] == 60
+    assert sd.tl.embed(batched, new, copy=True).obsm["X_scdiva"].shape == (240, 20)
 
 
 def test_batches_that_were_not_named_are_noticed(batched):
@@ -123,16 +128,6 @@ def test_cells_without_a_known_gene_are_left_out(plain, batched):
         new = sd.tl.adapt(data, plain, rng=0)
     assert any("2 of 240 cells are left out" in str(one.message) for one in said)
     assert new.adaptation["n_cells"] == 238
-
-
-def test_of_many_cells_some_are_drawn(plain, batched, monkeypatch):
-    from scdiva.tl import _adapt
-    from scdiva.train import own_components
-
-    monkeypatch.setattr(_adapt, "MOST_CELLS", 100)
-    monkeypatch.setattr(own_components, "MOST_JUDGED", 50)
-    new = sd.tl.adapt(batched, plain, rng=0)
-    assert (new.adaptation["n_cells"], new.adaptation["n_judged"]) == (100, 50)
 
 
 @pytest.mark.parametrize(

@@ -323,3 +323,4 @@ def test_other_calls_run_with_such_a_model(adata, build):
     assert np.isfinite(data.obsm["scdiva_corrected"]).all(axis=None)
     sd.tl.embed(data, sd.tl.adapt(data, model), key_added="adapted")
     assert np.isfinite(data.obsm["adapted"]).all()
+    assert data.obsm["adapted"].shape == (data.n_obs, 20)

@@ -19,7 +19,7 @@ from torch import nn
 from scdiva._constants import N_SPECIAL
 from scdiva.nn.annotation import METHODS, AnnotationHead, HeadSizes, Neighbors
 from scdiva.train import annotation as A
-from scdiva.train import own_components
+from scdiva.train import dataset_pcs
 from scdiva.train.adaptation import AdaptationCells
 
 N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
@@ -97,10 +97,10 @@ def test_genes_are_the_measured_ones_of_highest_dispersion(heads, reference, mon
     tokens = heads["linear"][0].gene_tokens.numpy()
     assert set(tokens) <= set(reference.cells.measured)
     assert (np.diff(tokens) > 0).all()
-    monkeypatch.setattr(own_components, "N_GENES", 7)
+    monkeypatch.setattr(dataset_pcs, "N_GENES", 7)
     few = fit(reference, "linear").gene_tokens.numpy()
     x = dense(reference)
-    dispersion = x.var(axis=0) / np.maximum(x.mean(axis=0), own_components.DISPERSION_OFFSET)
+    dispersion = x.var(axis=0) / np.maximum(x.mean(axis=0), dataset_pcs.DISPERSION_OFFSET)
     measured = reference.cells.measured
     assert set(few) == set(measured[np.argsort(-dispersion[measured])[:7]])
 

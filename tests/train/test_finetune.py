@@ -422,11 +422,11 @@ def test_a_checkpoint_of_another_run_is_refused_before_cells_are_read(model, tmp
 
 
 def test_heads_fitted_on_the_former_state_are_left_out(tiny, genes):
-    adapted = tiny(adapted="joined", integrated=True, anchor_residual=False)
+    adapted = tiny(adapted=20, integrated=True, anchor_residual=False)
     adapted.vocabulary = genes
-    adapted.metadata = {"adaptation": {"chosen": "joined"}, "name": "kept"}
+    adapted.metadata = {"adaptation": {"n_components": 20}, "name": "kept"}
     network = T.network_for(adapted, configured(), 0)
-    assert network.own is None
+    assert network.dataset_components is None
     assert network.integration is None
     assert network.metadata == {"name": "kept"}
     cells = CELLS.take(np.arange(9)).packed

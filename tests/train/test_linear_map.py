@@ -146,13 +146,13 @@ def test_leading_directions_are_singular_vectors(n_rows):
     """Of fewer rows than columns, as many, and more; the largest entry is positive, and rounding is left out."""
     matrix = np.random.default_rng(0).normal(size=(n_rows, 20))
     blocks = iter([matrix[:4], matrix[4:]])
-    vectors, values, total = module._leading_directions(blocks, n_rows, 20, 5)
+    vectors, values, total = module.leading_directions(blocks, n_rows, 20, 5)
     assert (vectors[np.abs(vectors).argmax(axis=0), np.arange(5)] > 0).all()
     singular, right = np.linalg.svd(matrix)[1:]
     np.testing.assert_allclose(values, singular[:5] ** 2, rtol=1e-5)
     np.testing.assert_allclose(np.abs((vectors * right[:5].T).sum(axis=0)), 1, atol=1e-5)
     assert total == pytest.approx((matrix**2).sum(), rel=1e-5)
-    few = module._leading_directions(iter([matrix[:3]]), 3, 20, 5)
+    few = module.leading_directions(iter([matrix[:3]]), 3, 20, 5)
     assert few[0].shape == (20, 3)
 
 

@@ -9,7 +9,7 @@ from scdiva._checks import check_choices, check_fields, or_nearest, refuse_unkno
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
 from scdiva._files import printable
 
-_LATER = ("adapted", "adapted_dim", "adapted_scale", "query_head")
+_LATER = ("adapted", "query_head")
 """Fields that older files do without; written where they are not at their default."""
 _GONE: dict[str, Any] = {"time_conditioning": False}
 """Fields that there were: files hold them still, with the one value that every model has now."""
@@ -64,10 +64,9 @@ class ScDiVaConfig:
     integrated, integrated_own_dim, integrated_hidden
         Whether an :class:`~scdiva.nn.IntegrationHead` turns the cell state into the embedding, as `tl.integrate` leaves
         it; width of its own projection, and of its hidden layers.
-    adapted, adapted_dim, adapted_scale
-        Whether an :class:`~scdiva.nn.OwnComponents` makes the embedding, as `tl.adapt` leaves it: `"joined"`, the cell
-        state beside components of the cells it was adapted to; `"own"`, these alone; their number, and the factor of
-        those of each cell over the root of their length (0: as they are).
+    adapted
+        Width of the embedding of a model from `tl.adapt`, which a :class:`~scdiva.nn.DatasetComponents` makes of the
+        cell state and of principal components of the dataset; 0: the model is not adapted.
     position
         `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
     entropy_floor
@@ -107,15 +106,13 @@ class ScDiVaConfig:
     integrated: bool = False
     integrated_own_dim: int = 20
     integrated_hidden: int = 256
-    adapted: Literal["no", "joined", "own"] = "no"
-    adapted_dim: int = 20
-    adapted_scale: float = 0.0
+    adapted: int = 0
     position: Literal["rope", "none"] = "rope"
     entropy_floor: float = 0.3
     attention_backend: Literal["auto", "sdpa", "reference", "triton"] = "auto"
 
     def __post_init__(self) -> None:
-        check_fields(self, {"entropy_floor", "adapted_scale"}, {"n_layers": MOST_LAYERS})
+        check_fields(self, {"adapted", "entropy_floor"}, {"n_layers": MOST_LAYERS})
         if self.dim % self.n_heads:
             raise ValueError(f"n_heads must divide dim; {self.n_heads} doesn't divide {self.dim}.")
         if self.position == "rope" and self.head_dim % 2:
@@ -215,7 +212,7 @@ class ScDiVaConfig:
         Parameters
         ----------
         values
-            One entry for every field; `query_head` and those of adapted models may be left out.
+            One entry for every field; `adapted` and `query_head` may be left out.
 
         Raises
         ------

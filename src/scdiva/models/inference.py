@@ -52,7 +52,7 @@ def width_of(model: ScDiVa, what: ReadOut = "embedding") -> int:
     """Width of what :func:`read_out` makes of a cell."""
     if callable(what):
         raise TypeError("what a function makes of a batch has a width of its own.")
-    last = None if what == "state" else model.integration or model.own
+    last = None if what == "state" else model.integration or model.dataset_components
     return model.state_dim if last is None else last.dim
 
 
@@ -66,8 +66,8 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     batch
         B cells of at most `config.input_length` genes; `cu_seqlens` as :meth:`ScDiVa.forward` takes it.
     what
-        `"embedding"`, the cell state, integrated or joined with own components where the model does so; `"state"`, the
-        cell state itself; a function, what that returns.
+        `"embedding"`, the cell state, integrated or combined with components of a dataset where the model does so;
+        `"state"`, the cell state itself; a function, what that returns.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
         return what(model, *batch)
     tokens, values, cu_seqlens = batch
     state = model.encode(tokens, values, cu_seqlens)
-    last = model.integration or model.own
+    last = model.integration or model.dataset_components
     if what == "state" or last is None:
         return state
     found: Tensor = last(state.float(), tokens, values, sent(cu_seqlens, tokens.device))

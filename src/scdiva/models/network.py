@@ -212,7 +212,7 @@ class Network(nn.Module):
 
     @property
     def adaptation(self) -> dict[str, Any] | None:
-        """What :func:`scdiva.tl.adapt` noted of its choice; `None`: the model is not adapted."""
+        """What :func:`scdiva.tl.adapt` reports of its fit; `None`: the model is not adapted."""
         found: dict[str, Any] | None = (self.metadata or {}).get("adaptation")
         return found
 

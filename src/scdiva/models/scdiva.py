@@ -20,7 +20,7 @@ from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import positions
 from scdiva.models.network import Network, ScDiVaOutput, check_input, mean_of_cells
 from scdiva.nn.encoder import SetEncoder
-from scdiva.nn.heads import DualHeads, Expected, IntegrationHead, OwnComponents, StateHead, hidden_gene_logits
+from scdiva.nn.heads import DatasetComponents, DualHeads, Expected, IntegrationHead, StateHead, hidden_gene_logits
 from scdiva.nn.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, RMSNorm, linear
 from scdiva.nn.queries import QueryHead
 
@@ -52,12 +52,11 @@ class ScDiVa(Network):
             if c.anchor_residual:  # from zero: the encoder's state is kept until this has learned
                 self.anchor_out = linear(c.dim, c.state_dim, std=0.0)
         self.integration: IntegrationHead | None = None
-        self.own: OwnComponents | None = None
+        self.dataset_components: DatasetComponents | None = None
         if c.integrated:
             self.integration = IntegrationHead(c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden)
-        if c.adapted != "no":
-            alone, scale = c.adapted == "own", c.adapted_scale
-            self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=alone, scale=scale)
+        if c.adapted:
+            self.dataset_components = DatasetComponents(c.n_tokens, c.state_dim, c.adapted)
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = Blocks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scdiva.nn.annotation import AnnotationHead
 from scdiva.nn.encoder import SetEncoder
-from scdiva.nn.heads import DualHeads, IntegrationHead, OwnComponents, StateHead
+from scdiva.nn.heads import DatasetComponents, DualHeads, IntegrationHead, StateHead
 from scdiva.nn.layers import Attention, Block, Blocks, GeneValueEmbedding, RMSNorm, SwiGLU
 from scdiva.nn.queries import QueryHead
 
@@ -13,10 +13,10 @@ __all__ = [
     "Attention",
     "Block",
     "Blocks",
+    "DatasetComponents",
     "DualHeads",
     "GeneValueEmbedding",
     "IntegrationHead",
-    "OwnComponents",
     "QueryHead",
     "RMSNorm",
     "SetEncoder",

@@ -12,6 +12,8 @@ from scdiva._constants import N_SPECIAL
 from scdiva.nn.encoder import weighted_sum
 from scdiva.nn.layers import linear, perceptron
 
+N_DATASET_COMPONENTS = 50
+"""Principal components of a dataset that a :class:`DatasetComponents` reads; unused ones are 0."""
 STEP = 0.3
 """Scale of what the network of an :class:`IntegrationHead` adds, so that untrained it changes little."""
 
@@ -159,44 +161,39 @@ class IntegrationHead(nn.Module):
         return self.integrated(self.features(state, tokens, values, cu_seqlens))
 
 
-def by_root_of_length(x: Tensor) -> Tensor:
-    """Divide rows by the square root of their length."""
-    return x / x.norm(dim=1, keepdim=True).clamp_min(1e-12).sqrt()
-
-
-class OwnComponents(nn.Module):
-    r"""Join of a cell's state with a projection fitted to one data set.
+class DatasetComponents(nn.Module):
+    r"""Joint principal components of a dataset's expression and of the cell state, as an embedding of single cells.
 
     .. math::
 
-        w = [z,\; a\,x / \sqrt{\lVert x \rVert}], \qquad x = \sum v\,A_g
+        w = \frac{x}{\lVert x \rVert}\,R_x + z\,R_z + o, \qquad x = \sum v\,A_g - c
 
-    Deep cells have long projections. Divided by the root of its length, a projection compares what cells express more
-    than how deep they were sequenced, and keeps that some cells lie near the mean; a says how much it counts beside the
-    state. As no other cell enters, later cells of the same tissue get their embedding one by one.
+    with z the state of the model and A the loadings of principal components of the dataset
+    (:mod:`scdiva.train.dataset_pcs`). The norm of x grows with the sequencing depth of a cell; scaled to length 1, x
+    describes what the cell expresses. The embedding of a cell does not depend on other cells, so later cells of the
+    same tissue can be mapped.
 
     Parameters
     ----------
     n_tokens
         Rows of the table A: special tokens and genes.
-    state_dim, own_dim
-        Widths of z and of the projection.
-    alone
-        Whether the projection stands alone, without z.
-    scale
-        The factor a; 0 leaves x as it is.
+    state_dim
+        Width of z.
+    dim
+        Width of the embedding.
     """
 
-    def __init__(self, n_tokens: int, state_dim: int, own_dim: int, *, alone: bool = False, scale: float = 0.0) -> None:
+    def __init__(self, n_tokens: int, state_dim: int, dim: int) -> None:
         super().__init__()
-        self.alone, self.scale = alone, scale
-        self.dim = own_dim if alone else state_dim + own_dim
-        self.table = nn.Embedding(n_tokens, own_dim)
+        self.dim = dim
+        self.table = nn.Embedding(n_tokens, N_DATASET_COMPONENTS)
         nn.init.zeros_(self.table.weight)
+        self.center = nn.Parameter(torch.zeros(N_DATASET_COMPONENTS))
+        self.dataset_map = nn.Parameter(torch.zeros(N_DATASET_COMPONENTS, dim))
+        self.state_map = nn.Parameter(torch.zeros(state_dim, dim))
+        self.offset = nn.Parameter(torch.zeros(dim))
 
     def forward(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Embed B cells with these states `(B, state_dim)`, given as a packed batch; `(B, dim)`."""
-        own = weighted_sum(self.table.weight, tokens, values, cu_seqlens)
-        if self.scale:
-            own = self.scale * by_root_of_length(own)
-        return own if self.alone else torch.cat([state.to(own), own], dim=1)
+        x = weighted_sum(self.table.weight, tokens, values, cu_seqlens) - self.center
+        return F.normalize(x, dim=1) @ self.dataset_map + state.to(x) @ self.state_map + self.offset

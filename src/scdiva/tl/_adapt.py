@@ -1,11 +1,11 @@
-"""`tl.adapt`: components of the user's cells beside a model's state, weighed without labels."""
+"""`tl.adapt`: joint principal components of a dataset and of a model's cell state, without labels."""
 
 from __future__ import annotations
 
 import re
 import time
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
     from anndata import AnnData
-    from torch import Tensor
 
     from scdiva.models import ScDiVa
     from scdiva.train.adaptation import AdaptationCells
@@ -58,24 +57,24 @@ def adapt(
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> ScDiVa:
-    r"""Fit a model's embedding to your own cells, without labels.
+    r"""Add principal components of a dataset to the embedding of a model, without labels.
 
-    Up to 20 principal components of these cells (within batches, shrunk by the noise in them) are joined to the
-    model's cell state, :math:`[z,\; a\,x / \sqrt{\lVert x \rVert}]`: what the corpus did not teach of a tissue
-    comes in with x, what these cells alone are too few to show stays with z. They are made of the 2,000 genes of
-    the highest dispersion and of scanpy's 2,000 highly variable ones; those that fewer than 20 cells make, such as
-    outliers, are left out, so that z alone distinguishes a rarer type. Each cell's are divided by the root of their
-    length: neighbours then share what they express more than how deep they were sequenced. How much x counts is
-    chosen by count splitting [1]_: each cell's counts are split by chance, and weights are compared by how well a
-    cell's 10 nearest neighbours by four fifths of the counts, within the batch, predict the expression in the last
-    fifth. The components that judge a cell are fitted to others. Compared are the model's state alone, the
-    components alone, and seven weights between; of those within two standard errors of the best, the one nearest to
-    1.5 is taken. Nothing is trained.
+    The new model embeds a cell in 20 dimensions: the joint principal components of two blocks.
 
-    All cells are read, by blocks of rows, backed or not; twice where the matrix is beyond 128 MiB, first to check it.
-    Of more than 50,000 cells so many are drawn, and only these are held in memory, 8 bytes per value above zero:
-    components are fitted to them, and 5,000 of them judge. Cell states, the state head and the transformer stay those
-    of the model: what :func:`impute` or :func:`generate` find with the new model is what they find with the given one.
+    1. 50 principal components of the dataset: of the log-normalised expression of the 2,000 highly variable genes
+       (:func:`scanpy.pp.highly_variable_genes`) that the model has a token for, centred, each cell scaled to length 1.
+    2. 50 principal components of the model's cell state, with weight 0.7.
+
+    Both blocks are first scaled to unit total variance. The first describes what varies in these cells, the second what
+    the model learned from its corpus. Nothing is trained. A cell's embedding does not depend on other cells.
+
+    All cells are read, by blocks of rows, backed or not; twice if the matrix is larger than 128 MiB, first to check it.
+    Of more than 50,000 cells, 50,000 are drawn, and only these are held in memory, 8 bytes per value above zero; cell
+    states are computed for 5,000 of them. No dense matrix of cells × genes is made. Cell states, the state head and the
+    transformer stay those of the model: :func:`impute` or :func:`generate` give the same results with both models.
+
+    With few cells or genes there are fewer components: at most as many as cells minus batches. Of fewer than 2,000
+    known genes all are used, down to a single one.
 
     Parameters
     ----------
@@ -83,32 +82,31 @@ def adapt(
         Cells × genes, raw counts or log-normalised expression; not changed. Cells without a known gene are left out,
         with a warning.
     model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Own components
-        that it has already are replaced.
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. If it is
+        adapted to another dataset, the components of that dataset are replaced.
     %(reading)s
     batch_key
-        Column of `adata.obs` with the batch of each cell. Components and neighbours are then taken within batches, so
-        that what only tells batches apart does not count.
+        Column of `adata.obs` with the batch of each cell. All covariances are then computed within batches, so that
+        differences between batches alone give no component. Highly variable genes are selected within batches if each
+        batch has at least 20 cells. The embedding of a later cell needs no batch.
     rng
-        Seed of the splits and of the draw of cells; None takes `scdiva.settings.seed`. Global random state is never
+        Seed for drawing cells, of more than 50,000; None takes `scdiva.settings.seed`. Global random state is never
         touched. On a CPU the same seed gives the same model.
     device
         Torch device to compute on; None takes `scdiva.settings.device`. The model returned stays there.
 
     Returns
     -------
-    A new model for `model=` of every tool, to be kept by `new.save(folder)`. It embeds these cells and later ones of
-    the same tissue. Its `adaptation`, which is saved with it, is a plain dict: `chosen` (`"model"`, `"joined"` or
-    `"own"`), `weight` (of the components, in units of the state's spread within batches; None: they stand alone),
-    `n_components`, `agreement` (mean correlation of predicted and observed expression: of `"model"`, `"own"` and
-    `"chosen"`), `weights` and `agreements` (all that were compared), `n_cells`, `n_judged`, `n_batches`, `seconds` and
-    `seed`.
+    A new model for `model=` of every tool; :meth:`new.save(folder) <scdiva.models.ScDiVa.save>` saves it. It embeds
+    these cells and later ones of the same tissue. Its `adaptation`, which is saved with it, is a dict of `n_components`
+    (width of the embedding), `n_genes` (number of genes that components are computed from), `explained` (share of the
+    variance of both blocks that each component explains), `n_cells`, `n_batches`, `seconds` and `seed`.
 
     Raises
     ------
     ValueError
-        If the batch of a cell is missing, fewer than 20 cells have a known gene, the model has integrated batches, or
-        the matrix is refused as by :func:`embed`.
+        If the batch of a cell is missing, fewer than 20 cells have a known gene, the cells are identical within
+        batches, the model has integrated batches, or the matrix is refused as by :func:`embed`.
     KeyError
         If `layer`, `gene_ids` or `batch_key` does not exist.
     TypeError
@@ -120,18 +118,14 @@ def adapt(
         If no `batch_key` is given and the cells fall apart along a column of `adata.obs` that is likely to name
         batches.
 
-    References
-    ----------
-    .. [1] Batson, Royer and Webber, Molecular cross-validation for single-cell RNA-seq, bioRxiv 2019.
-
     Examples
     --------
     >>> import scdiva as sd
     >>> adata = sd.datasets.toy(60, 100)
-    >>> own = sd.tl.adapt(adata)
-    >>> sd.tl.embed(adata, own)
-    >>> own.adaptation["chosen"] in ("model", "joined", "own")
-    True
+    >>> adapted = sd.tl.adapt(adata)
+    >>> sd.tl.embed(adata, adapted)
+    >>> adata.obsm["X_scdiva"].shape
+    (60, 20)
     """
     begun = time.monotonic()
     check_anndata(adata)
@@ -142,43 +136,31 @@ def adapt(
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import read_cells
-    from scdiva.train.own_components import MOST_JUDGED, WEIGHTS, compare_weights, sampled, with_own_components
+    from scdiva.train.dataset_pcs import with_dataset_components
 
     seed = seed_of(rng)
-    given = load_for(model, target)
-    if given.integration is not None:
+    pretrained = load_for(model, target)
+    if pretrained.integration is not None:
         raise ValueError("This model has integrated batches, and adapting would change their states. Adapt first.")
-    cells, rows = read_cells(open_cells(adata, given, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
-    given = given.to(target)
-    with torch_threads_kept(None if runs_transformer(given) else 1):  # products of the set encoder are too small
-        agreement = compare_weights(given, cells, seed)
-        weight = WEIGHTS[agreement.chosen]
-        sample = sampled(given, cells)
-        new = with_own_components(given, cells, weight, sample)
+    cells, rows = read_cells(open_cells(adata, pretrained, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
+    pretrained = pretrained.to(target)
+    with torch_threads_kept(None if runs_transformer(pretrained) else 1):  # products of the set encoder are too small
+        new, notes = with_dataset_components(pretrained, cells)
         if batch_key is None:
-            _warn_of_batches(new, *sample, adata.obs.iloc[rows[:: -(-len(rows) // MOST_JUDGED)]], seed)
-    chosen = "model" if new.own is None else new.config.adapted
-    agreements = agreement.found.tolist()
-    found: dict[str, Any] = {
-        "chosen": chosen,
-        "weight": None if chosen == "own" else weight,
-        "n_components": 0 if new.own is None else new.config.adapted_dim,
-        "agreement": {"model": agreements[0], "own": agreements[-1], "chosen": agreements[agreement.chosen]},
-        "weights": [None if np.isinf(one) else one for one in WEIGHTS],
-        "agreements": agreements,
+            _warn_of_batches(new, cells, adata.obs.iloc[rows], seed)
+    notes |= {
         "n_cells": cells.n_cells,
-        "n_judged": agreement.n_cells,
         "n_batches": cells.n_batches,
         "seconds": time.monotonic() - begun,
         "seed": str(seed),
     }
-    metadata = getattr(given, "metadata", None) or {}
-    object.__setattr__(new, "metadata", {**metadata, "adaptation": found})
-    logger.info("adapted: %s, weight %s", chosen, found["weight"])
+    metadata = getattr(pretrained, "metadata", None) or {}
+    object.__setattr__(new, "metadata", {**metadata, "adaptation": notes})
+    logger.info("adapted: %s components of %s genes", notes["n_components"], notes["n_genes"])
     return new
 
 
-def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, states: Tensor, obs: pd.DataFrame, seed: int) -> None:
+def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, obs: pd.DataFrame, seed: int) -> None:
     """Say so if cells that lie together share a column that is likely to name batches."""
     likely = {name: obs[name] for name in obs if isinstance(name, str) and LIKELY.search(name)}
     likely = {name: column for name, column in likely.items() if 1 < column.nunique() <= MOST_BATCHES}
@@ -186,11 +168,11 @@ def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, states: Tensor, obs:
         return
     from sklearn.neighbors import NearestNeighbors
 
+    from scdiva.train.adaptation import encoded
+
     some = np.sort(np.random.default_rng([seed, 2]).permutation(cells.n_cells)[:LOOKED_AT])
-    embedding, device = states[some], next(model.parameters()).device
-    if model.own is not None:
-        embedding = model.own(embedding.to(device), *cells.take(some).to(device).packed)
-    finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy(force=True))
+    embedding = encoded(model, cells.subset(some), "embedding")
+    finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy())
     near = finder.kneighbors(return_distance=False)
     found = []
     for name, values in likely.items():

@@ -311,7 +311,7 @@ def _init_config(
             f"{len(other)} fields of model or preset differ from those of init={init!r} (first: {first}="
             f"{asked[first]!r}, not {getattr(config, first)!r}). Leave both out: init sets the architecture."
         )
-    if config.integrated or config.adapted != "no":
+    if config.integrated or config.adapted:
         call = "tl.integrate" if config.integrated else "tl.adapt"
         raise ValueError(
             f"init={init!r} was made by {call}: what it fitted to a dataset would not fit the new weights. Pass the "

@@ -14,7 +14,7 @@ from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.cells import CellSource, Ragged
 from scdiva.data.corpus import take_cells, warn_left_out
-from scdiva.models.inference import runs_transformer
+from scdiva.models.inference import ReadOut, read_out, runs_transformer
 from scdiva.models.scdiva import ScDiVa
 
 LEAST_CELLS = 20
@@ -160,11 +160,11 @@ def means_by(x: np.ndarray, number: np.ndarray, n: int) -> np.ndarray:
 
 
 @torch.no_grad()
-def encoded(model: ScDiVa, cells: AdaptationCells) -> Tensor:
-    """Cell states `(n_cells, state_dim)`, on the CPU."""
+def encoded(model: ScDiVa, cells: AdaptationCells, what: ReadOut = "state") -> Tensor:
+    """Cell states, or what else :func:`~scdiva.models.inference.read_out` returns, `(n_cells, width)`, on the CPU."""
     device, parts = next(model.parameters()).device, []
     size = 1 if runs_transformer(model) and device.type == "cpu" else BLOCK_CELLS
     for start in range(0, cells.n_cells, size):
         packed = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device).packed
-        parts.append(model.encode(*packed).float().cpu())
+        parts.append(read_out(model, packed, what).float().cpu())
     return torch.cat(parts)

@@ -23,9 +23,9 @@ from scdiva._settings import progress_bar, progress_clock
 from scdiva.metrics.annotation import calibration
 from scdiva.nn.annotation import CLIP, AnnotationHead, HeadSizes, Neighbors, Read
 from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.dataset_pcs import N_DIRECTIONS, dispersed_genes, own_directions
 from scdiva.train.linear_map import DEVIATION_OFFSET
 from scdiva.train.loop import shuffled, train_steps
-from scdiva.train.own_components import N_DIRECTIONS, dispersed_genes, own_directions
 
 INVERSE_PENALTY = 0.1
 """C of the logistic regression: its quadratic penalty is 1 / (2 C)."""
@@ -128,7 +128,7 @@ def fit_head(
     """
     cells, linear = reference.cells, method == "linear"
     own = own_directions(cells, n_tokens, N_DIRECTIONS) if linear else torch.zeros(n_tokens, 0)
-    genes = np.sort(dispersed_genes(cells, n_tokens)[0]) if linear else np.zeros(0, dtype=np.int64)
+    genes = np.sort(dispersed_genes(cells, n_tokens)) if linear else np.zeros(0, dtype=np.int64)
     rows = _subset(reference.labels, MOST_FITTED, seed)
     known = len(rows)
     state_dim, own_dim, n_known = reference.states.shape[1], own.shape[1], known if method == "knn" else 0

@@ -540,7 +540,7 @@ def tuned_config(model: ScDiVa, config: FinetuneConfig) -> ScDiVaConfig:
         `context` is read.
     """
     length = config.context if runs_transformer(model) else model.config.max_length
-    return replace(model.config, max_length=length, integrated=False, adapted="no")
+    return replace(model.config, max_length=length, integrated=False, adapted=0)
 
 
 def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:

@@ -21,9 +21,9 @@ from scdiva.nn.heads import IntegrationHead
 from scdiva.nn.layers import perceptron
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
+from scdiva.train.dataset_pcs import own_directions
 from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
-from scdiva.train.own_components import own_directions
 
 DISCRIMINATOR_WIDTH = 128
 BLOCK_TOKENS = 1_000_000

@@ -131,12 +131,7 @@ def fit_linear_map(
     kept = np.sort(np.argsort(-dispersion, kind="stable")[:n_genes])
     kept = kept[dispersion[kept] > 0]
     if not (variance[kept] > ROUNDING * np.square(mean[kept])).any():
-        apart = f"within each of {len(sizes)} batches or studies " if len(sizes) > 1 else ""
-        raise ValueError(
-            f"no gene varies: the {len(cells.study)} cells are {apart}identical in the genes that are read, and "
-            "principal components need cells that differ. Look for copies of cells: "
-            "pd.DataFrame(adata.X.toarray()).duplicated().sum() (of dense X, adata.X)."
-        )
+        raise identical_cells(len(cells.study), len(sizes))
     if fewer:
         n_dims = min(n_dims, len(kept))
     if not 1 <= n_dims <= len(kept):
@@ -149,7 +144,7 @@ def fit_linear_map(
             dense = (block[:, kept].toarray() - means[study, kept]) / deviation
             yield np.sqrt(weight[study]) * np.clip(dense, -CLIP, CLIP)
 
-    directions, values, trace = _leading_directions(standardised(), len(cells.study), len(kept), n_dims)
+    directions, values, trace = leading_directions(standardised(), len(cells.study), len(kept), n_dims)
     n = len(values)
     if n < n_dims and not fewer:
         raise ValueError(
@@ -163,6 +158,16 @@ def fit_linear_map(
     frequency = (share * shares).sum(axis=0) / np.maximum(covered, 1e-12)
     full_total = FULL_SHARE * total / float((weight * sizes).sum())
     return LinearMap(table, bias.astype(np.float32), values / trace, frequency, full_total)
+
+
+def identical_cells(n_cells: int, n_batches: int) -> ValueError:
+    """Error for cells of which no gene varies within batches or studies."""
+    apart = f"within each of {n_batches} batches or studies " if n_batches > 1 else ""
+    return ValueError(
+        f"no gene varies: the {n_cells} cells are {apart}identical in the genes that are read, and "
+        "principal components need cells that differ. Look for copies of cells: "
+        "pd.DataFrame(adata.X.toarray()).duplicated().sum() (of dense X, adata.X)."
+    )
 
 
 @torch.no_grad()
@@ -192,7 +197,7 @@ def set_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
     encoder.full_total.fill_(float(linear_map.full_total))
 
 
-def _leading_directions(
+def leading_directions(
     blocks: Iterator[np.ndarray], n_rows: int, n_columns: int, k: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Leading right singular vectors of a matrix that comes by blocks of rows, float64 `(n_columns, at most k)`.

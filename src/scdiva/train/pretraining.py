@@ -216,8 +216,8 @@ class PretrainingModule(TaskModule):
         if config.anchor_objective == "genes":
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
         # the heads of other tasks, and what only an objective of the state asks for
-        idle = [model.query_head, model.integration, model.own, None if self.decoder else model.anchor_out]
-        self.all_trained = not any(idle)
+        idle = model.query_head, model.integration, model.dataset_components
+        self.all_trained = not any([*idle, None if self.decoder else model.anchor_out])
 
     def on_train_start(self) -> None:
         """Make the network ready for its device, by the configuration. Called by Lightning."""

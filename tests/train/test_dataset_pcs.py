@@ -1,0 +1,208 @@
+"""Principal components of a dataset, and the joint components that are the embedding of an adapted model."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva._constants import N_SPECIAL
+from scdiva.models.inference import read_out
+from scdiva.train import dataset_pcs as D
+from scdiva.train.adaptation import AdaptationCells, encoded
+
+N_GENES = 30  # of the tiny model
+N_TOKENS = N_GENES + N_SPECIAL
+
+
+@pytest.fixture
+def tiny(tiny):
+    """Without the residual, which starts from zero: the same states, and no transformer is run for them."""
+    return functools.partial(tiny, anchor_residual=False)
+
+
+def as_cells(dense: np.ndarray, batch: np.ndarray) -> AdaptationCells:
+    rows, columns = np.nonzero(dense)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
+    measured, n_batches = np.arange(dense.shape[1] - N_SPECIAL) + N_SPECIAL, int(batch.max()) + 1
+    return AdaptationCells(indptr, columns, dense[rows, columns].astype(np.float32), batch, measured, n_batches)
+
+
+def make_cells(n: int = 300, n_batches: int = 2, signal: float = 2.0) -> tuple[AdaptationCells, np.ndarray]:
+    """Cells along two hidden directions, a shift between batches, and noise; also dense `(n, N_TOKENS)`."""
+    draw = np.random.default_rng(0)
+    batch = np.sort(np.arange(n) % n_batches)
+    loadings = draw.normal(size=(2, N_GENES)) * signal
+    dense = np.zeros((n, N_TOKENS), dtype=np.float32)
+    raw = draw.normal(size=(n, 2)) @ loadings + draw.normal(size=(n, N_GENES)) + batch[:, None] + 1
+    dense[:, N_SPECIAL:] = np.maximum(raw, 0)
+    return as_cells(dense, batch), dense
+
+
+@torch.no_grad()
+def embedded(model, cells, rows=None):
+    rows = np.arange(cells.n_cells) if rows is None else rows
+    return read_out(model, cells.take(rows).packed, "embedding").numpy()
+
+
+def within(x, batch):
+    return x - np.stack([x[batch == b].mean(axis=0) for b in range(batch.max() + 1)])[batch]
+
+
+def pca(x, batch, n):
+    """Coordinates of all cells, minus their mean, on components within batches; the largest loading is positive."""
+    loadings = np.linalg.svd(within(x, batch), full_matrices=False)[2][:n].T
+    loadings = loadings * np.sign(loadings[np.abs(loadings).argmax(axis=0), np.arange(loadings.shape[1])])
+    return (x - x.mean(axis=0)) @ loadings
+
+
+def unit(x, batch):
+    return x / np.sqrt(np.square(within(x, batch)).sum() / len(x))
+
+
+def by_hand(x, state, batch, n=20):
+    """The whole formula, by singular value decompositions of dense matrices."""
+    own = pca(x, batch, 50)
+    own /= np.linalg.norm(own, axis=1, keepdims=True)
+    joint = np.hstack([unit(own, batch), 0.7 * unit(pca(state, batch, 50), batch)])
+    return pca(joint, batch, n)
+
+
+@pytest.mark.parametrize("n_batches", [1, 3])
+def test_the_embedding_is_its_formula(tiny, n_batches):
+    cells, dense = make_cells(n_batches=n_batches)
+    model = tiny()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    new, notes = D.with_dataset_components(model, cells)
+    state = encoded(model, cells).numpy()
+    assert np.array_equal(encoded(new, cells).numpy(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    expected = by_hand(dense.astype(np.float64), state.astype(np.float64), cells.batch)
+    found = embedded(new, cells)
+    assert found.shape == expected.shape == (300, 20)
+    assert (notes["n_components"], notes["n_genes"], new.config.adapted) == (20, N_GENES, 20)
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(found[:, :5], expected[:, :5], atol=2e-3 * size)
+    # later components have similar variances, and rounding rotates them in their plane: distances stay
+    np.testing.assert_allclose(*(np.linalg.norm(x - x[:1], axis=1) for x in (found, expected)), atol=5e-3 * size)
+    variance = np.square(within(expected, cells.batch)).mean(axis=0)
+    np.testing.assert_allclose(notes["explained"], variance / 1.49, atol=1e-3)  # 1 and .7 squared
+    assert notes["explained"] == sorted(notes["explained"], reverse=True)
+
+
+def test_what_differs_between_batches_gives_no_component(tiny):
+    """Genes of two programs vary within batches, another one only between them."""
+    draw, batch = np.random.default_rng(1), np.sort(np.arange(200) % 2)
+    dense = np.zeros((200, N_TOKENS))
+    dense[:, N_SPECIAL:] = 2 + 0.01 * draw.normal(size=(200, N_GENES))
+    dense[:, N_SPECIAL : N_SPECIAL + 5] += draw.normal(size=(200, 1))
+    dense[:, N_SPECIAL + 20 :] += 5 * batch[:, None]
+    cells = as_cells(np.maximum(dense, 0), batch)
+    strength = []
+    for given in (cells, replace(cells, batch=np.zeros(200, dtype=np.int64), n_batches=1)):
+        components = D.with_dataset_components(tiny(), given)[0].dataset_components
+        first = components.table.weight.detach()[N_SPECIAL:, 0].abs()
+        strength.append(float(first[20:].square().sum() / first.square().sum()))
+    assert strength[0] < 0.1
+    assert strength[1] > 0.9
+
+
+def test_a_cell_is_embedded_alone_as_among_others_and_later_cells_too(tiny):
+    cells, dense = make_cells()
+    first = np.arange(0, 300, 2)
+    new, _ = D.with_dataset_components(tiny(), as_cells(dense[first], cells.batch[first]))
+    whole = embedded(new, cells)
+    alone = np.concatenate([embedded(new, cells, np.array([i])) for i in range(20)])
+    np.testing.assert_allclose(whole[:20], alone, atol=1e-5)
+    assert np.abs(whole[:, 0]).max() < 10
+
+
+@pytest.mark.parametrize(("n", "n_genes", "n_batches"), [(20, 30, 1), (24, 30, 2), (60, 1, 1), (60, 10, 1)])
+def test_few_cells_or_genes_give_fewer_components(tiny, n, n_genes, n_batches):
+    cells, dense = make_cells(n, n_batches)
+    dense[:, N_SPECIAL + n_genes :] = 0
+    dense[:, N_SPECIAL] += 1  # no cell is empty
+    new, notes = D.with_dataset_components(tiny(), as_cells(dense, cells.batch))
+    found = embedded(new, cells)
+    assert np.isfinite(found).all()
+    assert found.shape[1] == notes["n_components"] <= min(20, n - n_batches)
+    if n_genes > 1 and n > 24:
+        assert found.shape[1] >= 10
+
+
+def test_components_of_another_dataset_are_replaced(tiny):
+    cells, dense = make_cells()
+    model = tiny()
+    other, _ = D.with_dataset_components(model, as_cells(dense[:, [0, 1, 2, *range(N_TOKENS - 1, 2, -1)]], cells.batch))
+    again, direct = (D.with_dataset_components(m, cells)[0] for m in (other, model))
+    assert again.config == direct.config
+    assert all(torch.equal(value, direct.state_dict()[name]) for name, value in again.state_dict().items())
+
+
+@pytest.mark.parametrize("n_batches", [1, 2])
+def test_identical_cells_are_refused(tiny, n_batches):
+    batch = np.sort(np.arange(40) % n_batches)
+    dense = np.zeros((40, N_TOKENS))
+    dense[:, N_SPECIAL:] = np.random.default_rng(0).random((n_batches, N_GENES))[batch]
+    with pytest.raises(ValueError, match="no gene varies: the 40 cells"):
+        D.with_dataset_components(tiny(), as_cells(dense, batch))
+
+
+def test_states_of_many_cells_are_sampled(tiny, monkeypatch):
+    cells, _ = make_cells()
+    monkeypatch.setattr(D, "MOST_STATES", 100)
+    asked = []
+    monkeypatch.setattr(D, "encoded", lambda model, some: asked.append(some.n_cells) or encoded(model, some))
+    D.with_dataset_components(tiny(), cells)
+    assert asked == [100]
+
+
+@pytest.mark.parametrize(("sizes", "within_batches"), [((200,), False), ((100, 100), True), ((190, 10), False)])
+def test_highly_variable_genes_are_scanpys(monkeypatch, sizes, within_batches):
+    import scanpy as sc
+
+    cells, dense = make_cells(200)
+    cells = as_cells(dense, np.repeat(np.arange(len(sizes)), sizes))
+    assert np.array_equal(D.variable_genes(cells, N_TOKENS), cells.measured)  # not more than 2,000: all
+    monkeypatch.setattr(D, "N_GENES", 10)
+    adata = sc.AnnData(dense[:, N_SPECIAL:])
+    adata.obs["batch"] = cells.batch.astype(str)
+    options = {"batch_key": "batch"} if within_batches else {}
+    listed = sc.pp.highly_variable_genes(adata, n_top_genes=10, inplace=False, **options)["highly_variable"]
+    assert set(D.variable_genes(cells, N_TOKENS)) == set(np.flatnonzero(listed) + N_SPECIAL)
+
+
+def test_the_cells_stay_as_they_were(tiny, monkeypatch):
+    """Values are ranked, tokens are not in order: what sorts one and not the other would mix up the genes."""
+    monkeypatch.setattr(D, "N_GENES", 20)
+    cells, _ = make_cells(150)
+    cells = replace(cells, tokens=cells.tokens.astype(np.int32))  # scipy's own type: others it copies anyway
+    for start, end in itertools.pairwise(cells.indptr):
+        order = np.argsort(-cells.values[start:end], kind="stable")
+        cells.tokens[start:end] = cells.tokens[start:end][order]
+        cells.values[start:end] = cells.values[start:end][order]
+    tokens, values = cells.tokens.copy(), cells.values.copy()
+    D.with_dataset_components(tiny(), cells)
+    assert np.array_equal(cells.tokens, tokens)
+    assert np.array_equal(cells.values, values)
+
+
+def test_own_directions_find_what_is_hidden_and_leave_the_noise(monkeypatch):
+    monkeypatch.setattr(D, "centred", lambda table, cells: table)
+    cells, dense = make_cells()
+    own = D.own_directions(cells, N_TOKENS, 6).numpy()
+    x = within(dense.astype(np.float64) @ own, cells.batch)
+    variance = (x**2).mean(axis=0)
+    assert variance[:2].sum() > 0.9 * variance.sum()
+    nothing, flat = make_cells(signal=0.0)
+    flat = within(flat @ D.own_directions(nothing, N_TOKENS, 6).numpy(), cells.batch)
+    assert (flat**2).mean(axis=0).sum() < 0.2 * variance.sum()
+
+
+def test_few_cells_get_no_directions_of_their_own():
+    cells, _ = make_cells(n=8)
+    assert D.own_directions(cells, N_TOKENS, 6).shape == (N_TOKENS, 0)

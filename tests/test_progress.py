@@ -148,7 +148,7 @@ CALLS = {
         lambda a: sd.tl.annotate(a, "cell_type", a.copy()),
         {"reading", "running the model", "fitting", "calibrating"},
     ),
-    "tl.adapt": (sd.tl.adapt, {"reading", "comparing weights"}),
+    "tl.adapt": (sd.tl.adapt, {"checking", "reading"}),
     "tl.grn": (sd.tl.grn, {"reading", "running the model", "choosing edges"}),
     "tl.grn, correlation": (lambda a: sd.tl.grn(a, "correlation"), {"checking", "reading"}),
     "tl.log_likelihood": (lambda a: sd.tl.log_likelihood(a[:2].copy(), n_samples=2), {"running the model"}),

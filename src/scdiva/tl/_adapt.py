@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
     from anndata import AnnData
+    from torch import Tensor
 
     from scdiva.models import ScDiVa
     from scdiva.train.adaptation import AdaptationCells
@@ -136,7 +137,7 @@ def adapt(
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import read_cells
-    from scdiva.train.dataset_pcs import with_dataset_components
+    from scdiva.train.dataset_pcs import sampled_states, with_dataset_components
 
     seed = seed_of(rng)
     pretrained = load_for(model, target)
@@ -145,9 +146,10 @@ def adapt(
     cells, rows = read_cells(open_cells(adata, pretrained, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
     pretrained = pretrained.to(target)
     with torch_threads_kept(None if runs_transformer(pretrained) else 1):  # products of the set encoder are too small
-        new, notes = with_dataset_components(pretrained, cells)
+        sample = sampled_states(pretrained, cells)
+        new, notes = with_dataset_components(pretrained, cells, sample)
         if batch_key is None:
-            _warn_of_batches(new, cells, adata.obs.iloc[rows], seed)
+            _warn_of_batches(new, cells, sample, adata.obs.iloc[rows], seed)
     notes |= {
         "n_cells": cells.n_cells,
         "n_batches": cells.n_batches,
@@ -160,7 +162,9 @@ def adapt(
     return new
 
 
-def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, obs: pd.DataFrame, seed: int) -> None:
+def _warn_of_batches(
+    model: ScDiVa, cells: AdaptationCells, sample: tuple[np.ndarray, Tensor], obs: pd.DataFrame, seed: int
+) -> None:
     """Say so if cells that lie together share a column that is likely to name batches."""
     likely = {name: obs[name] for name in obs if isinstance(name, str) and LIKELY.search(name)}
     likely = {name: column for name, column in likely.items() if 1 < column.nunique() <= MOST_BATCHES}
@@ -168,11 +172,12 @@ def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, obs: pd.DataFrame, s
         return
     from sklearn.neighbors import NearestNeighbors
 
-    from scdiva.train.adaptation import encoded
-
-    some = np.sort(np.random.default_rng([seed, 2]).permutation(cells.n_cells)[:LOOKED_AT])
-    embedding = encoded(model, cells.subset(some), "embedding")
-    finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy())
+    rows, states = sample
+    chosen = np.sort(np.random.default_rng([seed, 2]).permutation(len(rows))[:LOOKED_AT])
+    some, device = rows[chosen], next(model.parameters()).device
+    assert model.dataset_components is not None
+    embedding = model.dataset_components(states[chosen].to(device), *cells.take(some).to(device).packed)
+    finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy(force=True))
     near = finder.kneighbors(return_distance=False)
     found = []
     for name, values in likely.items():

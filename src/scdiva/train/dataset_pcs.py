@@ -36,7 +36,9 @@ MOST_STATES = 5000
 
 
 @torch.no_grad()
-def with_dataset_components(model: ScDiVa, cells: AdaptationCells) -> tuple[ScDiVa, dict[str, Any]]:
+def with_dataset_components(
+    model: ScDiVa, cells: AdaptationCells, sample: tuple[np.ndarray, Tensor] | None = None
+) -> tuple[ScDiVa, dict[str, Any]]:
     r"""Copy a model, with the joint principal components of a dataset and of the cell state as its embedding.
 
     1. x: 50 principal components of the log-normalised expression of 2,000 highly variable genes, minus the mean over
@@ -55,6 +57,8 @@ def with_dataset_components(model: ScDiVa, cells: AdaptationCells) -> tuple[ScDi
         Not changed; its components of another dataset are replaced.
     cells
         The dataset.
+    sample
+        From :func:`sampled_states`; None: computed here.
 
     Returns
     -------
@@ -77,8 +81,8 @@ def with_dataset_components(model: ScDiVa, cells: AdaptationCells) -> tuple[ScDi
     loadings, _, _ = leading_directions(blocks, cells.n_cells, len(genes), n)
     center = np.bincount(cells.batch) / cells.n_cells @ means @ loadings
 
-    some = cells.subset(np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_STATES)))
-    state = encoded(model, some).double().numpy()
+    rows, states = sample or sampled_states(model, cells)
+    some, state = cells.subset(rows), states.double().numpy()
     x = some.matrix(n_tokens)[:, genes] @ loadings - center
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     state_loadings, _ = _components(state, some.batch, N_DATASET_COMPONENTS)
@@ -104,6 +108,12 @@ def with_dataset_components(model: ScDiVa, cells: AdaptationCells) -> tuple[ScDi
     components.offset.copy_(torch.from_numpy(-joint.mean(axis=0) @ rotation))
     notes = {"n_components": len(explained), "n_genes": len(genes), "explained": explained.tolist()}
     return new.to(next(model.parameters()).device).eval(), notes
+
+
+def sampled_states(model: ScDiVa, cells: AdaptationCells) -> tuple[np.ndarray, Tensor]:
+    """Rows of at most 5,000 cells, every n-th, and their states, `(n, state_dim)`."""
+    rows = np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_STATES))
+    return rows, encoded(model, cells.subset(rows))
 
 
 def variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:

@@ -13,7 +13,8 @@ WORDS = (
     "column is the paired difference to the first method. Two choices are not blind to these datasets: features "
     "are standardised within the batch in annotation after runs on kang_scgen_valid_1975, which shares cells with "
     "kang_ifnb_2800, and the input of the response head is standardised after runs on held-out Norman doubles. "
-    "The number of arms, datasets and epochs was set by the runtime; an arm that a table lacks was not run. The results file names the commit of each "
+    "The number of arms, datasets and epochs was set by the runtime; an arm that a table "
+    "lacks was not run. The results file names the commit of each "
     "row."
 )
 TASKS = {

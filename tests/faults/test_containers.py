@@ -121,16 +121,16 @@ def test_a_file_of_a_container(tmp_path, model, drawn, name, within, said):
 
 OTHERS = {
     "None": (lambda a: None, r"None\. Calls that write into adata return None"),
-    "a path": (lambda a: "cells.h5ad", "str. Of a file: adata = anndata.read_h5ad"),
+    "a path": (lambda a: "cells.h5ad", r"str\. Of a file: (adata|reference) = anndata\.read_h5ad"),
     "a list": (lambda a: [a, a], "a list of 2. Pass one at a time, or join them: .*anndata.concat"),
     "a dictionary": (lambda a: {"one": a}, "a dict of 1. Pass one at a time, or join them"),
-    "raw": (lambda a: a.raw, "Raw, which is adata.raw. .*use_raw=True"),
+    "raw": (lambda a: a.raw, r"Raw, which is (adata|reference)\.raw\? .*use_raw=True"),
     "an array": (lambda a: a.X.toarray(), "ndarray. If it holds counts, cells × genes, make one"),
     "a sparse matrix": (lambda a: a.X, "csr_matrix. If it holds counts, cells × genes"),
     "a table": (lambda a: a.to_df(), r"DataFrame\. If it holds counts"),
     "annotation": (lambda a: a.obs, r"DataFrame\..*If it is part of one, pass that"),
     "a column": (lambda a: a.obs["batch"], "Series"),
-    "a number": (lambda a: 3, r"int\. Of a file: adata = anndata\.read_h5ad"),
+    "a number": (lambda a: 3, r"int\. Of a file: (adata|reference) = anndata\.read_h5ad"),
 }
 
 

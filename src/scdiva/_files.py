@@ -1,4 +1,4 @@
-"""Files: where results may be written, atomic writes, and limits for files that may come from anybody."""
+"""Files: where results may be written, atomic writes, and size limits for files from untrusted sources."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> int
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = MOST_TEXT) -> bytes:
-    """Read a file whole, unless it is larger than a limit.
+    """Read a file, or raise an error if it is larger than a limit.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ def room(n_bytes):
 def without_room(work, n_bytes, said, again=None):
     """Do some work without room in a process of its own, and give the name of the error that it ends in.
 
-    The process then does it with room: one in which HDF5 could not close a file crashes.
+    The process then writes with free space: it would crash if HDF5 had failed to close a file.
     """
     process = os.fork()
     if not process:

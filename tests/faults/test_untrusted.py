@@ -108,7 +108,7 @@ def spoilt(packed, name, change):
 @pytest.mark.parametrize(("name", "value"), [("values", np.nan), ("values", 1.5), ("tokens", 3), ("tokens", 60_000)])
 @pytest.mark.parametrize("sums", [False, True])
 def test_a_part_that_was_changed(packed, name, value, sums):
-    """Its checksum tells; where that was changed too, a token that there is not or a value that is no number does."""
+    """Detected by the checksum, or, if that was changed too, by an unknown token or a value that is not a number."""
     spoilt(packed, name, value)
     if sums:
         lengths = np.load(next(packed.glob("lengths-*")))[:50].astype(np.int64)

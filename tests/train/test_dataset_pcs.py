@@ -95,7 +95,7 @@ def test_the_embedding_is_its_formula(tiny, n_batches):
 
 
 def test_what_differs_between_batches_gives_no_component(tiny):
-    """Genes of two programs vary within batches, another one only between them."""
+    """Two gene programs vary within batches, a third one only between batches."""
     draw, batch = np.random.default_rng(1), np.sort(np.arange(200) % 2)
     dense = np.zeros((200, N_TOKENS))
     dense[:, N_SPECIAL:] = 2 + 0.01 * draw.normal(size=(200, N_GENES))

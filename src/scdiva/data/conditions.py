@@ -113,7 +113,7 @@ class Naming:
         return cls(tuple(labels), separator, frozenset(map(str, whole)))
 
     def split(self, label: str) -> list[str]:
-        """Split a label at its separators, but not within control labels and names that are whole."""
+        """Split a label at its separators; control labels and gene names that contain the separator are kept."""
         if label in self.control or not self.separator:
             return [label]
         pieces, parts, start = label.split(self.separator), [], 0

@@ -22,7 +22,7 @@ REQUESTS = 32
 _BLOSC_HEAD = 16
 """Bytes of it; the last four are the size of the chunk."""
 METADATA = frozenset(("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"))
-"""Names of the files in a zarr that describe its arrays and groups."""
+"""Metadata files of a zarr store."""
 _CLAIMED, _COMPRESSED = 1 << 30, 10_000
 """Bytes from which on an array must contain something, and by what factor it may be compressed."""
 

@@ -157,7 +157,7 @@ def _download(address: str, file: Path, sums: set[str], call: str) -> Path:
 
 
 def _check(part: Path, address: str, sums: set[str], remedy: str) -> None:
-    """Refuse a download that is no whole h5ad file, or another than the published one."""
+    """Raise an error if a download is not a complete h5ad file or does not match the published checksum."""
     import h5py
 
     with part.open("rb") as content:

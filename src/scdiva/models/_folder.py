@@ -167,7 +167,7 @@ def refuse_foreign(folder: Path, kind: str) -> None:
     Parameters
     ----------
     folder
-        The folder of a saved `kind`; nothing is refused if there is none, or a link, which alone is replaced.
+        The folder of a saved `kind`. It may be missing, or a symbolic link, which is then replaced itself.
     kind
         As :func:`kind_of` names it.
 

@@ -1,4 +1,4 @@
-"""The file of a vocabulary: safetensors, which can't state more than it holds, since it may come from anybody.
+"""Vocabulary files in safetensors, which can be read safely from untrusted sources.
 
 Each column of names is UTF-8 text, a line a gene; `entropy` is float32 `(n_genes,)`; `foreign` has a line for each name
 that matches nothing; `scdiva_vocabulary` is the version of the format.

@@ -82,10 +82,11 @@ def test_the_command_line_takes_them(tmp_path, by_guide, one):
 
     _, guides = by_guide
     save_model(one, one.vocabulary, tmp_path / "model")
+    mapping = mapping_of(guides)
     first = guides.obs["perturbation"] == "control_1"
     guides.obs["perturbation"] = guides.obs["perturbation"].where(~first, "NTC-7")
     guides.write_h5ad(tmp_path / "guides.h5ad")
-    words = ["perturb", "guides.h5ad", "--perturbation_key", "perturbation", "--guides", json.dumps(mapping_of(guides))]
+    words = ["perturb", "guides.h5ad", "--perturbation_key", "perturbation", "--guides", json.dumps(mapping)]
     words += ["--control", '["control", "NTC-7"]']
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)

@@ -76,6 +76,15 @@ def test_a_measured_gene_is_known_by_any_of_its_names(human, screen, measured, t
                 np.testing.assert_allclose(found.varm[key], expected.varm[key], rtol=1e-5)
 
 
+def test_plots_find_a_condition_by_any_name_of_its_genes(human, screen):
+    predicted = predict(screen(), human, ["EKLF+GATA1", "TAL1"])
+    for name in ("EKLF+GATA1", "GATA1+KLF1", "ENSG00000105610+GATA1"):
+        fig = sd.pl.perturbation(predicted, name, return_fig=True)
+        assert fig.axes[0].get_title() == "EKLF+GATA1"
+    with pytest.raises(KeyError, match="must name one of the 2 predicted"):
+        sd.pl.perturbation(predicted, "KLF1")
+
+
 def test_a_gene_asked_for_by_two_names_is_asked_for_twice(human, screen):
     fitted = sd.tl.fit_perturbation(screen(), "p", model=human, rng=0)
     for names in (["EKLF", "KLF1"], ["STAT1", "ENSG00000115415"]):

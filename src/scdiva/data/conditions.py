@@ -424,9 +424,9 @@ def _refuse_two_names(
         joined = {name: of[0] for of in several for name in of[1:]}
         mapped = [label for label, gene in labels.items() if label != gene]
         for label in mapped:
-            parts = naming.split(labels[label])
-            if not joined.keys().isdisjoint(parts):
-                joined[label] = naming.separator.join(joined.get(part, part) for part in parts)
+            pieces = naming.split(labels[label])
+            if not joined.keys().isdisjoint(pieces):
+                joined[label] = naming.separator.join(joined.get(piece, piece) for piece in pieces)
         call = f"guides={{{'**guides, ' * bool(mapped)}{str(joined)[1:-1]}}}"
         raise ValueError(
             f"{len(several)} genes have more than one name in adata.obs[{key!r}], the first is both {first!r} and "

@@ -170,7 +170,7 @@ def perturbation(
 
 
 def _find_condition(predicted: Prediction, name: str) -> int:
-    """Number of a condition, by its name, or by any name of a perturbation that is predicted once."""
+    """Return the number of a condition, by its name, or by any name of a perturbation that is predicted once."""
     if not isinstance(name, str):
         first = predicted.conditions["condition"].iloc[0]
         raise TypeError(

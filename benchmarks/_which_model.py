@@ -11,8 +11,8 @@ from _summary import TASKS, Line, Task, compared, value_of
 from _timing import verdict
 
 ARMS = {
-    "zero_shot": {"scdiva": "`tl.embed`", "pca": "PCA", "scvi": "scVI"},
-    "adapting": {"adapted": "`tl.adapt`", "zero-shot": "`tl.embed`", "pca": "PCA", "scvi": "scVI"},
+    "embedding": {"pca20": "PCA, 20 components", "pca50": "PCA, scaled", "scvi": "scVI", "embed": "`tl.embed`",
+                  "adapt": "`tl.adapt`"},
     "integration": {"ours": "`tl.integrate`", "pca": "PCA", "combat": "ComBat", "harmony": "Harmony", "scvi": "scVI"},
     "annotation": {
         "ours": "`tl.annotate`", "logistic_balanced": "logistic regression", "svm": "linear SVM", "scanvi": "scANVI",

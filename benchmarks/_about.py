@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _annotation_table import WORDS as ANNOTATION_WORDS
 from _denoising_table import ABOUT as ABOUT_DENOISING
+from _embedding_table import WORDS as EMBEDDING_WORDS
 from _face_table import WORDS as FACE_WORDS
 from _finetuning_table import WORDS as FINETUNING_WORDS
 from _grn_table import WORDS as GRN_WORDS
@@ -16,39 +17,12 @@ from _scaling_table import WORDS as SCALING_WORDS
 
 ABOUT = {
     "finetuning": ("Fine-tuned and frozen models", FINETUNING_WORDS),
-    "zero_shot": (
-        "Zero-shot embedding",
-        "The bundled model was trained on none of these cells and fits nothing; its linear part is the projection "
-        "from which its set encoder starts. The corpus SVD is the plain one, study-centred, 4,000 genes and 64 "
-        "directions, no network. PCA (2,000 highly variable genes, scaled, 50 components) and scVI (the same "
-        "genes, raw counts, default architecture, epochs and early stopping) are fitted on each set, neither with "
-        "batches. Seeds shuffle the folds, the clusters and the sample of large sets; scVI is fitted anew for "
-        "each only where that takes less than a minute. CPU seconds are of one fit and embedding, on a machine "
-        "that had other work to do, which slows the fits of scVI most: read times as rough. Goals are on the sets "
-        "of blood, the tissue of the corpus; where the tissue was not in it (pancreas, lung cancer lines), the "
-        "set's own PCA separates the types better. Rows of rivals may be of an earlier commit, which the results "
-        "file names. A mean that is no better for the model than for its linear part "
-        "says that training added nothing there.",
-    ),
+    "embedding": ("Embedding cells", EMBEDDING_WORDS),
     "pooling": (
         "Read-outs",
         "`pooling` of `tl.embed`: the cell state, the mean of the genes' final hidden states, both side by side. Each "
         "seed draws the cells anew. The transformer of the bundled model was trained for masked genes, not for this. "
         "`pooling` and its script were removed after this.",
-    ),
-    "adapting": (
-        "Adapting to one's own cells",
-        "These rows were measured with `tl.adapt` before its joint principal components (see the design decisions): it "
-        "chose the weight that a column shows; the join had own components at weight 1. `tl.adapt` with the batches of "
-        "the set where it has some, anew for each seed. PCA, Harmony on it and scVI (with the batches, one fit) are "
-        "fitted to the same "
-        "cells. Accuracy is that of 15 nearest neighbours, the mean of NMI, ARI and ASW stands behind it. Held-out "
-        "studies are those of the corpus that the model in use there was not trained on, nor on another of the same "
-        "publication; those of the design and the two mouse sets were looked at while targets, folds, weights and "
-        "components were chosen, and on kang_ifnb_2800 it was found why an earlier choice of genes clustered worse "
-        "than PCA; the others were not. Means over all sets count each set once, and their intervals take "
-        "sets as independent, though two are of Kang et al., two of Darmanis et al. and three of Zheng et al. CPU "
-        "seconds are of one fit and embedding.",
     ),
     "state_arms": (
         "Tried beside the cell state",
@@ -130,7 +104,7 @@ ABOUT = {
     "learning_curve": (
         "Learning curves",
         "The set encoder trained as the bundled one's, on some of the cells of the corpus, or for some of the "
-        "steps, and scored on the sets of the zero-shot table (up to 2,000 cells each, mean over the sets; mean ± "
+        "steps, and scored on five benchmark datasets (up to 2,000 cells each, mean over the sets; mean ± "
         "standard deviation over seeds where there are several). **These rows are of an earlier form of the set "
         "encoder**, before its bias was scaled by how much of a cell is seen, and were not made again: what they say "
         "of more cells or more steps is said of that form, and of the encoder that is shipped only by analogy. Lines "
@@ -154,7 +128,7 @@ ABOUT = {
     ),
     "face": ("Seconds of each call", FACE_WORDS),
     "scaling": ("Scaling", SCALING_WORDS),
-    "embedding": (
+    "embedding_speed": (
         "Embedding on a CPU",
         "One thread, arms in turn, best CPU time of several rounds; only ratios within the run count.",
     ),
@@ -278,7 +252,7 @@ ABOUT = {
 """Title and what to know, by result; a result that is not named here gets its own name and no words."""
 
 CHOSEN = {
-    "zero_shot": "the design of the set encoder, so that small leads say little.",
+    "embedding": "the design of the set encoder and of `tl.adapt`, in part, so that small leads say little.",
     "thinning": "the design of the set encoder, with the accuracy on few counts in view.",
     "integration": (
         "weight, temperature and bound of the contrast among mutual neighbours, without labels; the figures of "

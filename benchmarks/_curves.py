@@ -1,10 +1,9 @@
-"""The benchmarks page on the set encoder: learning curves, what was tried, held-out and sister studies."""
+"""The benchmarks page on the set encoder: learning curves, what was tried, sister studies."""
 
 from __future__ import annotations
 
 from statistics import mean, stdev
 
-from _judge import judge, of_row, share_of_cells
 from _markdown import in_two, table
 
 MEASURES = {
@@ -75,42 +74,6 @@ def attempts(result: dict) -> str:
     return in_two(header, rows, 2, 7)
 
 
-ADAPTING = {
-    "zero-shot": "zero-shot", "adapted": "adapted", "adapted without batches": "adapted, batches not named",
-    "join": "join", "pca": "PCA", "harmony": "Harmony", "scvi": "scVI",
-}  # fmt: skip
-
-
-def adapting(result: dict) -> str:
-    """Accuracy and cluster mean of each set and arm, means of each group and of all sets; weights of older rows."""
-    rows = [row for row in result["rows"] if "arm" in row]
-    arms = [arm for arm in ADAPTING if any(row["arm"] == arm for row in rows)]
-    at = {(row["set"], row["arm"]): row for row in rows}
-    groups = list(dict.fromkeys(row["group"] for row in rows))
-    lines, everything = [], list(dict.fromkeys(row["set"] for row in rows))
-    for group in groups:
-        sets = list(dict.fromkeys(row["set"] for row in rows if row["group"] == group))
-        for name in sets:
-            own = at[name, "adapted"]
-            chosen = ", ".join("alone" if one is None else f"{one:g}" for one in dict.fromkeys(own.get("chosen", [])))
-            cells = [_both([at[name, arm]]) if (name, arm) in at else "" for arm in arms]
-            lines.append([f"{name} ({own['n_cells']:,})", *cells, chosen, f"{own['cpu_seconds']:.0f}"])
-        lines.append(_mean_line(group, sets, arms, at))
-    if len(groups) > 1:
-        lines.append(_mean_line("all sets", everything, arms, at))
-    return table(["set", *(ADAPTING[arm] for arm in arms), "weight", "CPU s"], lines)
-
-
-def _mean_line(of: str, sets: list[str], arms: list[str], at: dict[tuple[str, str], dict]) -> list[str]:
-    # of arms that not all sets have a mean says nothing
-    means = [_both([at[one, arm] for one in sets]) if all((one, arm) in at for one in sets) else "" for arm in arms]
-    return [f"**{of}, mean of {len(sets)}**", *means, "", ""]
-
-
-def _both(rows: list[dict]) -> str:
-    return " / ".join(f"{mean(row[key] for row in rows):.3f}" for key in ("accuracy", "average_bio"))
-
-
 SISTERS = {"shipped": "in training (scdiva-mini)", "left_out": "left out of training"}
 
 
@@ -129,20 +92,3 @@ def sister_studies(result: dict) -> str:
         ]
         rows.append([row["set"], f"`{row['task']}`", SISTERS.get(row["trained"], row["trained"]), *scores])
     return in_two(["set", "call", "its sister study", *(names[key] for key in keys)], rows, 3, 6)
-
-
-def added_by_training(rows: list[dict]) -> str:
-    """What the trained embedding scores above the linear part that it started from, with intervals; '' without both."""
-    by_arm = {(row["set"], row["arm"]): row for row in rows if "arm" in row}
-    score = {"accuracy": share_of_cells, "average_bio": of_row}
-    lines = []
-    for name in dict.fromkeys(name for name, _ in by_arm):
-        if {(name, "scdiva"), (name, "linear")} <= set(by_arm):
-            line = [name]
-            for key, of in score.items():
-                found = judge(name, *(of(by_arm[name, arm], key) for arm in ("scdiva", "linear")), at_least=0.0)
-                low, high = found.get("interval", (float("nan"),) * 2)
-                line.append(f"{found['value']:+.3f} ({low:+.3f} to {high:+.3f}, {found['over']})")
-            lines.append(line)
-    header = ["set", *(f"{MEASURES[key]}, above the linear part (95% interval)" for key in score)]
-    return f"What training added to the linear start:\n\n{table(header, lines)}" if lines else ""

@@ -7,7 +7,9 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import scipy.sparse as sp
+from _judge import over_seeds
 
+import scdiva as sd
 from scdiva.metrics.annotation import labelled
 
 SETS = ("pbmc3k_raw", "kang_pbmc_12k_1287g", "kang_ifnb_2800", "sc_mixology_cell_lines", "panc8_small_500")
@@ -15,6 +17,8 @@ BLOOD = SETS[:3]
 """The sets of a tissue that the corpus of scdiva-mini holds."""
 NO_TYPE = ("unlabelled", "None", "ND", "Other", "nan")
 """Labels of cells that were given no type."""
+MAX_CELLS = 6000
+SCORES = ("accuracy", "macro_f1", "nmi", "ari", "asw", "average_bio")
 
 
 def load_set(folder: Path, name: str) -> tuple[ad.AnnData, np.ndarray]:
@@ -50,3 +54,20 @@ def typed(labels: np.ndarray) -> np.ndarray:
 def scored(labels: np.ndarray) -> np.ndarray:
     """Rows of the cells whose label names a type."""
     return np.flatnonzero(labelled(labels))
+
+
+def scores(embedding: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+    """Accuracy of nearest neighbours and agreement of clusters, of at most `MAX_CELLS` cells."""
+    cells = np.random.default_rng(seed).permutation(len(labels))[:MAX_CELLS]
+    knn = sd.metrics.knn_cross_validation(embedding[cells], labels[cells], rng=seed)
+    bio = sd.metrics.avg_bio(embedding[cells], labels[cells], rng=seed)
+    return {**knn, "average_bio": bio.pop("avg_bio"), **bio}
+
+
+def row_of(name: str, arm: str, runs: list[dict[str, float]], notes: dict) -> dict:
+    """Mean and standard deviation over the seeds."""
+    row: dict = {"set": name, "arm": arm, "n_cells": runs[0]["n_cells"], "n_seeds": len(runs)}
+    row |= {key: round(value, 1) if key.endswith("seconds") else value for key, value in notes.items()}
+    for key in SCORES:
+        row |= over_seeds(key, [run[key] for run in runs])
+    return row

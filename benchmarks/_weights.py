@@ -28,10 +28,9 @@ WHOLE = ("encoder", "genes", "state_head", "transformer")
 NONE = ()
 
 READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
-    "zero_shot": (ENCODER, dict.fromkeys(("svd", "pca", "scvi"), NONE)),
+    "embedding": (ENCODER, dict.fromkeys(("pca20", "pca50", "scvi", "scvi_batch"), NONE)),
     "thinning": (ENCODER, dict.fromkeys(("svd", "pca", "scvi"), NONE)),
     "pooling": (WHOLE, {"state": ENCODER}),
-    "adapting": (ENCODER, dict.fromkeys(("pca", "harmony", "scvi"), NONE)),
     "sister_studies": (ENCODER, {}),
     "transform_batch": (ENCODER, dict.fromkeys(("mean_shift", "uncorrected", "own_half"), NONE)),
     "integration": (

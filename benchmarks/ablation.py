@@ -68,8 +68,7 @@ from _ablation_arms import (
 )
 from _record import RESULTS, commit, record
 from _scripts import AnchorConfig, AnchorModule
-from _sets import load_set, scored, typed
-from zero_shot import scores
+from _sets import load_set, scored, scores, typed
 
 import scdiva as sd
 from scdiva._constants import MASK, N_SPECIAL

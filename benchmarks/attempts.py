@@ -3,7 +3,7 @@
     python benchmarks/attempts.py --prepared FOLDER --data FOLDER [--arms NAME ...] [--steps 400] [--seeds 0]
 
 As `learning_curve.py`, whose row of so many steps is the base here: trained on all of the corpus and scored on the sets
-of `zero_shot.py`, where `ablation.py` scores on studies that it holds out. What helps there and not here helped by
+of that folder, where `ablation.py` scores on studies that it holds out. What helps there and not here helped by
 similarity of the studies. The arms are those of the family "set encoder" in `_ablation_arms.py`, and the weight of the
 linear part in the state (`anchor_balance`, 2 by default) and what of the bias a cell gets (`full_total`, the sum of its
 values from which on it gets all), for which nothing is trained anew. Each is also asked what `thinning.py` asks: how

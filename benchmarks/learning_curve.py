@@ -10,7 +10,7 @@ The set encoder is trained as `scripts/train_mini.py` trains it, its linear part
 - over cells: on that many drawn from the corpus (30,000 stands for all there are), for the middle number of steps;
 - over steps: on all cells, for that many.
 
-Scored as in `zero_shot.py` on sets that are not in the corpus. To each measure, mean over the sets, a line in the
+Scored by `scores` of `_sets.py` on sets that are not in the corpus. To each measure, mean over the sets, a line in the
 logarithm of the number is fitted over all seeds; what it says of ten times the most is an extrapolation, with the
 standard error of the fit.
 
@@ -36,9 +36,8 @@ from _ablation_arms import ARMS, Arm, Cells, ThinnedViews, load_cells, stream
 from _judge import across, judge, of_row, over_seeds, share_of_cells
 from _record import RESULTS, record
 from _scripts import AnchorConfig, AnchorModule
-from _sets import SETS, load_set, scored, typed
+from _sets import SETS, load_set, scored, scores, typed
 from _timing import report
-from zero_shot import scores
 
 import scdiva as sd
 from scdiva._rng import step_generator

@@ -46,7 +46,7 @@ from _judge import judge_times
 from _loading_ranks import atlas_rows, counted_rows, packed_arms
 from _record import PACKAGES, record, versions
 from _timing import interleaved, report
-from embedding import MEDIAN, SPREAD
+from embedding_speed import MEDIAN, SPREAD
 
 from scdiva.data import pack_files
 from scdiva.data.blocks import open_matrix, read_ranges

@@ -27,12 +27,11 @@ from _weights import FILE, fingerprints, own_weights, parts_read
 from scdiva._constants import DEFAULT_MODEL
 
 CHECKPOINT = f"src/scdiva/checkpoints/{DEFAULT_MODEL}/{FILE}"
-SEEDED = ("zero_shot", "thinning")
+SEEDED = ("thinning",)
 """Results whose seeds stood beside the rows alone."""
 GOALS = {
-    "zero_shot": "zero_shot",
+    "embedding": "embedding",
     "thinning": "thinning",
-    "adapting": "adapting",
     "learning_curve_mouse": "learning_curve",
     "integration": "_integration_goals",
     "annotation": "_annotation_goals",

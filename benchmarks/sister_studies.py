@@ -5,7 +5,7 @@
 
 No cell of a benchmark set is in the corpus, but `kang_pbmc_stim_2000` is of the same experiment as
 `kang_pbmc_12k_1287g` and `kang_ifnb_2800`. Both models are scored in one run, on the same cells and seeds, by the
-functions of `zero_shot.py`, `integration.py` and `annotation.py`: the embedding as it is, `tl.integrate` without
+functions of `_sets.py`, `integration.py` and `annotation.py`: the embedding as it is, `tl.integrate` without
 labels, `tl.annotate` with all labels of the reference. Entropies, vocabulary and corpus SVD of the second model were
 made without the study, too; its transformer is untrained, and none of the three calls runs it.
 """
@@ -23,8 +23,7 @@ import torch
 from _prepared import fingerprint, prepared
 from _record import record
 from _rivals import scdiva_arm
-from _sets import load_set
-from zero_shot import row_of, scores
+from _sets import load_set, row_of, scores
 
 import scdiva as sd
 
@@ -35,7 +34,7 @@ KEPT = ("accuracy", "macro_f1", "nmi", "ari", "asw", "average_bio", "ilisi", "ba
 
 
 def embedded(folder: Path, name: str, model: str, seeds: list[int]) -> dict:
-    """Zero-shot, as in zero_shot.py."""
+    """`tl.embed`, nothing fitted."""
     adata, labels = load_set(folder, name)
     found = scdiva_arm(sd.models.load_model(model))(adata)
     return row_of(name, "scdiva", [scores(found, labels, seed) for seed in seeds], {})

@@ -26,10 +26,9 @@ from _judge import across, judge, over_seeds
 from _record import record
 from _rivals import fit_pca, scdiva_arm
 from _scripts import load_head, with_head
-from _sets import load_set, scored, typed
+from _sets import load_set, scored, scores, typed
 from _timing import report
 from scipy.special import expit
-from zero_shot import scores
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL

@@ -18,9 +18,10 @@ from pathlib import Path
 from _ablation_table import ablation
 from _about import ABOUT, CHOSEN, JUDGED
 from _annotation_table import annotation_tables, literature
-from _curves import adapting, added_by_training, attempts, learning_curve, learning_curve_mouse, sister_studies
+from _curves import attempts, learning_curve, learning_curve_mouse, sister_studies
 from _denoising_table import ABOUT as ABOUT_DENOISING
 from _denoising_table import WRITERS as DENOISING_WRITERS
+from _embedding_table import embedding_tables
 from _face_table import face as face_table
 from _few_genes_table import few_genes
 from _finetuning_table import finetuning
@@ -45,7 +46,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 TOPICS = {
     "embedding": (
         "Embedding and adapting",
-        ("zero_shot", "pooling", "adapting", "state_arms", "sister_studies", "thinning", "few_genes"),
+        ("embedding", "pooling", "state_arms", "sister_studies", "thinning", "few_genes"),
     ),
     "integration": ("Integration", ("integration", "transform_batch")),
     "annotation": ("Annotation", ("annotation", "rejection")),
@@ -58,14 +59,13 @@ TOPICS = {
     "speed": (
         "Speed and memory",
         (
-            *("scaling", "embedding", "training", "billion", "serialisation", "loss"),
+            *("scaling", "embedding_speed", "training", "billion", "serialisation", "loss"),
             *("packing", "loading", "sources", "activations", "gpu", "gpu_fit", "gpu_partial", "aot"),
         ),
     ),
     "reliability": ("Faults and fuzzing", ("faults", "faults_long", "fuzz")),
 }
 """Pages of tables: title, and the results that stand there. A result of no topic goes to the last."""
-SCORES = {"accuracy": "15-NN accuracy", "macro_f1": "macro-F1", "nmi": "NMI", "ari": "ARI", "asw": "ASW"}
 ARMS = {
     "scdiva": "scdiva-mini, zero-shot",
     "linear": "its linear part alone",
@@ -92,25 +92,9 @@ def without(result: dict) -> str:
     return "".join(f"\nLeft out: {ARMS.get(arm, arm)}; {why}.\n" for arm, why in result.get("left_out", {}).items())
 
 
-def zero_shot(result: dict) -> str:
-    """Scores of each set and arm, then the goals."""
-    rows = [
-        [
-            f"{row['set']} ({row['n_cells']:,})",
-            arm_name(row, ARMS),
-            *(spread(row, key) for key in [*SCORES, "average_bio"]),
-            f"{row['cpu_seconds']:.1f}",
-        ]
-        for row in result["rows"]
-        if "arm" in row
-    ]
-    header = ["set (cells scored)", "embedding", *SCORES.values(), "mean of NMI, ARI, ASW", "CPU seconds"]
-    return with_goals(result, [table(header, rows) + without(result), added_by_training(result["rows"])])
-
-
-def adapting_page(result: dict) -> str:
-    """Scores of each set and arm, then the goals."""
-    return with_goals(result, [adapting(result)])
+def embedding(result: dict) -> str:
+    """Means and differences of each group, scores of each dataset, and the goals."""
+    return with_goals(result, embedding_tables(result), "Goals of embedding")
 
 
 def mouse(result: dict) -> str:
@@ -331,7 +315,7 @@ WRITERS = {
     **DENOISING_WRITERS,
     "few_genes": few_genes,
     "finetuning": finetuning,
-    "zero_shot": zero_shot,
+    "embedding": embedding,
     "integration": integration,
     "transform_batch": transform_batch_table,
     "annotation": annotation,
@@ -342,7 +326,6 @@ WRITERS = {
     "reconstruction": reconstruction,
     "thinning": thinning,
     "pooling": read_outs,
-    "adapting": adapting_page,
     "state_arms": read_outs,
     "sister_studies": sister_studies,
     "ablation": ablation,

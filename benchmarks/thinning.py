@@ -11,7 +11,7 @@ set in two halves, stratified by label, and thins the second. Two questions to e
   two cells look alike.
 - accuracy of a 15-NN that was fitted on the first half at full depth and is asked for the labels of the thinned half.
 
-Arms: scdiva and the corpus SVD (`--prepared`, see zero_shot.py) see nothing of the set; PCA is fitted on all of its
+Arms: scdiva and the corpus SVD (`--prepared`, of train_mini.py) see nothing of the set; PCA is fitted on all of its
 cells at full depth and thinned cells are projected; scVI is fitted alike, once for each set, and thinned cells go
 through its encoder. With `--keep`, rows of arms that know nothing of the model (svd, pca, scvi) are taken over from the
 last results, if those were of the same seeds, and say which commit made them. An arm whose package or data is missing

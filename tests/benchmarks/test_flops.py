@@ -27,7 +27,7 @@ def counted(call):
 @pytest.mark.parametrize("n_genes", [1, 17, 40])
 def test_embedding(script, model, n_genes):
     """Torch counts products only, as the formula does; the value embedding's first layer has one input."""
-    embedding = script("embedding")
+    embedding = script("embedding_speed")
     cell = embedding.cell_of(SMALL, n_genes)
     with torch.no_grad():  # SDPA on a CPU is not counted
         assert (

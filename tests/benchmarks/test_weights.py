@@ -37,10 +37,10 @@ def test_rows_are_stamped_as_they_are_written(script, weights, tmp_path, monkeyp
         return json.loads(record.record(name, list(rows)).read_text())["rows"]
 
     rows = [
-        {"arm": "scdiva"}, {"arm": "pca"}, {"arm": "new_here"}, {"arm": "scdiva", "weights": {"encoder": "of before"}},
+        {"arm": "adapt"}, {"arm": "pca20"}, {"arm": "new_here"}, {"arm": "adapt", "weights": {"encoder": "of before"}},
         {"arm": "left_out", "weights_note": "why"}, {"what": "goal", "met": True},
     ]  # fmt: skip
-    found = [row.get("weights") for row in written("zero_shot", *rows)]
+    found = [row.get("weights") for row in written("embedding", *rows)]
     assert found == [encoder, None, encoder, {"encoder": "of before"}, None, None]
     assert "trains its own" in written("learning_curve", {"curve": "cells"})[0]["weights_note"]
     assert written("loss", {"what": "a", "value": 1.5}) == [{"what": "a", "value": 1.5}]
@@ -48,15 +48,15 @@ def test_rows_are_stamped_as_they_are_written(script, weights, tmp_path, monkeyp
 
 def test_rows_of_other_weights_are_refused(weights):
     shipped = {"encoder": "e1", "transformer": "t1"}
-    own = {"set": "a", "arm": "scdiva", "weights": {"encoder": "e1"}}
+    own = {"set": "a", "arm": "adapt", "weights": {"encoder": "e1"}}
     other = {**shipped, "encoder": "e2"}
     for row, of, said in (
-        (own, shipped, None), ({"arm": "pca"}, shipped, None),
+        (own, shipped, None), ({"arm": "pca20"}, shipped, None),
         (own, {**shipped, "transformer": "t2"}, None),  # another transformer leaves rows of the set encoder as they are
-        (own, other, "another encoder"), ({"arm": "scdiva"}, shipped, "no fingerprint of encoder"),
+        (own, other, "another encoder"), ({"arm": "adapt"}, shipped, "no fingerprint of encoder"),
         ({**own, "weights_note": "a study left out"}, other, None),
     ):  # fmt: skip
-        found = weights.refused("zero_shot", [row], of)
+        found = weights.refused("embedding", [row], of)
         assert [said in one for one in found] == ([True] if said else [])
 
 
@@ -65,13 +65,13 @@ def test_the_page_is_not_written_of_other_weights(script, weights, tmp_path, mon
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "DOCS", tmp_path)
     (tmp_path / "_static").mkdir()
-    entry = json.loads((script("_record").RESULTS / "zero_shot.json").read_text())
-    row = next(row for row in entry["rows"] if row["arm"] == "scdiva")
+    entry = json.loads((script("_record").RESULTS / "embedding.json").read_text())
+    row = next(row for row in entry["rows"] if row["arm"] == "adapt")
     for stamp, done in (({"encoder": "0" * 16}, 1), ({}, 1), (weights.of_model(), 0)):
-        (tmp_path / "zero_shot.json").write_text(json.dumps({**entry, "rows": [{**row, "weights": stamp}]}))
+        (tmp_path / "embedding.json").write_text(json.dumps({**entry, "rows": [{**row, "weights": stamp}]}))
         assert tables.main() == done
         assert (tmp_path / "results" / "embedding.md").exists() == (not done)
-    assert "zero_shot: " in capsys.readouterr().err
+    assert "embedding: " in capsys.readouterr().err
 
 
 def test_the_committed_rows_are_of_the_weights_that_are_shipped(script):

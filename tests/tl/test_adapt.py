@@ -44,20 +44,20 @@ def test_components_make_the_embedding_and_nothing_else_is_touched(plain, batche
     assert not new.training
     assert plain.adaptation is None
     report = new.adaptation
-    assert report.keys() == {"n_components", "n_genes", "explained", "n_cells", "n_batches", "seconds", "seed"}
+    assert report.keys() == {"n_components", "n_genes", "ratio", "n_cells", "n_batches", "seconds", "seed"}
     assert report["n_components"] == new.config.adapted == 20
-    assert len(report["explained"]) == 20
+    assert len(report["ratio"]) == 20
     assert (report["n_cells"], report["n_batches"]) == (240, 3)
 
 
 def test_the_seed_determines_the_model_and_the_cells_drawn_of_many(plain, batched, weights, same, monkeypatch):
     one, two = (sd.tl.adapt(batched, plain, rng=1) for _ in range(2))
     assert same(weights(one), weights(two))
-    assert one.adaptation["explained"] == two.adaptation["explained"]
+    assert one.adaptation["ratio"] == two.adaptation["ratio"]
     monkeypatch.setattr("scdiva.tl._adapt.MOST_CELLS", 100)
     drawn, other = (sd.tl.adapt(batched, plain, rng=np.random.default_rng(seed)) for seed in (1, 2))
     assert drawn.adaptation["n_cells"] == 100
-    assert drawn.adaptation["explained"] != other.adaptation["explained"]
+    assert drawn.adaptation["ratio"] != other.adaptation["ratio"]
 
 
 def test_the_new_model_embeds_later_cells_and_is_saved(plain, batched, tmp_path):

@@ -1,4 +1,4 @@
-"""Principal components of a dataset, and the joint components that are the embedding of an adapted model."""
+"""Principal components of a dataset, and the embedding of an adapted model."""
 
 from __future__ import annotations
 
@@ -64,12 +64,26 @@ def unit(x, batch):
     return x / np.sqrt(np.square(within(x, batch)).sum() / len(x))
 
 
-def by_hand(x, state, batch, n=20):
-    """The whole formula, by singular value decompositions of dense matrices."""
+def by_hand(x, state, batch, n=20, k=15):
+    """The whole formula, by singular value decompositions of dense matrices and cell by cell."""
     own = pca(x, batch, 50)
     own /= np.linalg.norm(own, axis=1, keepdims=True)
-    joint = np.hstack([unit(own, batch), 0.7 * unit(pca(state, batch, 50), batch)])
-    return pca(joint, batch, n)
+    joint = pca(np.hstack([unit(own, batch), 0.7 * unit(pca(state, batch, 50), batch)]), batch, 50)
+    y = within(joint, batch)
+    varying = y.var(axis=0) > 1e-6 * y.var(axis=0).max()
+    y, joint = y[:, varying], joint[:, varying]
+    difference = np.empty_like(y)
+    for i, cell in enumerate(y[:, :n]):
+        distance = np.linalg.norm(y[:, :n] - cell, axis=1)
+        distance[i] = np.inf
+        difference[i] = y[i] - y[np.argsort(distance)[:k]].mean(axis=0)
+    inside = difference.T @ difference / len(y) * k / (k + 1)
+    inside += 0.1 * np.diag(inside).mean() * np.eye(len(inside))
+    values, vectors = np.linalg.eig(np.linalg.solve(inside, y.T @ y / len(y)))
+    order = np.argsort(-values.real)[:n]
+    directions = vectors.real[:, order]
+    directions /= np.sqrt(np.einsum("ij,ik,kj->j", directions, inside, directions))
+    return joint @ directions, values.real[order]
 
 
 @pytest.mark.parametrize("n_batches", [1, 3])
@@ -81,17 +95,16 @@ def test_the_embedding_is_its_formula(tiny, n_batches):
     state = encoded(model, cells).numpy()
     assert np.array_equal(encoded(new, cells).numpy(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    expected = by_hand(dense.astype(np.float64), state.astype(np.float64), cells.batch)
+    expected, ratio = by_hand(dense.astype(np.float64), state.astype(np.float64), cells.batch)
     found = embedded(new, cells)
     assert found.shape == expected.shape == (300, 20)
     assert (notes["n_components"], notes["n_genes"], new.config.adapted) == (20, N_GENES, 20)
-    size = np.abs(expected).max()
-    np.testing.assert_allclose(found[:, :5], expected[:, :5], atol=2e-3 * size)
-    # later components have similar variances, and rounding rotates them in their plane: distances stay
-    np.testing.assert_allclose(*(np.linalg.norm(x - x[:1], axis=1) for x in (found, expected)), atol=5e-3 * size)
-    variance = np.square(within(expected, cells.batch)).mean(axis=0)
-    np.testing.assert_allclose(notes["explained"], variance / 1.49, atol=1e-3)  # 1 and .7 squared
-    assert notes["explained"] == sorted(notes["explained"], reverse=True)
+    # the first directions are far apart; distances do not depend on the sign and on rotations among close ones
+    for n in (2, 20):
+        distance, known = (np.linalg.norm(x[:, :n] - x[:1, :n], axis=1) for x in (found, expected))
+        np.testing.assert_allclose(distance, known, atol=0.01 * known.max())
+    np.testing.assert_allclose(notes["ratio"], ratio, rtol=1e-3)
+    assert notes["ratio"] == sorted(notes["ratio"], reverse=True)
 
 
 def test_what_differs_between_batches_gives_no_component(tiny):
@@ -118,7 +131,6 @@ def test_a_cell_is_embedded_alone_as_among_others_and_later_cells_too(tiny):
     whole = embedded(new, cells)
     alone = np.concatenate([embedded(new, cells, np.array([i])) for i in range(20)])
     np.testing.assert_allclose(whole[:20], alone, atol=1e-5)
-    assert np.abs(whole[:, 0]).max() < 10
 
 
 @pytest.mark.parametrize(("n", "n_genes", "n_batches"), [(20, 30, 1), (24, 30, 2), (60, 1, 1), (60, 10, 1)])

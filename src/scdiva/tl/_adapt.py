@@ -58,16 +58,19 @@ def adapt(
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> ScDiVa:
-    r"""Add principal components of a dataset to the embedding of a model, without labels.
+    r"""Adapt the embedding of a model to a dataset, without labels.
 
-    The new model embeds a cell in 20 dimensions: the joint principal components of two blocks.
+    The new model embeds a cell in 20 dimensions, which are computed in these steps:
 
     1. 50 principal components of the dataset: of the log-normalised expression of the 2,000 highly variable genes
        (:func:`scanpy.pp.highly_variable_genes`) that the model has a token for, centred, each cell scaled to length 1.
-    2. 50 principal components of the model's cell state, with weight 0.7.
+    2. 50 principal components of the model's cell state.
+    3. The 50 joint principal components of both, each block scaled to unit total variance, the second with weight 0.7.
+    4. The 20 directions with the largest ratio of the variance over all cells to the variance within neighbourhoods of
+       15 cells, scaled to the latter (linear discriminant analysis with neighbourhoods in the place of classes).
 
-    Both blocks are first scaled to unit total variance. The first describes what varies in these cells, the second what
-    the model learned from its corpus. Nothing is trained. A cell's embedding does not depend on other cells.
+    The first block describes what varies in these cells, the second what the model learned from its corpus. Nothing is
+    trained. A cell's embedding does not depend on other cells.
 
     All cells are read, by blocks of rows, backed or not; twice if the matrix is larger than 128 MiB, first to check it.
     Of more than 50,000 cells, 50,000 are drawn, and only these are held in memory, 8 bytes per value above zero; cell
@@ -100,8 +103,8 @@ def adapt(
     -------
     A new model for `model=` of every tool; :meth:`new.save(folder) <scdiva.models.ScDiVa.save>` saves it. It embeds
     these cells and later ones of the same tissue. Its `adaptation`, which is saved with it, is a dict of `n_components`
-    (width of the embedding), `n_genes` (number of genes that components are computed from), `explained` (share of the
-    variance of both blocks that each component explains), `n_cells`, `n_batches`, `seconds` and `seed`.
+    (width of the embedding), `n_genes` (number of genes that components are computed from), `ratio` (variance of
+    each dimension, where the variance within neighbourhoods is 1), `n_cells`, `n_batches`, `seconds` and `seed`.
 
     Raises
     ------

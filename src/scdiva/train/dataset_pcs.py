@@ -1,4 +1,4 @@
-"""Principal components of a dataset, and their joint components with a model's cell state."""
+"""Principal components of a dataset, and its joint embedding with a model's cell state."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.encoder import weighted_sum
 from scdiva.nn.heads import N_DATASET_COMPONENTS
 from scdiva.train.adaptation import LEAST_CELLS, AdaptationCells, encoded, means_by
-from scdiva.train.linear_map import DISPERSION_OFFSET, ROUNDING, fit_linear_map, identical_cells, leading_directions
+from scdiva.train.linear_map import (
+    DISPERSION_OFFSET,
+    ROUNDING,
+    fit_linear_map,
+    identical_cells,
+    leading_directions,
+)
 
 N_DIRECTIONS = 20
-"""Maximum number of principal components that :func:`own_directions` returns, and of joint components."""
+"""Maximum number of principal components that :func:`own_directions` returns, and of dimensions of the embedding."""
 N_SPECTRUM = 60
 """Components looked at; the later half tells the level of the noise."""
 N_GENES = 2000
@@ -31,6 +37,10 @@ BLOCK_ROWS = 2048
 STATE_WEIGHT = 0.7
 """Weight of the cell state's components, relative to the dataset's. Chosen outside of this project's datasets; 1.0 was
 slightly better on twelve studies of the training corpus, which the state has seen."""
+N_NEIGHBORS = 15
+"""Nearest neighbours that a cell is compared with."""
+RIDGE = 0.1
+"""Share of the mean variance within neighbourhoods that is added to each variance."""
 MOST_STATES = 5000
 """Maximum number of cells whose states are computed for the joint components."""
 
@@ -39,17 +49,21 @@ MOST_STATES = 5000
 def with_dataset_components(
     model: ScDiVa, cells: AdaptationCells, sample: tuple[np.ndarray, Tensor] | None = None
 ) -> tuple[ScDiVa, dict[str, Any]]:
-    r"""Copy a model, with the joint principal components of a dataset and of the cell state as its embedding.
+    r"""Copy a model, with directions in which neighbourhoods of a dataset differ as its embedding.
 
     1. x: 50 principal components of the log-normalised expression of 2,000 highly variable genes, minus the mean over
        cells, each cell scaled to length 1.
     2. z: 50 principal components of the cell state.
-    3. Both blocks are scaled to unit total variance, z is multiplied by 0.7, and the 20 principal components of the two
-       together are the embedding.
+    3. y: 50 principal components of both blocks together, each scaled to unit total variance and z multiplied by 0.7.
+    4. The embedding: the 20 generalised eigenvectors of largest eigenvalue of :math:`\Sigma v = \lambda W v`, where
+       :math:`\Sigma` is the covariance of y, and W that of a cell's difference from the mean of its 15 nearest
+       neighbours in the first 20 components, times 15/16 (the mean of 15 has a variance of its own), with a tenth of
+       its mean variance added to the diagonal. They are scaled to :math:`v^T W v = 1`.
 
-    All covariances and variances are taken within batches. The mean that is subtracted is the mean over all cells, so
-    that the embedding of a cell does not depend on its batch. There are at most as many components as cells minus
-    batches, in each step. The second and third step use at most 5,000 cells, every n-th.
+    All covariances are computed within batches, and neighbours are found there after the means of batches are taken
+    off. The mean that is subtracted is the mean over all cells, so that the embedding of a cell does not depend on its
+    batch. There are at most as many components as cells minus batches, in each step. The steps after the first use at
+    most 5,000 cells, every n-th.
 
     Parameters
     ----------
@@ -62,8 +76,8 @@ def with_dataset_components(
 
     Returns
     -------
-    The model, on the device of the given one, and `n_components`, `n_genes`, `explained` (share of the variance of the
-    two blocks that each component explains).
+    The model, on the device of the given one, and `n_components`, `n_genes`, `ratio` (variance of each dimension, where
+    the variance within neighbourhoods is 1).
 
     Raises
     ------
@@ -85,15 +99,17 @@ def with_dataset_components(
     some, state = cells.subset(rows), states.double().numpy()
     x = some.matrix(n_tokens)[:, genes] @ loadings - center
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    state_loadings, _ = _components(state, some.batch, N_DATASET_COMPONENTS)
+    state_loadings = _components(state, some.batch, N_DATASET_COMPONENTS)
     state_loadings = state_loadings * STATE_WEIGHT * _one_over_spread(state @ state_loadings, some.batch)
     scale = _one_over_spread(x, some.batch)
     joint = np.hstack([x * scale, state @ state_loadings])
-    rotation, explained = _components(joint, some.batch, N_DIRECTIONS)
-    if not len(explained):
+    rotation = _components(joint, some.batch, N_DATASET_COMPONENTS)
+    if not rotation.shape[1]:
         raise identical_cells(cells.n_cells, n_batches)
+    directions, ratio = _between_neighborhoods(_within(joint @ rotation, some.batch))
+    rotation = rotation @ directions
 
-    new = ScDiVa(replace(model.config, adapted=len(explained)), generator=step_generator(0, 0, "components"))
+    new = ScDiVa(replace(model.config, adapted=len(ratio)), generator=step_generator(0, 0, "components"))
     mine = "dataset_components."
     kept = {name: value for name, value in model.state_dict().items() if not name.startswith(mine)}
     new.load_state_dict(kept | {name: value for name, value in new.state_dict().items() if name.startswith(mine)})
@@ -106,7 +122,7 @@ def with_dataset_components(
     components.dataset_map[:n] = torch.from_numpy(scale * rotation[:n]).float()
     components.state_map.copy_(torch.from_numpy(state_loadings @ rotation[n:]))
     components.offset.copy_(torch.from_numpy(-joint.mean(axis=0) @ rotation))
-    notes = {"n_components": len(explained), "n_genes": len(genes), "explained": explained.tolist()}
+    notes = {"n_components": len(ratio), "n_genes": len(genes), "ratio": ratio.tolist()}
     return new.to(next(model.parameters()).device).eval(), notes
 
 
@@ -167,20 +183,44 @@ def _most_components(rank: int, width: int) -> int:
     return max(0, min(N_DATASET_COMPONENTS, rank, width))
 
 
-def _components(x: np.ndarray, batch: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Compute loadings of principal components within batches, `(width, n)`, and their shares of the variance."""
+def _components(x: np.ndarray, batch: np.ndarray, most: int) -> np.ndarray:
+    """Compute loadings of principal components within batches, `(width, n)`."""
     n = min(most, _most_components(len(x) - len(np.unique(batch)), x.shape[1]))
     if not n:
-        return np.zeros((x.shape[1], 0)), np.zeros(0)
-    within = x - means_by(x, batch, int(batch.max()) + 1)[batch]
-    loadings, squares, total = leading_directions(iter([within]), len(x), x.shape[1], n)
-    return loadings, squares / total
+        return np.zeros((x.shape[1], 0))
+    loadings, _, _ = leading_directions(iter([_within(x, batch)]), len(x), x.shape[1], n)
+    return loadings
+
+
+def _between_neighborhoods(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Directions of largest total variance over variance within neighbourhoods, `(width, n)`, and these ratios.
+
+    The columns of `y` are principal components, so their covariance is diagonal.
+    """
+    from scipy.linalg import eigh
+    from sklearn.neighbors import NearestNeighbors
+
+    n, k = min(N_DIRECTIONS, y.shape[1]), min(N_NEIGHBORS, len(y) - 1)
+    search = NearestNeighbors(n_neighbors=k).fit(y[:, :n])
+    difference = y - y[search.kneighbors(return_distance=False)].mean(axis=1)
+    inside = difference.T @ difference / len(y) * k / (k + 1)
+    total = np.diag(np.square(y).mean(axis=0))
+    # cells that are equal to their neighbours leave nothing inside
+    ridge = RIDGE * np.trace(inside) / len(inside) + ROUNDING * np.trace(total)
+    ratio, directions = eigh(
+        total, inside + ridge * np.eye(len(inside)), subset_by_index=(len(total) - n, len(total) - 1)
+    )
+    ratio, directions = ratio[::-1], directions[:, ::-1]
+    return directions * np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(n)]), ratio
+
+
+def _within(x: np.ndarray, batch: np.ndarray) -> np.ndarray:
+    return x - means_by(x, batch, int(batch.max()) + 1)[batch]
 
 
 def _one_over_spread(x: np.ndarray, batch: np.ndarray) -> float:
     """One over the root of the total variance within batches; 0 if there is none."""
-    within = x - means_by(x, batch, int(batch.max()) + 1)[batch]
-    spread = np.sqrt(np.square(within).sum() / len(x))
+    spread = np.sqrt(np.square(_within(x, batch)).sum() / len(x))
     return float(1 / spread) if spread > 1e-12 else 0.0
 
 

@@ -211,7 +211,9 @@ def _between_neighborhoods(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         total, inside + ridge * np.eye(len(inside)), subset_by_index=(len(total) - n, len(total) - 1)
     )
     ratio, directions = ratio[::-1], directions[:, ::-1]
-    return directions * np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(n)]), ratio
+    signs = np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(n)])
+    oriented: np.ndarray = directions * signs
+    return oriented, ratio
 
 
 def _within(x: np.ndarray, batch: np.ndarray) -> np.ndarray:

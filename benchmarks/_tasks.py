@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
-from math import hypot, sqrt
+from math import sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
@@ -185,36 +185,25 @@ def _means(some: Sequence[Any]) -> Any:
     return round(fmean(some), 4) if isinstance(some[0], float) else some[0]
 
 
-def lead(ours: dict, theirs: dict, key: str, cells: bool = False) -> tuple[float, tuple[float, float] | None, str]:
-    """Difference of a score between two rows, its 95% interval, and what the interval is over.
+def lead(ours: dict, theirs: dict, key: str) -> tuple[float, tuple[float, float] | None]:
+    """Difference of a score between two rows, and its 95% interval over seeds; None where nothing was random.
 
-    Over seeds: of paired differences where both rows have the score of each seed, otherwise of two means (Welch). With
-    `cells` the score is a share of cells, and the interval of two independent shares is computed as well; the wider
-    interval is returned.
+    Of paired differences where both rows have the score of each seed, otherwise of two means (Welch).
     """
     from scipy.stats import t
 
     value = round(ours[key] - theirs[key], 5)
-    widths = {}
     each = [row.get(f"{key}_seeds", []) for row in (ours, theirs)]
+    width = 0.0
     if len(each[0]) == len(each[1]) > 1:
-        apart_ = [a - b for a, b in zip(*each, strict=True)]
-        widths[f"{len(apart_)} seeds"] = t.ppf(0.975, len(apart_) - 1) * stdev(apart_) / sqrt(len(apart_))
+        differences = [a - b for a, b in zip(*each, strict=True)]
+        width = t.ppf(0.975, len(differences) - 1) * stdev(differences) / sqrt(len(differences))
     else:
         parts = [(_error(row, key), _n_seeds(row)) for row in (ours, theirs)]
-        known = [(error**2, n - 1) for error, n in parts if error and n > 1]
-        if known:
+        if known := [(error**2, n - 1) for error, n in parts if error and n > 1]:
             total = sum(square for square, _ in known)
-            df = total**2 / sum(square**2 / n for square, n in known)
-            widths[f"{max(n for _, n in known) + 1} seeds"] = t.ppf(0.975, df) * sqrt(total)
-    if cells:
-        shares = [((row[key] * row["n_cells"] + 2) / (row["n_cells"] + 4), row["n_cells"] + 4) for row in (ours, theirs)]
-        widths[f"{ours['n_cells']:,} cells"] = 1.96 * hypot(*(sqrt(max(p * (1 - p), 0) / n) for p, n in shares))
-    widths = {over: width for over, width in widths.items() if width > 0}
-    if not widths:
-        return value, None, "one run"
-    over = max(widths, key=lambda name: widths[name])
-    return value, (value - widths[over], value + widths[over]), over
+            width = t.ppf(0.975, total**2 / sum(square**2 / n for square, n in known)) * sqrt(total)
+    return value, (value - width, value + width) if width > 0 else None
 
 
 def _n_seeds(row: dict) -> int:

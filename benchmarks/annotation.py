@@ -17,14 +17,26 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anndata as ad
 import numpy as np
 from _record import commit, record, replaced, rows_so_far
 from _tasks import (
-    BATCH, KNOWN, LABELS, UNLABELLED, Found, fingerprint, fitted_scanvi, log_normalised, measure, parser_of, pca,
-    prepared, scaled, variable_genes,
+    BATCH,
+    KNOWN,
+    LABELS,
+    UNLABELLED,
+    Found,
+    fingerprint,
+    fitted_scanvi,
+    log_normalised,
+    measure,
+    parser_of,
+    pca,
+    prepared,
+    scaled,
+    variable_genes,
 )  # fmt: skip
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
@@ -76,9 +88,7 @@ def given_labels(labels: np.ndarray, rows: np.ndarray, share: float, seed: int) 
     return np.sort(chosen)
 
 
-def tasks(
-    adata: ad.AnnData, part: str, queries: dict[str, list[str]], share: float | None, seed: int
-) -> list[Task]:  # fmt: skip
+def tasks(adata: ad.AnnData, part: str, queries: dict[str, list[str]], share: float | None, seed: int) -> list[Task]:
     """A task for each query; in the part "unknown" one for each cell type of both, removed from the reference."""
     labels = adata.obs[LABELS].astype(str).to_numpy()
     typed, found = labelled(labels), []
@@ -115,10 +125,12 @@ def predict(adata: ad.AnnData, task: Task, arm: str, model: str, seed: int) -> F
     given = types != UNLABELLED
     types = types[given]
     if arm.startswith("ours"):
+        how: dict[str, Any]
         method = arm.removeprefix("ours").removeprefix("_") or "linear"
         how = {"finetune": True} if method == "finetune" else {"method": method}
         hidden = None if given.all() else UNLABELLED
-        sd.tl.annotate(query, KNOWN, reference, model=model, batch_key=BATCH, unlabeled_category=hidden, rng=seed, **how)
+        how |= {"batch_key": BATCH, "unlabeled_category": hidden}
+        sd.tl.annotate(query, KNOWN, reference, model=model, rng=seed, **how)
         key = "scdiva_label"
         return {
             "predicted": query.obs[key].to_numpy().astype(str),
@@ -306,20 +318,20 @@ def main(argv: list[str] | None = None) -> int:
                 for share in options.shares if part == "few" else [None]:
                     place = {"part": part, "set": name, "arm": arm} | ({} if share is None else {"share": share})
 
-                    def score(found: Found, seed: int, part: str = part, share: float | None = share) -> dict:
-                        return scores(adata, tasks(adata, part, queries, share, seed), found["tasks"])
+                    def score(found: Found, seed: int, given=(adata, part, queries, share)) -> dict:
+                        return scores(given[0], tasks(*given, seed), found["tasks"])
 
-                    measure(
-                        NAME, place, same, fit, (adata, part, queries, share, arm, options.model), score, options,
-                        once=arm in ALIKE and part != "few",
-                    )  # fmt: skip
+                    given = (adata, part, queries, share, arm, options.model)
+                    once = arm in ALIKE and part != "few"
+                    measure(NAME, place, same, fit, given, score, options, once=once)
     for pair in options.pairs if "rejection" in options.part else []:
         for batches in (False, True) if not pair.startswith("pbmc3k") else (False,):
             with sd.settings.override(progress=False):
                 for row in rejection_rows(pair, options.data, batches, options.model):
                     rows = replaced(rows_so_far(NAME), row, ("part", "set", "arm", "share"))
                     record(NAME, rows, model=options.model)
-                    print(f"rejection {pair} {row['arm']} {row['share']}: known {row['known']} removed {row['removed']}")
+                    shown = {key: row[key] for key in ("share", "known", "removed")}
+                    print(f"rejection {pair} {row['arm']}: {shown}", flush=True)
     return 0
 
 

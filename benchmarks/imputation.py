@@ -302,7 +302,8 @@ def denoising_rows(corpus: Path, base: Path, head: Path, studies: list[str], see
             return odds[at[0], asked.token - N_SPECIAL], mean[at[1], asked.value_token - N_SPECIAL]
 
         with torch.inference_mode():
-            states = [model.encode_anchor(*given) for given in (asked.seen, (tokens, normalised(counts, bounds), bounds))]
+            shown = asked.seen, (tokens, normalised(counts, bounds), bounds)
+            states = [model.encode_anchor(*given) for given in shown]
             mine, theirs = (F.normalize(state) for state in states)
             near = (mine @ theirs.T).topk(min(NEIGHBORS, len(theirs)), dim=1).indices
             nearest = torch.zeros(len(mine), len(theirs)).scatter_(1, near, 1.0) + AROUND / len(theirs)

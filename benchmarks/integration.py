@@ -18,8 +18,22 @@ import anndata as ad
 import numpy as np
 import scanpy as sc
 from _tasks import (
-    BATCH, CLIP, KNOWN, LABELS, N_PCS, UNLABELLED, Found, fingerprint, fitted_scanvi, fitted_scvi, log_normalised,
-    measure, parser_of, pca, prepared, variable_genes,
+    BATCH,
+    CLIP,
+    KNOWN,
+    LABELS,
+    N_PCS,
+    UNLABELLED,
+    Found,
+    fingerprint,
+    fitted_scanvi,
+    fitted_scvi,
+    log_normalised,
+    measure,
+    parser_of,
+    pca,
+    prepared,
+    variable_genes,
 )  # fmt: skip
 from sklearn.metrics import accuracy_score, f1_score, silhouette_score
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
@@ -80,7 +94,8 @@ def fit(adata: ad.AnnData, part: str, arm: str, model: str, seed: int) -> Found:
     if arm == "harmony":
         import harmonypy
 
-        corrected = np.asarray(harmonypy.run_harmony(coordinates, adata.obs, BATCH, random_state=seed, verbose=False).Z_corr)
+        fitted = harmonypy.run_harmony(coordinates, adata.obs, BATCH, random_state=seed, verbose=False)
+        corrected = np.asarray(fitted.Z_corr)
         return {"embedding": corrected if corrected.shape == coordinates.shape else corrected.T}
     return {"embedding": coordinates}
 

@@ -71,6 +71,13 @@ def edges(file: Path, adata: ad.AnnData, model: str) -> pd.DataFrame:
     return found
 
 
+def known_matrix(frame: pd.DataFrame, sources: list[str], targets: list[str]) -> np.ndarray:
+    """Which edges are known, sources by targets."""
+    known = np.zeros((len(sources), len(targets)), dtype=bool)
+    known[pd.Index(sources).get_indexer(frame["source"]), pd.Index(targets).get_indexer(frame["target"])] = True
+    return known
+
+
 def fit(adata: ad.AnnData, arm: str, sources: list[str], targets: list[str], model: str, seed: int) -> Found:
     """Weights of the edges, sources by targets."""
     if arm in OURS:
@@ -185,9 +192,7 @@ def edge_scores(weights: np.ndarray, known: np.ndarray, self_edges: np.ndarray, 
     return found
 
 
-def fit_halves(
-    adata: ad.AnnData, arm: str, sources: list[str], targets: list[str], model: str, seed: int
-) -> Found:  # fmt: skip
+def fit_halves(adata: ad.AnnData, arm: str, sources: list[str], targets: list[str], model: str, seed: int) -> Found:
     """Weights from two halves of some cells."""
     rows = np.random.default_rng(seed).permutation(adata.n_obs)[: STABLE["cells"]]
     halves = (np.sort(half) for half in np.array_split(rows, 2))
@@ -219,20 +224,15 @@ def main(argv: list[str] | None = None) -> int:
             size = np.abs if arm in SIGNED else np.asarray
             for reference, frame in known.items() if "edges" in options.part else ():
                 sources, targets = (sorted(frame[key].unique()) for key in ("source", "target"))
-                truth = np.zeros((len(sources), len(targets)), dtype=bool)
-                truth[pd.Index(sources).get_indexer(frame["source"]), pd.Index(targets).get_indexer(frame["target"])] = 1
-                itself = np.array(sources)[:, None] == np.array(targets)
+                place = {"part": "edges", "set": name, "arm": arm, "reference": reference}
+                once, given = arm not in ("forest", "random"), (adata, arm, sources, targets, options.model)
+                truth = known_matrix(frame, sources, targets)
+                itself, mean = np.array(sources)[:, None] == np.array(targets), means[targets].to_numpy()
 
-                def score(
-                    found: Found, seed: int, size=size, truth=truth, itself=itself, targets=targets
-                ) -> dict:  # fmt: skip
-                    weights = size(found["weights"].astype(float))
-                    return edge_scores(weights, truth, itself, means[targets].to_numpy(), seed)
+                def score(found: Found, seed: int, size=size, rest=(truth, itself, mean)) -> dict:
+                    return edge_scores(size(found["weights"].astype(float)), *rest, seed)
 
-                measure(
-                    NAME, {"part": "edges", "set": name, "arm": arm, "reference": reference}, same, fit,
-                    (adata, arm, sources, targets, options.model), score, options, once=arm not in ("forest", "random"),
-                )  # fmt: skip
+                measure(NAME, place, same, fit, given, score, options, once=once)
             if "stability" in options.part and arm != "forest":
                 rng = np.random.default_rng(0)
                 frame = pd.concat(known.values())

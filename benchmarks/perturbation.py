@@ -322,8 +322,9 @@ def main(argv: list[str] | None = None) -> int:
                     continue
                 scores = summary([[row for row in run if row["method"] == method] for run in runs], screen.by)
                 cost = {key: round(float(np.mean([one[key] for one in costs])), 2) for key in costs[0]}
-                row = {**place, "arm": arm if method == NETWORK else method, **same, "commit": commit(),
-                       "processor": machine()["processor"], **(cost if method == NETWORK else {}), **scores}  # fmt: skip
+                name_of = arm if method == NETWORK else method
+                row = {**place, "arm": name_of, **same, "commit": commit(), "processor": machine()["processor"]}
+                row |= {**(cost if method == NETWORK else {}), **scores}
                 record(NAME, replaced(rows_so_far(NAME), row, ("set", "arm")), model=options.model)
                 print(f"{name} {row['arm']}: {' '.join(f'{key} {row[key]:.3f}' for key in METRICS[:2])}", flush=True)
     return 0

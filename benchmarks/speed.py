@@ -146,7 +146,8 @@ def embed(repeats: int, small: bool) -> Iterator[dict]:
     with ExitStack() as stack:
         arms: dict[str, Callable] = {}
         for name in precisions:
-            arms[name] = partial(one_by_one, stack.enter_context(open_encoder(model, precision=name, threads=1)), [cell])
+            encode = stack.enter_context(open_encoder(model, precision=name, threads=1))
+            arms[name] = partial(one_by_one, encode, [cell])
         states = {name: arm()[0].astype(np.float64) for name, arm in arms.items()}
         arms |= {f"{name} products": products(model, n_genes, DTYPES[name]) for name in precisions}
         rounds = interleaved(arms, repeats=repeats)
@@ -194,7 +195,9 @@ def synthetic(n_cells: int, n_genes: int) -> sp.csr_matrix:
     lengths = np.exp(rng.normal(np.log(MEDIAN), SPREAD, min(n_cells, 4096)))
     lengths = np.clip(np.round(lengths), 1, n_genes // 3).astype(int)
     frequency = np.log(1 / (np.arange(n_genes) + 50.0)).astype(np.float32)
-    rows = [np.sort(np.argpartition(-(rng.gumbel(size=n_genes).astype(np.float32) + frequency), n)[:n]) for n in lengths]
+    # the largest of log frequency + Gumbel noise are a draw without replacement
+    scores = (rng.gumbel(size=n_genes).astype(np.float32) + frequency for _ in lengths)
+    rows = [np.sort(np.argpartition(-score, n)[:n]) for score, n in zip(scores, lengths, strict=True)]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     values = rng.geometric(0.6, indptr[-1]).astype(np.float32)
     distinct = sp.csr_matrix((values, np.concatenate(rows).astype(np.int32), indptr), shape=(len(rows), n_genes))
@@ -215,7 +218,7 @@ def lexsort_rows(cells: sp.csr_matrix, denominator: np.ndarray) -> tuple[np.ndar
 
 
 def geneformer(counts: sp.csr_matrix, medians: np.ndarray, token_of: np.ndarray) -> list[np.ndarray]:
-    """Counts per 10,000 over the gene's median and argsort, of a dense vector of each cell (Geneformer's first form)."""
+    """Counts per 10,000 over the gene's median and argsort, of a dense vector of each cell, as Geneformer did first."""
     cells = []
     for start in range(0, counts.shape[0], 512):
         chunk = counts[start : start + 512].toarray()
@@ -274,9 +277,7 @@ def serialise(repeats: int, small: bool) -> Iterator[dict]:
     geneformers = rounds["Geneformer-style, dense"]
     yield judge_times("serialize: times as fast as Geneformer-style", geneformers, ours, at_least=15)
     yield judge_times("serialize: times as slow as a copy", ours, rounds["copy of the arrays"], at_most=10)
-    yield judge_times(
-        "histograms: times as fast as bincount", rounds["bincount"], rounds["histograms"], at_least=1.8
-    )
+    yield judge_times("histograms: times as fast as bincount", rounds["bincount"], rounds["histograms"], at_least=1.8)
     for name, seconds in rounds.items():
         best = min(seconds)
         yield {"what": name, "cpu_seconds": round(best, 3), "cells_per_cpu_second": round(n_cells / best)}

@@ -1,6 +1,6 @@
 """Training of a query head over many studies: a network that takes the study it has not seen from its other cells.
 
-`train_denoiser.py` runs it; `benchmarks/denoising.py` asks the same queries of other arms.
+`train_denoiser.py` runs it; `benchmarks/imputation.py` compares it with other methods.
 """
 
 from __future__ import annotations
@@ -476,5 +476,5 @@ class StudyDataModule(pl.LightningDataModule):
         return DataLoader(stream, batch_size=None, num_workers=self.workers)
 
     def val_dataloader(self) -> list[DataLoader[CellBatch]]:
-        """There is none: benchmarks/denoising.py asks studies that are held out."""
+        """There is none: benchmarks/imputation.py uses studies that are held out."""
         return []

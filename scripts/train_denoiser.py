@@ -6,13 +6,13 @@
 a transformer reads so many genes of a cell for its queries of values, and is trained with the head. The run is one of
 `scdiva.train.fit`: stopped by a signal it goes on bit for bit with `--resume`. OUT/head.pt is written at the end, or at
 once of the last checkpoint (`--export`), and OUT/model, the model with the head; `--install` copies that into the
-package, and `model_card.py` writes its card. For the bundled model, with the corpus prepared by part 1 of
+package; edit its card by hand. For the bundled model, with the corpus prepared by part 1 of
 `train_mini.py`:
 
     python scripts/train_denoiser.py --model src/scdiva/checkpoints/scdiva-mini --prepared runs/mini/prepared \\
         --out runs/query_head --install
 
-For held-out studies, as benchmarks/denoising.py wants them:
+For held-out studies, as the part "denoising" of benchmarks/imputation.py requires them:
 
     python scripts/train_mini.py --exclude STUDY ... --steps 1 --long-steps 1 --batch-size 2 --out runs/held_out
 """

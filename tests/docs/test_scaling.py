@@ -99,9 +99,9 @@ def test_the_plan_adds_up():
     """Rates as a GPU was measured, without waiting; the results are asked by hand."""
     results = {
         name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
-        for name in ("training", "scaling", "gpu", "gpu_fit")
+        for name in ("speed", "scaling", "gpu", "gpu_fit")
     }
-    (typical,) = (row for row in results["training"] if row["what"].endswith("rate, bf16, typical cells"))
+    (typical,) = (row for row in results["speed"] if row["what"].endswith("rate, bf16, typical cells"))
     cells = np.array([59_162_450, 100_000_000])
 
     def figures(start: str) -> list[float]:

@@ -142,44 +142,48 @@ def forest(x: np.ndarray, y: np.ndarray, sources: list[str], targets: list[str],
     return found
 
 
-def precisions(weight: np.ndarray, known: np.ndarray) -> tuple[float, float]:
+def precisions(known: np.ndarray, times: np.ndarray, last: np.ndarray) -> tuple[float, float]:
     """Average precision, and precision among the best edges, as many as are known, each over the share of known edges.
 
-    Edges of equal weight are counted together.
+    `known` and how often each edge counts (`times`) are in order of falling weight; `last` are the ends of runs of
+    equal weight, which are counted together.
     """
-    order = np.argsort(-weight, kind="stable")
-    ranked, hits = weight[order], np.cumsum(known[order])
-    last = np.flatnonzero(np.append(np.diff(ranked) != 0, True))
-    n, found = last + 1, hits[last]
-    share, total = known.mean(), hits[-1]
-    average = float((np.diff(found, prepend=0) * found / n).sum() / total)
-    early = float(np.interp(total, np.append(0, n), np.append(0, found)) / total)
-    return average / share, early / share
+    n, found = np.cumsum(times)[last], np.cumsum(known * times)[last]
+    total = found[-1]
+    average = (np.diff(found, prepend=0) * found / np.maximum(n, 1)).sum() / total
+    early = np.interp(total, np.append(0, n), np.append(0, found)) / total
+    share = total / n[-1]
+    return float(average / share), float(early / share)
 
 
 def edge_scores(weights: np.ndarray, known: np.ndarray, self_edges: np.ndarray, means: np.ndarray, seed: int) -> dict:
     """Both ratios, their 95% bootstrap intervals over sources, and the null distribution matched by expression."""
     rng, keep = np.random.default_rng(seed), ~self_edges
     tenth = np.floor((rankdata(means) - 0.5) * 10 / len(means)).astype(int)
+    row_of, column_of = np.nonzero(keep)
+    order = np.argsort(-weights[keep], kind="stable")
+    row_of, column_of = row_of[order], column_of[order]
+    ranked = weights[row_of, column_of]
+    last = np.flatnonzero(np.append(np.diff(ranked) != 0, True))
+    columns = [np.flatnonzero(tenth == group) for group in range(10)]
 
-    def score(rows: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
-        some = keep[rows]
-        return precisions(weights[rows][some], truth[some])
+    def score(truth: np.ndarray, times: np.ndarray) -> tuple[float, float]:
+        return precisions(truth[row_of, column_of], times[row_of], last)
 
     def exchanged() -> np.ndarray:
         drawn = np.zeros_like(known)
-        for row in range(len(known)):
-            for group in range(10):
-                columns = np.flatnonzero((tenth == group) & keep[row])
-                drawn[row, rng.choice(columns, known[row, columns].sum(), replace=False)] = True
+        for some in columns:
+            for row, n in enumerate(known[:, some].sum(axis=1)):
+                if n:
+                    drawn[row, rng.choice(some[keep[row, some]], n, replace=False)] = True
         return drawn
 
-    rows = np.arange(len(known))
-    seen = score(rows, known)
-    null = np.array([score(rows, exchanged()) for _ in range(N_NULL)])
-    draws = [rng.integers(len(rows), size=len(rows)) for _ in range(N_BOOTSTRAP)]
-    drawn = np.array([score(some, known[some]) for some in draws if known[some].any()])
-    found: dict = {"n_known": int(known.sum()), "n_sources": len(rows), "n_targets": known.shape[1]}
+    once = np.ones(len(known), dtype=int)
+    seen = score(known & keep, once)
+    null = np.array([score(exchanged(), once) for _ in range(N_NULL)])
+    draws = [rng.multinomial(len(known), once / len(known)) for _ in range(N_BOOTSTRAP)]
+    drawn = np.array([score(known & keep, times) for times in draws if known[times > 0].any()])
+    found: dict = {"n_known": int(known.sum()), "n_sources": len(known), "n_targets": known.shape[1]}
     for column, name in enumerate(("auprc_ratio", "early_precision")):
         low, high = np.quantile(drawn[:, column], [0.025, 0.975])
         above = int((null[:, column] >= seen[column]).sum())

@@ -248,7 +248,7 @@ def bincount(parts: list[sp.csr_matrix], measured: np.ndarray, n_tokens: int) ->
 
 
 def serialise(repeats: int, small: bool) -> Iterator[dict]:
-    n_cells = 4096 if small else 20_000
+    n_cells = 10_000 if small else 20_000
     entropy = load_vocabulary("human").entropy
     denominator, n_tokens = score_denominator(entropy), len(entropy)
     token_of = np.random.default_rng(1).permutation(np.arange(N_SPECIAL, n_tokens)).astype(np.int32)
@@ -399,7 +399,7 @@ def pack(repeats: int, small: bool) -> Iterator[dict]:
 
 
 def loss(repeats: int, small: bool) -> Iterator[dict]:
-    positions, genes, dim = (1024 if small else 3072), 41_818, 512
+    positions, genes, dim = 3072, 41_818, 512
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(positions, dim, generator=generator).requires_grad_()
     weight = (torch.randn(genes, dim, generator=generator) * 0.02).requires_grad_()

@@ -82,12 +82,17 @@ def test_holes_are_a_tenth_and_the_truth_scores_perfectly(script):
 @pytest.mark.parametrize("levels", [3, 1000])
 def test_precision_of_edges_equals_that_of_scikit_learn(script, levels):
     networks, rng = script("networks"), np.random.default_rng(0)
-    weight, known = rng.integers(levels, size=400).astype(float), rng.random(400) < 0.1
-    average, early = networks.precisions(weight, known)
-    assert average == pytest.approx(average_precision_score(known, weight) / known.mean())
-    if levels == 1000:
-        best = np.argsort(-weight)[: known.sum()]
-        assert early == pytest.approx(known[best].mean() / known.mean(), abs=0.3)
+    weights, known = rng.integers(levels, size=(20, 30)).astype(float), rng.random((20, 30)) < 0.1
+    itself = np.eye(20, 30, dtype=bool)
+    found = networks.edge_scores(weights, known & ~itself, itself, rng.random(30), 0)
+    truth = known[~itself]
+    expected = average_precision_score(truth, weights[~itself]) / truth.mean()
+    assert found["auprc_ratio"] == pytest.approx(expected)
+    assert found["auprc_ratio_low"] < expected < found["auprc_ratio_high"]
+    assert found["auprc_ratio_null_mean"] == pytest.approx(1, abs=0.3)
+    perfect = networks.edge_scores(known + rng.random((20, 30)) / 2, known & ~itself, itself, rng.random(30), 0)
+    assert perfect["early_precision"] == pytest.approx(1 / truth.mean())
+    assert perfect["early_precision_p"] == pytest.approx(1 / 201, abs=1e-4)
 
 
 def test_the_page_and_its_csv_files_are_those_of_the_results(script):

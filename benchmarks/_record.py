@@ -86,15 +86,6 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
-def kept_rows(name: str, arms: Iterable[str], **alike: object) -> list[dict]:
-    """Rows of these arms in the last results, each with its commit; none if a field of the results differs."""
-    path, arms = RESULTS / f"{name}.json", tuple(arms)
-    last = json.loads(path.read_text()) if arms and path.exists() else {}
-    if any(last.get(key) != value for key, value in alike.items()):
-        return []
-    return [{"commit": last["commit"], **row} for row in last.get("rows", []) if row.get("arm") in arms]
-
-
 def rows_so_far(name: str, *, goals: bool = False) -> list[dict]:
     """Rows of the present results, by default without goals."""
     file = RESULTS / f"{name}.json"

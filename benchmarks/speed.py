@@ -204,6 +204,20 @@ def synthetic(n_cells: int, n_genes: int) -> sp.csr_matrix:
     return sp.vstack([distinct] * -(-n_cells // len(rows)), format="csr")[:n_cells]
 
 
+def by_detection(n_cells: int, entropy: np.ndarray) -> sp.csr_matrix:
+    """Counts of genes that are detected as often as their entropy says, with ties; a column for each gene."""
+    rng, rate = np.random.default_rng(0), np.linspace(1e-6, 0.5, 100_000)
+    upto = np.cumsum(np.interp(entropy, -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)), rate))
+    genes = []
+    for length in np.clip(MEDIAN * rng.lognormal(0, SPREAD, n_cells), 100, 6000).astype(int):
+        drawn = np.unique(np.searchsorted(upto, rng.random(2 * length) * upto[-1]))
+        genes.append(np.sort(rng.permutation(drawn)[:length]).astype(np.int32))
+    indices = np.concatenate(genes)
+    counts = 1 + rng.poisson(0.1 * np.exp(2 * entropy[indices]) * rng.standard_exponential(len(indices)))
+    indptr = np.cumsum([0, *map(len, genes)])
+    return sp.csr_matrix((counts.astype(np.float32), indices, indptr), shape=(n_cells, len(entropy)))
+
+
 def lexsort_rows(cells: sp.csr_matrix, denominator: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Each row by falling score, then rising token."""
     indptr, tokens, values = [0], [], []
@@ -252,11 +266,12 @@ def serialise(repeats: int, small: bool) -> Iterator[dict]:
     entropy = load_vocabulary("human").entropy
     denominator, n_tokens = score_denominator(entropy), len(entropy)
     token_of = np.random.default_rng(1).permutation(np.arange(N_SPECIAL, n_tokens)).astype(np.int32)
-    counts = synthetic(n_cells, len(token_of))
+    counts = by_detection(n_cells, entropy[token_of])
     raw = [counts[start : start + BLOCK_ROWS] for start in range(0, n_cells, BLOCK_ROWS)]
     parts = [to_token_space(part, token_of, n_tokens) for part in raw]
     cells, measured = sp.vstack(parts, format="csr"), np.sort(token_of)
-    theirs, medians = sp.csr_matrix(counts[:, :25_424]), 1 + np.random.default_rng(2).random(25_424)
+    known = np.sort(np.argsort(-entropy[token_of], kind="stable")[:25_424])  # as many as Geneformer knows
+    theirs, medians = sp.csr_matrix(counts[:, known]), 1 + np.random.default_rng(2).random(len(known))
     if not all(map(np.array_equal, serialize(cells, denominator), lexsort_rows(cells, denominator))):
         raise AssertionError("the rankings differ")
     if not np.array_equal(histogram(parts, measured, n_tokens), bincount(parts, measured, n_tokens)):
@@ -268,7 +283,7 @@ def serialise(repeats: int, small: bool) -> Iterator[dict]:
     rounds = interleaved({
         "serialize": lambda: serialize(fresh(), denominator), "lexsort": lambda: lexsort_rows(cells, denominator),
         "copy of the arrays": lambda: (cells.indptr.copy(), cells.indices.copy(), cells.data.copy()),
-        "Geneformer-style, dense": lambda: geneformer(theirs, medians, token_of[:25_424]),
+        "Geneformer-style, dense": lambda: geneformer(theirs, medians, token_of[known]),
         "histograms": lambda: histogram(parts, measured, n_tokens),
         "bincount": lambda: bincount(parts, measured, n_tokens),
     }, repeats=repeats)  # fmt: skip
@@ -363,7 +378,7 @@ def written(folder: Path, n_cells: int) -> Path:
 
 
 def load(repeats: int, small: bool) -> Iterator[dict]:
-    n_cells, n_read = (16_384, 8_192) if small else (60_000, 32_768)
+    n_cells, n_read = 60_000, 32_768
     with tempfile.TemporaryDirectory() as name:
         path = written(Path(name), n_cells)
         pack_files([path], "human", Path(name) / "packed").close()
@@ -465,6 +480,25 @@ def step(
     masked.append(int(parts["n_masked"]))
 
 
+def kept_bytes(module: PretrainingModule, batch: CellBatch, precision: str) -> int:
+    """Bytes of tensors saved for backward in a training step, each storage once, without parameters."""
+    kept = {parameter.untyped_storage().data_ptr(): 0 for parameter in module.parameters()}
+    tensors = []
+
+    def save(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.setdefault(storage.data_ptr(), storage.nbytes())
+        tensors.append(tensor)  # no address is used again
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        module.compute_loss(batch, torch.Generator().manual_seed(1))
+    return sum(kept.values())
+
+
 def train(repeats: int, small: bool) -> Iterator[dict]:
     config, side = ScDiVaConfig.paper(), 2048
     model = ScDiVa(config, generator=torch.Generator().manual_seed(0)).train()
@@ -492,6 +526,9 @@ def train(repeats: int, small: bool) -> Iterator[dict]:
             "cells_per_cpu_second": n / best[arm], "gflop_per_cell": work / n / 1e9,
             "genes_per_cell": float(lengths[kind].float().mean()), "gflops": work / best[arm] / 1e9,
         }  # fmt: skip
+    for name in precisions:
+        one, two = (kept_bytes(module, batch_of(config, torch.full((n,), MEDIAN)), name) for n in (1, 2))
+        yield {"what": f"kept for backward: {name}", "bytes_per_token": round((two - one) / MEDIAN)}
 
 
 PARTS = {"embed": embed, "serialise": serialise, "load": load, "pack": pack, "loss": loss, "train": train}

@@ -178,8 +178,9 @@ def embedding() -> str:
     """Accuracy and clustering of every labelled dataset."""
     rows = [row for row in rows_of("embedding") if row.get("group") == "benchmark" and "arm" in row]
     arms = {"adapt": "`tl.adapt`", "embed": "`tl.embed`", "pca20": "PCA-20", "pca50": "PCA-50, scaled", "scvi": "scVI"}
-    rival, names = "pca20", {row["set"]: row["set"] for row in rows}
+    rival, names, note = "pca20", {row["set"]: row["set"] for row in rows}, ""
     if not rows:
+        note = "Rows of `tl.adapt` as it was before 2026-11-28.\n"
         rows = [row for row in rows_of("adapting") if "arm" in row]
         arms = {"adapted": "`tl.adapt`", "zero-shot": "`tl.embed`", "pca": "PCA-50, scaled", "scvi": "scVI"}
         rival, names = "pca", {**FOUR, **OTHERS}
@@ -196,7 +197,7 @@ def embedding() -> str:
             line.append("" if arm == rival or not apart else signed(float(np.mean(apart)), bootstrap(apart)))
         gains.append(line)
     header = [f"mean difference to {arms[rival]} (95% CI over datasets)", *arms.values()]
-    return "\n".join([*parts, table(header, gains)])
+    return "\n".join([*parts, table(header, gains), note])
 
 
 def rejection() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from _run import bootstrap
 from _tasks import lead
 from _timing import verdict
 
@@ -20,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, TABLES = DOCS / "benchmarks.md", DOCS / "_static" / "benchmarks"
 FILES = {
-    "embedding": ("embedding", "adapting", "zero_shot"), "integration": ("integration",), "annotation": ("annotation",),
+    "embedding": ("embedding",), "integration": ("integration",), "annotation": ("annotation",),
     "perturbation": ("perturbation",), "imputation": ("imputation",), "networks": ("networks",),
     "finetuning": ("finetuning",), "speed": ("speed", "scaling"), "gpu": ("gpu", "gpu_fit", "gpu_partial"),
     "reliability": ("faults", "faults_long", "fuzz"),
@@ -37,8 +38,6 @@ SHOWN = (
 INTERNAL = ("cells", "weights", "weights_from", "weights_note")
 KANG = {"kang_pbmc_12k_1287g": "Kang, 8 donors", "kang_ifnb_2800": "Kang, stimulated"}
 FOUR = {**KANG, "sc_mixology_cell_lines": "cell lines", "panc8_small_500": "pancreas"}
-OTHERS = {"pbmc3k_raw": "pbmc3k", "mouse_brain_zeisel_550": "mouse brain",
-          "mouse_pancreas_bastidasponce_739": "mouse pancreas"}  # fmt: skip
 
 
 class Comparison(NamedTuple):
@@ -121,13 +120,6 @@ def signed(value: float, interval: Sequence[float] | None) -> str:
     return f"{value:+.3f}" + (f" ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else " (no interval)")
 
 
-def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """95% interval of a mean over datasets, studies, types or groups."""
-    drawn = np.random.default_rng(0).choice(np.asarray(values), (10_000, len(values))).mean(axis=1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(low), float(high)
-
-
 def units(row: dict, key: str) -> dict[str, float]:
     """The score of each cell type, or of each group of held-out cells."""
     if key == "macro_f1":
@@ -178,12 +170,7 @@ def embedding() -> str:
     """Accuracy and clustering of every labelled dataset."""
     rows = [row for row in rows_of("embedding") if row.get("group") == "benchmark" and "arm" in row]
     arms = {"adapt": "`tl.adapt`", "embed": "`tl.embed`", "pca20": "PCA-20", "pca50": "PCA-50, scaled", "scvi": "scVI"}
-    rival, names, note = "pca20", {row["set"]: row["set"] for row in rows}, ""
-    if not rows:
-        note = "Rows of `tl.adapt` as it was before 2026-11-28.\n"
-        rows = [row for row in rows_of("adapting") if "arm" in row]
-        arms = {"adapted": "`tl.adapt`", "zero-shot": "`tl.embed`", "pca": "PCA-50, scaled", "scvi": "scVI"}
-        rival, names = "pca", {**FOUR, **OTHERS}
+    rival, names = "pca20", {row["set"]: row["set"] for row in rows}
     parts, gains = [], []
     for key, words in {"accuracy": "15-NN accuracy", "average_bio": "mean of NMI, ARI and silhouette"}.items():
         at = {(row["set"], row["arm"]): row[key] for row in rows if key in row}
@@ -197,7 +184,7 @@ def embedding() -> str:
             line.append("" if arm == rival or not apart else signed(float(np.mean(apart)), bootstrap(apart)))
         gains.append(line)
     header = [f"mean difference to {arms[rival]} (95% CI over datasets)", *arms.values()]
-    return "\n".join([*parts, table(header, gains), note])
+    return "\n".join([*parts, table(header, gains)])
 
 
 def rejection() -> str:

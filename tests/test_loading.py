@@ -43,17 +43,6 @@ def test_a_folder_gives_back_what_was_saved(saved, name, cls):
     assert sd.models.load(fitted) is fitted
 
 
-def test_loaders_of_one_kind_are_deprecated_and_refuse_others(saved):
-    for load, right, other in (
-        (sd.models.load_annotator, "annotator", "screen"),
-        (sd.models.load_perturbation_model, "screen", "annotator"),
-    ):
-        with pytest.warns(DeprecationWarning, match=r"scdiva\.models\.load "):
-            assert repr(load(saved[right][1])) == repr(saved[right][0])
-        with pytest.warns(DeprecationWarning, match=load.__name__), pytest.raises(ValueError, match="it holds a"):
-            load(saved[other][1])
-
-
 def test_what_is_no_model_is_refused():
     with pytest.raises(TypeError, match="got int"):
         sd.models.load(3)

@@ -79,11 +79,11 @@ def test_near_integers_are_counts(counts):
 
 def test_corrected_counts_are_counts_with_a_warning(counts):
     counts[:, ::3] *= 0.87
-    with pytest.warns(UserWarning, match=r"adata\.X .*counts .*\d+ of \d+ values"):
+    with pytest.warns(UserWarning, match=r"adata\.X .*counts, .*\d+ of \d+ values"):
         found = scan(row_blocks(counts), 20, where="adata.X")
     assert found.kind == "counts"
     assert not found.integer
-    with pytest.raises(ValueError, match=r"counts: .*cell 'cell\d+', gene 'gene\d+'.*input='auto'"):
+    with pytest.raises(ValueError, match=r"not integers: .*cell 'cell\d+', gene 'gene\d+'.*input='auto'"):
         scan_of(counts, input="counts")
 
 
@@ -119,15 +119,11 @@ def test_genes_that_a_dataset_did_not_measure_are_to_be_left_out(counts, store):
     """An outer join fills them with NaN, which is not a count of zero."""
     x = counts.astype(np.float32)
     x[: len(x) // 2, :3] = x[len(x) // 2 :, 5:9] = np.nan
-    with pytest.raises(ValueError, match=rf"7 genes are NaN in the same cells, {len(x)} of {len(x)}") as said:
+    with pytest.raises(ValueError, match=rf"holds {7 * len(x) // 2} NaN values") as said:
         scan(row_blocks(store(x)), x.shape[1], where="adata.X")
     names = {"adata": ad.AnnData(x), "np": np}
-    exec(str(said.value).split("all cells share: ")[1].split(" (for sparse")[0], names)
+    exec(str(said.value).split("keep the shared genes: ")[1].split(" (for sparse")[0], names)
     np.testing.assert_array_equal(names["adata"].X, np.delete(x, [0, 1, 2, 5, 6, 7, 8], axis=1))
-    stray = counts.astype(np.float32)
-    stray[[1, 4, 7], [2, 0, 5]] = np.nan
-    with pytest.raises(ValueError, match=r"holds 3 NaN values .* set them to zero"):
-        scan(row_blocks(store(stray)), x.shape[1], where="adata.X")
 
 
 def test_without_names_the_position_is_told(counts):
@@ -150,21 +146,6 @@ def test_scaling_without_centring_is_recognised(counts, of):
     x = of(counts)
     with pytest.raises(ValueError, match="is scaled: its genes have variance 1"):
         scan_of(x / x.std(0, ddof=1))
-
-
-@pytest.mark.parametrize(("base", "log"), [(2, np.log2), (10, np.log10)])
-@pytest.mark.parametrize("input", ["auto", "lognorm"])
-def test_logarithms_to_other_bases_are_refused(counts, base, log, input):
-    x = log(1 + counts / counts.sum(1, keepdims=True) * 1e4)
-    with pytest.raises(ValueError, match=rf"logarithms to base {base}.*np\.log\({base}\)"):
-        scan_of(x, input=input)
-
-
-def test_logarithms_to_base_2_of_large_totals_are_refused(counts):
-    x = np.log2(1 + counts / counts.sum(1, keepdims=True) * 1e6)
-    assert 15 < x.max() < 20
-    with pytest.raises(ValueError, match="logarithms to base 2"):
-        scan_of(x)
 
 
 def test_nothing_to_scan():
@@ -211,6 +192,6 @@ def test_recovered_and_corrected_counts_of_real_studies_are_counts(file, integer
 def test_a_real_study_that_joins_counts_and_logarithms_is_refused():
     with (
         open_matrix(DATA / "corpus" / "tidytranscriptomics_pbmc_3000.h5ad") as opened,
-        pytest.raises(ValueError, match=r"1721 cells .* 900 .*'log1p'"),
+        pytest.raises(ValueError, match=r"1721 cells .* 900 cells"),
     ):
         scan(row_blocks(opened.matrix), opened.shape[1])

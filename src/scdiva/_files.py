@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
@@ -132,31 +133,15 @@ def parse_json(path: str | os.PathLike[str], data: bytes) -> Any:
     while level:
         if (depth := depth + 1) > MOST_DEPTH:
             raise ValueError(f"{path} is no JSON that is read: it is nested more than {MOST_DEPTH} deep.")
-        level = [part for one in level if isinstance(one, dict | list) for part in parts_of(one)]
+        nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [part for one in nested for part in one]
     return found
 
 
-def parts_of(value: Any) -> list[Any]:
-    """List the values in a list or dict."""
-    return list(value.values()) if isinstance(value, dict) else list(value)
-
-
 def parse_yaml(path: str | os.PathLike[str], data: bytes, loader: Any = None) -> Any:
-    """Parse the content of a YAML file, without aliases: a few of them stand for billions of values.
+    """Parse the content of a YAML file as :func:`parse_json` does, with a `loader` class; aliases are refused.
 
-    Parameters
-    ----------
-    path
-        The file, for messages.
-    data
-        Its content.
-    loader
-        Class that constructs the values; None: yaml's safe one.
-
-    Raises
-    ------
-    ValueError
-        If it is no YAML, has aliases, too many values or is nested too deep.
+    A few aliases can stand for billions of values.
     """
     import yaml
 
@@ -345,7 +330,7 @@ def put_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     OSError
         If the disk is full, among others; the message names `path`.
     """
-    for left in path.parent.glob(f".{'[0-9a-f]' * 32}.{glob_escaped(path.name)}"):
+    for left in path.parent.glob(f".{'[0-9a-f]' * 32}.{glob.escape(path.name)}"):
         _delete_stale(left)
     new = path.with_name(f".{uuid.uuid4().hex}.{path.name}")
     try:
@@ -358,11 +343,6 @@ def put_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
-
-
-def glob_escaped(name: str) -> str:
-    """Escape what `glob` would take as a pattern."""
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _lock(file: BinaryIO) -> bool:

@@ -149,22 +149,7 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
 
 
 def labels_column(adata: AnnData, key: str, where: str) -> pd.Series:
-    """Take a column of labels, bytes as the text that they encode.
-
-    Parameters
-    ----------
-    adata, key
-        The cells, and a column of `adata.obs`.
-    where
-        What the cells are called in messages.
-
-    Raises
-    ------
-    KeyError
-        If there is no such column.
-    ValueError
-        If it holds bytes that are no UTF-8.
-    """
+    """Return a column of labels, with bytes decoded; arguments as for :func:`read_labels`."""
     if key not in adata.obs:
         raise no_column(f"{where}.obs", key, adata.obs.columns)
     column = adata.obs[key]
@@ -226,23 +211,9 @@ def refuse_missing(adata: AnnData, key: str, where: str, mend: str) -> None:
 
 
 def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata") -> np.ndarray:
-    """Return the number of each cell's batch, int64 from 0; 0 for all without a key.
+    """Return the number of each cell's batch, int64 from 0; 0 for all cells if `batch_key` is None.
 
-    Parameters
-    ----------
-    adata
-        The cells.
-    batch_key
-        A column of `adata.obs`.
-    where
-        What the cells are called in messages.
-
-    Raises
-    ------
-    KeyError
-        If there is no such column.
-    ValueError
-        If the batch of a cell is missing, or the column holds no batches (:func:`check_labels`).
+    Arguments and errors as for :func:`read_labels`.
     """
     if batch_key is None:
         return np.zeros(adata.n_obs, dtype=np.int64)

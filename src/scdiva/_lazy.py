@@ -1,8 +1,7 @@
-"""Names of the packages: imported when they are first asked for (PEP 562), and those of the version before."""
+"""Public names of the packages, which are imported on first access (PEP 562)."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -26,14 +25,3 @@ def lazily(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return getattr(import_module(module if "." in module else f"{package}.{module}"), name)
 
     return get, lambda: sorted(where)
-
-
-def renamed(old: str, new: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the function that stands under the name `old` for one version more: it warns that it is called `new` now."""
-
-    def warned(*args: Any, **options: Any) -> Any:
-        warnings.warn(f"{old} will go: it is called {new} now.", DeprecationWarning, stacklevel=2)
-        return call(*args, **options)
-
-    warned.__name__, warned.__doc__ = old.rpartition(".")[2], f"Call `{new}`, which has had this name. Deprecated."
-    return warned

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Any, cast, overload
 
 from scdiva._constants import DEFAULT_MODEL
-from scdiva._lazy import renamed
-from scdiva.models._fitted import given_fitted, load_fitted
+from scdiva.models._fitted import given_fitted
 from scdiva.models.annotator import Annotator
 from scdiva.models.pretrained import load_model
 from scdiva.models.scdiva import ScDiVa
@@ -61,9 +59,3 @@ def load(
         if (fitted := given_fitted(cls, model, device)) is not None:
             return fitted
     return load_model(cast(ScDiVa, model), device=device)
-
-
-load_annotator = renamed("scdiva.models.load_annotator", "scdiva.models.load", partial(load_fitted, Annotator))
-load_perturbation_model = renamed(
-    "scdiva.models.load_perturbation_model", "scdiva.models.load", partial(load_fitted, PerturbationModel)
-)

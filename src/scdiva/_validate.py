@@ -1,4 +1,4 @@
-"""One full pass over an expression matrix that says what it holds, or what is wrong with it and what to do."""
+"""One pass over an expression matrix, which finds its scale and reports invalid values."""
 
 from __future__ import annotations
 
@@ -10,42 +10,31 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._checks import check_choices, warn
-from scdiva._scale import MAX_EXPONENT, REMEDIES, SCALED_LOG, are_ranks, find_scale, unlike_counts
+from scdiva._scale import MAX_LOGNORM, are_ranks, find_scale
 from scdiva._settings import progress_bar
 
 Input = Literal["auto", "counts", "lognorm"]
 
-MAX_LOGNORM = 15.0
-"""Largest value taken as a logarithm: log(1 + 1e6), the whole of a cell in one gene at a million counts, is 13.8."""
 LOG_SHARE = 0.5
-"""Share of non-integer values above which a matrix of small values is taken as log-normalised. Log-normalised values
-are never integers but by accident; in counts corrected for ambient RNA or multiple mapping many still are."""
+"""Share of non-integer values above which a matrix of small values is taken as log-normalised. Counts corrected for
+ambient RNA or multiple mapping still have many integers."""
 MAX_COUNT = 2**31 - 1
-"""From here on a value is no count, but what stands for a missing one or comes of an overflow: not even the sum of one
-gene over a hundred thousand cells is as large."""
+"""Values from here on are overflows or codes of missing values: the sum of a gene over 100,000 cells is smaller."""
 _SAMPLE = 200_000
-"""Values, of the first cells that hold any but integers, from which their scale is found."""
+"""Values, of the first cells with non-integer values, from which the scale is found."""
 _MIN_WHOLE = 20
-"""Genes from which on a cell of integers is one of counts for sure."""
-_MIN_MANY, _TOP_OVER_MEAN, _ONES = 200, 4, 0.05
-"""Within a cell of so many genes the largest count is at least so many times their mean, or they are weak genes, and
-then more than this share of counts are 1. In the median cell of 40 data sets the largest is 7 to 165 times the mean."""
+"""Minimum number of genes of a cell of integers that counts as a cell of counts."""
 _FIRST_CELLS = 100
-"""Cells, of at least so many genes, whose values are looked at one by one."""
-_MIN_BINARY = 1000
-"""Values above zero that are all 1 in a binarised matrix, and hardly ever in one of counts."""
+"""Number of cells that are checked for ranks."""
 _ZERO = "Find out where they come from; if they stand for missing counts, set them to zero: "
-_OTHERS = "Pass the counts, or their log1p, with layer=... or use_raw=True."
-_COUNTS = "Pass the counts with layer=... or use_raw=True; if these are the counts, pass input='counts'."
+_COUNTS = "Pass the counts, or their log1p, with layer=... or use_raw=True"
 _IMPOSSIBLE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "NaN values": np.isnan,
     "infinite values": np.isinf,
     "negative values": lambda x: x < 0,
     f"values of {MAX_COUNT:,} or more": lambda x: x >= MAX_COUNT,
 }
-"""What no matrix may hold, and how it is found."""
-_MOST_PATTERNS = 1000
-"""Sets of genes that are NaN in a cell, up to so many of which are told apart."""
+"""Invalid values, and how they are found."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +90,9 @@ def scan(
 ) -> Scan:
     """Read a matrix once, block by block, and decide whether it holds counts or log-normalised values.
 
-    Under ``input="auto"`` integers are counts; values of which more than half are not integer and none exceeds 15 are
-    log(1 + x) values, unless the first cells show another scale (:func:`scdiva._scale.find_scale`); other non-integers
-    are counts (corrected or recovered ones), with a warning.
+    With ``input="auto"``, integers are counts. Values of which more than half are not integers and none exceeds 15 are
+    log-normalised, unless the first cells are counts scaled per cell (:func:`scdiva._scale.find_scale`). Other
+    non-integers are counts, such as corrected counts and TPM, with a warning.
 
     Parameters
     ----------
@@ -127,15 +116,15 @@ def scan(
     Raises
     ------
     ValueError
-        If there are no cells or genes, or values that are NaN, infinite, negative, 2³¹ - 1 or more, not of the kind
-        that `input` says, scaled to unit variance, binarised, logarithms to base 2 or 10, square roots, or logarithms
-        of logarithms; or if some cells hold counts and others logarithms.
+        If there are no cells or genes; if values are NaN, infinite, negative, 2³¹ - 1 or more, or not of the kind that
+        `input` states; if genes are scaled to unit variance; if values are ranks within each cell; or if some cells
+        hold counts and others log-normalised values.
 
     Warns
     -----
     UserWarning
-        If the values are taken as counts although they are not integers, or as logarithms although their exponentials
-        look neither like counts nor like normalised ones.
+        If values are read as counts although they are not integers, or as log-normalised although their exponentials
+        are not normalised counts.
     """
     check_choices(input=(input, get_args(Input)))
     seen = _Seen(n_vars, obs_names, var_names)
@@ -169,13 +158,8 @@ class _Seen:
         self.n_values, self.max = 0, 0.0
         self.genes_per_cell: list[np.ndarray] = []
         self.known_per_cell: list[np.ndarray] = []
-        # of each gene; `detected` are the cells
-        self.sum, self.sum_squares, self.sum_expm1, self.detected = np.zeros((4, n_vars))
-        self.small = np.zeros(3)  # values 1, 2 and 3
+        self.sum, self.sum_squares, self.sum_expm1 = np.zeros((3, n_vars))  # of each gene
         self.impossible = {what: _Finding() for what in _IMPOSSIBLE}
-        self.nan_genes: set[int] = set()
-        self.nan_patterns: set[bytes] = set()  # sets of genes that are NaN in a cell
-        self.nan_cells = 0
         self.fraction = _Finding()  # values that are not integer
         self.fractional, self.whole = _Finding(), _Finding()  # cells with, and without, such values
         self.first: list[np.ndarray] = []  # values of the first cells of enough genes
@@ -198,8 +182,6 @@ class _Seen:
         x = block.data.astype(np.float64)
         for what, holds in _IMPOSSIBLE.items():
             self._find(self.impossible[what], holds(x), start, block, row)
-        if self.impossible["NaN values"].count:
-            self._note_nan(block, row)
         if any(found.count for found in self.impossible.values()) or not len(x):
             return  # the call will fail: only go on counting how much is wrong
         self.n_values += len(x)
@@ -210,11 +192,9 @@ class _Seen:
         self.max = max(self.max, float(x.max()))
         self.sum += np.bincount(genes, weights=x, minlength=self.n_vars)
         self.sum_squares += np.bincount(genes, weights=x * x, minlength=self.n_vars)
-        self.detected += np.bincount(genes, minlength=self.n_vars)
-        self.small += [np.count_nonzero(x == value) for value in (1, 2, 3)]
         for i in np.flatnonzero(per_cell >= _MIN_WHOLE)[: _FIRST_CELLS - len(self.first)]:
             self.first.append(x[block.indptr[i] : block.indptr[i + 1]])
-        if self.max <= MAX_EXPONENT:
+        if self.max <= MAX_LOGNORM:
             self.sum_expm1 += np.bincount(genes, weights=np.expm1(x), minlength=self.n_vars)
         fractional = np.bincount(row, weights=fraction, minlength=block.shape[0]) > 0
         self._note(self.fractional, np.flatnonzero(fractional) + start)
@@ -229,14 +209,6 @@ class _Seen:
         if len(rows) and not what.count:
             what.first = repr(str(self.obs_names[int(rows[0])])) if self.obs_names is not None else f"row {rows[0]}"
         what.count += len(rows)
-
-    def _note_nan(self, block: sp.csr_matrix, row: np.ndarray) -> None:
-        at = np.flatnonzero(np.isnan(block.data))
-        self.nan_genes.update(np.unique(block.indices[at]).tolist())
-        rows, first = np.unique(row[at], return_index=True)
-        self.nan_cells += len(rows)
-        if len(self.nan_patterns) < _MOST_PATTERNS:
-            self.nan_patterns.update(genes.tobytes() for genes in np.split(block.indices[at], first[1:]))
 
     def _find(self, what: _Finding, hit: np.ndarray, start: int, block: sp.csr_matrix, row: np.ndarray) -> None:
         n = int(np.count_nonzero(hit))
@@ -255,12 +227,6 @@ class _Seen:
         indptr = np.concatenate([[0], np.cumsum([len(cell) for cell in self.sample])])
         return find_scale(np.concatenate(self.sample), indptr)
 
-    def vary_too_little(self) -> bool:
-        """Whether values within cells of many genes differ too little for counts."""
-        many = [cell for cell in self.first if len(cell) >= _MIN_MANY]
-        even = np.array([cell.max() < _TOP_OVER_MEAN * cell.mean() and (cell == 1).mean() < _ONES for cell in many])
-        return len(many) >= 10 and float(even.mean()) > 0.5
-
     def unit_variance_share(self) -> float:
         """Share of the genes with any variance whose variance over cells is 1."""
         variance = (self.sum_squares - self.sum**2 / self.n_obs) / max(self.n_obs - 1, 1)
@@ -269,43 +235,37 @@ class _Seen:
 
 
 def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm"]:
-    """Tell the kind, or refuse the matrix."""
+    """Return the kind of a matrix, or raise an error if it holds neither kind."""
     for what, found in seen.impossible.items():
         if found.count:
-            raise ValueError(f"{where} holds {found.count} {what} ({found.first}). {_remedy(what, seen, where)}")
+            raise ValueError(f"{where} holds {found.count} {what} ({found.first}). {_remedy(what, where)}")
     share = seen.fraction.count / max(seen.n_values, 1)
     said = (
-        f"{seen.fraction.count} of {seen.n_values} values ({100 * share:.3g}%) are not integer "
+        f"{seen.fraction.count} of {seen.n_values} values ({100 * share:.3g}%) are not integers "
         f"({seen.fraction.first}), the largest value is {seen.max:g}"
     )
     if share > LOG_SHARE and seen.n_obs >= 10 and seen.unit_variance_share() > 0.9:
-        raise ValueError(f"{where} is scaled: its genes have variance 1 ({said}). {_OTHERS}")
-    scale = seen.scale() if seen.fraction.count and input != "counts" else None
-    if scale not in (None, "linear", "unlike counts") and seen.whole.count:
+        raise ValueError(f"{where} is scaled: its genes have variance 1 ({said}). {_COUNTS}.")
+    scale = seen.scale() if input != "counts" else None
+    if scale == "log1p" and seen.whole.count:
         raise ValueError(
-            f"{where} mixes scales: {seen.whole.count} cells hold integer counts (first: {seen.whole.first}), "
-            f"{seen.fractional.count} hold values on the scale {scale!r} (first: {seen.fractional.first}). Were data "
-            "sets joined? Bring their cells to one scale first, for instance with "
-            "fractional = np.array([(x % 1).any() for x in adata.X.toarray()]); "
-            "adata.X[fractional] = np.expm1(adata.X[fractional]) for log1p."
+            f"{where} mixes scales: {seen.whole.count} cells hold counts (first: {seen.whole.first}), "
+            f"{seen.fractional.count} cells hold log-normalised values (first: {seen.fractional.first}). Bring the "
+            "datasets to one scale before they are joined, or here: "
+            "logs = np.array([(x % 1).any() for x in adata.X.toarray()]); adata.X[logs] = np.expm1(adata.X[logs])."
         )
     log_like = share > LOG_SHARE and seen.max <= MAX_LOGNORM
     if input == "counts":
         if seen.fraction.count:
-            kind = "looks log-normalised, not like counts" if log_like else "holds no integer counts"
-            mend = "input='lognorm'" if log_like else "input='auto' to take corrected counts or TPM as they are"
+            kind = "looks log-normalised, not like counts" if log_like else "holds values that are not integers"
+            mend = "input='lognorm'" if log_like else "input='auto' to read corrected counts or TPM"
             raise ValueError(f"{where} {kind}: {said}. Pass {mend}, or the raw counts with layer=... or use_raw=True.")
         return "counts"
-    if input == "auto":
-        if are_ranks(seen.first):
-            raise ValueError(
-                f"{where} holds ranks of genes within each cell, the largest {seen.max:g}, no counts: how much more of "
-                f"one gene there is than of another is lost. {_COUNTS}"
-            )
-        if not seen.fraction.count:
-            _check_integers(seen, where)
-            return "counts"
-    _refuse_other_scale(scale, where)
+    if input == "auto" and are_ranks(seen.first):
+        raise ValueError(
+            f"{where} holds ranks of genes within each cell (largest: {seen.max:g}), not counts. {_COUNTS}; if these "
+            "are the counts, pass input='counts'."
+        )
     if input == "lognorm":
         if seen.max > MAX_LOGNORM:
             raise ValueError(
@@ -315,47 +275,45 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
         if seen.n_values and not seen.fraction.count:
             raise ValueError(f"{where} holds integers only: counts, not log-normalised values. Pass input='counts'.")
         if scale == "linear":
-            raise ValueError(f"{where} holds normalised values, no logarithms ({said}). Pass input='auto'.")
+            raise ValueError(f"{where} holds normalised counts without a logarithm ({said}). Pass input='auto'.")
         return "lognorm"
-    if not log_like or scale == "linear":
-        warn(
-            f"{where} is taken as counts although {said}. Corrected counts, TPM and counts recovered from logarithms "
-            "look like this; if it holds something else, pass the counts with layer=... or use_raw=True."
-        )
+    if not seen.fraction.count:
         return "counts"
-    if scale == "unlike counts":
+    if not log_like or scale == "linear":
+        warn(f"{where} is read as counts, although {said}. Corrected counts and TPM look like this. {_COUNTS}.")
+        return "counts"
+    if scale == "neither":
         warn(
-            f"{where} is taken as log(1 + x), but its exponentials are not those of counts, nor have cells one "
-            f"total ({said}). Imputed, corrected or scaled values look like this, and results may be wrong: "
-            "better pass the counts with layer=... or use_raw=True."
+            f"{where} is read as log1p of normalised counts, but its exponentials are not normalised counts ({said}). "
+            "Logarithms to another base, square roots and scaled, imputed or corrected values look like this. "
+            f"{_COUNTS}."
         )
     return "lognorm"
 
 
-def _remedy(what: str, seen: _Seen, where: str) -> str:
-    """Say what to do about values that no matrix may hold."""
+def _remedy(what: str, where: str) -> str:
+    """Call that corrects invalid values."""
     if what == "negative values":
-        return f"A scaled, centred or regressed matrix? {_OTHERS}"
+        return f"Is the matrix scaled, centred or regressed? {_COUNTS}."
     if what.startswith("values of"):
         return f"{_ZERO}{with_matrix(where, f'{{0}}[{{0}} >= {MAX_COUNT}] = 0')}."
-    n_patterns = len(seen.nan_patterns)
-    if what == "NaN values" and n_patterns < _MOST_PATTERNS and seen.nan_cells >= max(10, 5 * n_patterns):
-        whole = with_matrix(where, "adata = adata[:, ~np.isnan({0}).any(axis=0)].copy()")
-        return (
-            f"{len(seen.nan_genes)} genes are NaN in the same cells, {seen.nan_cells} of {seen.n_obs}, as genes that a "
-            f"data set did not measure are after ad.concat(join='outer'). Keep the genes that all cells share: {whole} "
-            "(for sparse X, adata.X.toarray()), or ad.concat(..., join='inner')."
-        )
-    return f"{_ZERO}{with_matrix(where, '{0} = np.nan_to_num({0}, posinf=0, neginf=0)')} (for sparse X, adata.X.data)."
+    zero = f"{_ZERO}{with_matrix(where, '{0} = np.nan_to_num({0}, posinf=0, neginf=0)')} (for sparse X, adata.X.data)."
+    if what != "NaN values":
+        return zero
+    shared = with_matrix(where, "adata = adata[:, ~np.isnan({0}).any(axis=0)].copy()")
+    return (
+        f"If genes were not measured in every dataset (ad.concat(join='outer')), keep the shared genes: {shared} (for "
+        f"sparse X, adata.X.toarray()). {zero}"
+    )
 
 
 def with_matrix(where: str, change: str) -> str:
-    """Give the call that changes a matrix.
+    """Call that changes a matrix.
 
     Parameters
     ----------
     where
-        What messages call the matrix: `adata.X`, `adata.raw.X`, or `X of` a file.
+        Name of the matrix in messages: `adata.X`, `adata.raw.X`, or `X of` a file.
     change
         The call, with `{0}` for the matrix.
     """
@@ -369,35 +327,3 @@ def with_matrix(where: str, change: str) -> str:
     reader, writer = ("read_zarr", "write_zarr") if file.endswith(".zarr") else ("read_h5ad", "write_h5ad")
     changed = with_matrix(f"adata.{matrix}", change)
     return f"adata = anndata.{reader}({file!r}); {changed}; adata.{writer}({file!r})"
-
-
-def _check_integers(seen: _Seen, where: str) -> None:
-    """Refuse integers that are no counts, and warn of those that may be none."""
-    if seen.max == 1 and seen.n_values >= _MIN_BINARY:
-        raise ValueError(f"{where} is binary: its {seen.n_values} values above zero are all 1. {_COUNTS}")
-    why = unlike_counts(seen.n_obs, seen.sum, seen.sum_squares, seen.detected, seen.small)
-    if why is not None and seen.max <= MAX_EXPONENT:
-        raise ValueError(
-            f"{where} holds integers of at most {seen.max:g}, but no counts: {why}. Rounded logarithms, bins and "
-            f"clipped counts are like this. {_COUNTS}"
-        )
-    if seen.vary_too_little():
-        warn(
-            f"{where} is taken as counts, but within most cells values differ less than counts do: the largest is "
-            f"less than {_TOP_OVER_MEAN} times their mean, and hardly any is 1. Bins, ranks and rounded logarithms "
-            "are like this; if it holds something else than counts, pass those with layer=... or use_raw=True."
-        )
-
-
-def _refuse_other_scale(scale: str | None, where: str) -> None:
-    if scale == SCALED_LOG:
-        raise ValueError(
-            f"{where} holds logarithms that were scaled in each cell by a factor of its own, to one total (PFlog), one "
-            f"length or one maximum: that can't be undone. {_OTHERS}"
-        )
-    if scale in REMEDIES:
-        what = "logarithms to base " + scale[3:] if scale in ("log2", "log10") else f"values on the scale {scale!r}"
-        raise ValueError(
-            f"{where} holds {what}: undone so, cells have one total or their values are multiples of one count. scdiva "
-            f"reads counts and natural logarithms, log(1 + x): {REMEDIES[scale]} makes them so."
-        )

@@ -30,32 +30,10 @@ def packed_path(study_files, vocabulary, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module", params=["in one piece", "in chunks"])
-def single_path(packed_path, tmp_path_factory, request):
-    """The same cells in one file, as earlier versions packed them."""
-    path, packed = tmp_path_factory.mktemp("single") / "corpus.h5", PackedCells(packed_path)
-    indptr, tokens, values = packed.read(0, packed.n_obs)
-    chunks = {"chunks": (1 << 8,), "maxshape": (None,)} if request.param == "in chunks" else {}
-    with h5py.File(path, "w") as file:
-        about = {"fingerprint": packed.fingerprint, "n_tokens": packed.n_tokens, "entropy_floor": packed.entropy_floor}
-        file.attrs.update(scdiva_packed=1, max_length=packed.max_length, **about)
-        for name, column in (("tokens", tokens.astype(np.uint16)), ("values", values), ("study", packed.study)):
-            file.create_dataset(name, data=column.astype(np.int32) if name == "study" else column, **chunks)
-        file["indptr"], file["denominator"] = indptr, packed.denominator
-        file["study_names"] = np.array(packed.study_names, dtype=h5py.string_dtype())
-        file.create_dataset("measured", data=packed.measured, compression="gzip")
-    return path
-
-
-def test_a_single_file_is_the_same_corpus(packed_path, single_path, vocabulary):
-    packed, single = PackedCells(packed_path, vocabulary), PackedCells(single_path, vocabulary)
-    assert len(packed.bounds) == 7  # 60, 25 and 131 cells, 50 a part
-    assert single.study_names == packed.study_names
-    for name in ("lengths", "study", "measured", "denominator"):
-        np.testing.assert_array_equal(getattr(single, name), getattr(packed, name))
-    for start, stop in ((0, 214), (0, 0), (59, 61), (49, 200), (213, 214)):
-        for a, b in zip(packed.read(start, stop), single.read(start, stop), strict=True):
-            np.testing.assert_array_equal(a, b)
+@pytest.fixture(scope="module")
+def single_path(packed_path):
+    """A part, which is a corpus by itself."""
+    return sorted(packed_path.glob("part-*.h5"))[0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 214), st.integers(0, 214)).map(sorted), min_size=1, max_size=6))
@@ -201,7 +179,7 @@ def test_foreign_and_damaged_files_are_refused(packed_path, single_path, study_f
     with h5py.File(damaged, "r+") as file:
         del file["tokens"]
         file["tokens"] = np.zeros(7, np.uint16)
-    with pytest.raises(ValueError, match="its parts do not fit"):
+    with pytest.raises(ValueError, match="its columns do not fit"):
         PackedCells(damaged)
     with h5py.File(damaged, "r+") as file:
         del file["tokens"]
@@ -215,7 +193,7 @@ def test_numbers_that_do_not_fit_are_refused(single_path, tmp_path, part, at, va
     damaged.write_bytes(single_path.read_bytes())
     with h5py.File(damaged, "r+") as file:
         file[part][at] = value
-    with pytest.raises(ValueError, match="its parts do not fit"):
+    with pytest.raises(ValueError, match="its columns do not fit"):
         PackedCells(damaged)
     damaged.write_bytes(single_path.read_bytes())
     with h5py.File(damaged, "r+") as file:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from scdiva import diffusion
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion import rank_log_prior, values_at_ranks
 from scdiva.diffusion.ranks import FLOOR, GRID, SPREAD
@@ -173,16 +172,3 @@ def test_true_values_stay():
     tokens, values, cu, denominator = ranked_cells([12, 12], counts=True)
     hidden, visible = split(len(tokens))
     torch.testing.assert_close(values_at_ranks(tokens, values, hidden, visible, cu, denominator), values)
-
-
-def test_names_of_the_version_before_give_the_same_and_warn():
-    tokens, values, cu, denominator = ranked_cells((7, 5), counts=True)
-    asked, visible = split(len(tokens))
-    given, expected = (tokens, values, asked, visible, cu), torch.full((2, N_GENES), 1.5)
-    with pytest.warns(DeprecationWarning, match="rank_log_prior"):
-        assert torch.equal(
-            diffusion.place_log_prior(*given, expected, denominator=denominator),
-            rank_log_prior(*given, expected, denominator),
-        )
-    with pytest.warns(DeprecationWarning, match="values_at_ranks"):
-        assert torch.equal(diffusion.values_at_places(*given, denominator), values_at_ranks(*given, denominator))

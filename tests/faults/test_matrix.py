@@ -43,12 +43,6 @@ def mixed(cells):
     return cells
 
 
-def log2(cells):
-    x = cells.X.toarray()
-    cells.X = sp.csr_matrix(np.log2(1 + x * 1e4 / x.sum(1, keepdims=True)).astype(np.float32))
-    return cells
-
-
 def emptied(cells):
     cells.X = sp.csr_matrix(cells.shape, dtype=np.float32)
     return cells
@@ -60,9 +54,8 @@ FAULTS = {
     "negative": (put(-1.0, 3), "holds 3 negative values", "first -1 at cell '", "gene '", "layer=|use_raw"),
     "scaled": (scaled, "negative values|is scaled", "first ", "layer=|use_raw"),
     "scaled, positive": (scaled_up, "is scaled", "first ", "layer=|use_raw"),
-    "mixed scales": (mixed, "mixes scales: 40 cells", "40 hold values", "first: '", "expm1"),
+    "mixed scales": (mixed, "mixes scales: 40 cells", "40 cells hold log-normalised", "first: '", "expm1"),
     "huge values": (put(1e30, 2), "holds 2 values of 2,147,483,647 or more", "first 1e.30 at cell '", "gene '", "= 0"),
-    "another logarithm": (log2, "log2|base 2", "makes them so"),
     "0 cells": (lambda cells: cells[:0].copy(), "0 cells"),
     "0 genes": (lambda cells: cells[:, :0].copy(), "0 genes|no genes|no columns"),
     "all-zero cells": (emptied, "no counts|all values"),
@@ -125,15 +118,23 @@ def test_logarithms_mean_what_their_counts_mean(drawn, model, total):
 @pytest.mark.fault("log-normalised")
 @pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.tl.impute, sd.tl.log_likelihood])
 def test_logarithms_are_no_counts(cells, model, refused, call):
-    said = "looks log-normalised", r"%\) are not integer \(first ", "input='lognorm'"
+    said = "looks log-normalised", r"%\) are not integers \(first ", "input='lognorm'"
     refused(lambda a: call(a, model=model, input="counts"), log1p(cells), ValueError, *said)
+
+
+@pytest.mark.fault("log-normalised")
+@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn])
+def test_logarithms_to_another_base_bring_a_warning(cells, model, call):
+    log1p(cells).X.data /= np.log(2)
+    with pytest.warns(UserWarning, match="its exponentials are not normalised counts"):
+        call(cells, model=model)
 
 
 @pytest.mark.fault("non-integer")
 @pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.tl.impute])
 def test_fractional_counts_are_refused_as_counts(cells, model, refused, call):
     cells.X.data *= 1.5
-    said = "holds no integer counts", r"are not integer \(first ", "input='auto'"
+    said = "holds values that are not integers", r"are not integers \(first ", "input='auto'"
     refused(lambda a: call(a, model=model, input="counts"), cells, ValueError, *said)
 
 
@@ -142,7 +143,7 @@ def test_fractional_counts_are_refused_as_counts(cells, model, refused, call):
 def test_corrected_counts_are_taken_with_a_warning(cells, drawn, model, factor):
     """A cell is brought to one total, so a factor changes no result."""
     cells.X.data *= factor
-    with pytest.warns(UserWarning, match="taken as counts although"):
+    with pytest.warns(UserWarning, match="read as counts, although"):
         sd.tl.embed(cells, model)
     expected = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
     np.testing.assert_allclose(cells.obsm["X_scdiva"], expected, rtol=1e-3, atol=1e-4)

@@ -220,8 +220,8 @@ TAKE_MODELS = {
     "tl.grn": ("a model", lambda a, m: sd.tl.grn(a, model=m)),
     "tl.integrate": ("a model", lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=1, rng=0)),
     "models.load_model": ("a model", lambda _, m: load_model(m, device="cpu")),
-    "models.load_annotator": ("an annotator", lambda _, m: load_fitted(Annotator, m, "cpu")),
-    "models.load_perturbation_model": (
+    "an annotator alone": ("an annotator", lambda _, m: load_fitted(Annotator, m, "cpu")),
+    "a perturbation model alone": (
         "a fitted perturbation model",
         lambda _, m: load_fitted(PerturbationModel, m, "cpu"),
     ),

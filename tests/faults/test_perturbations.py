@@ -1,4 +1,4 @@
-"""Faults of perturbation screens: labels that are guides or misspelt, few control cells, other genes, other notes."""
+"""Faults of perturbation screens: unknown perturbations, few control cells, other genes, other notes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ def predict(a, m, **more):
     return sd.tl.predict_perturbation(a, "perturbation", model=m, n_cells=5, **FIT | more)
 
 
-def relabelled(cells, change):
-    labels = cells.obs["perturbation"].astype(str)
-    cells.obs["perturbation"] = [label if label == "control" else change(label, i) for i, label in enumerate(labels)]
-    return cells
-
-
 @pytest.fixture
 def quiet():
     with warnings.catch_warnings():
@@ -31,65 +25,15 @@ def quiet():
         yield
 
 
-GUIDES = {
-    "KLF1g1": lambda gene, i: f"{gene}g{i % 3}",
-    "KLF1_2": lambda gene, i: f"{gene}_{i % 3}",
-    "sgKLF1-1": lambda gene, i: f"sg{gene}-{i % 3}",
-    "g1-KLF1": lambda gene, i: f"g{i % 3}-{gene}",
-    "KLF1.1": lambda gene, i: f"{gene}.{i % 3}",
-}
-CALLS = {
-    "tl.predict_perturbation": predict,
-    "tl.fit_perturbation": lambda a, m: sd.tl.fit_perturbation(a, "perturbation", model=m, **FIT),
-    "pp.split_perturbations": lambda a, _: sd.pp.split_perturbations(a, "perturbation", by="single", n_splits=2, rng=0),
-}
-
-
-@pytest.mark.fault("guide labels")
-@pytest.mark.parametrize("how", GUIDES)
-@pytest.mark.parametrize("name", CALLS)
-def test_guides_have_to_be_said(cells, model, refused, how, name):
-    """Unsaid, each would be a perturbation that has nothing in common with the other guides of its gene."""
-    genes = sorted(set(cells.obs["perturbation"]) - {"control"})
-    spoilt = relabelled(cells, GUIDES[how])
-    said = r"of \d+ perturbations in adata.obs\['perturbation'\]", f": '{genes[0]}'", "guides='auto'", "guides={}"
-    refused(lambda a: CALLS[name](a, model), spoilt, ValueError, *said)
-
-
-@pytest.mark.fault("guide labels")
-@pytest.mark.parametrize("how", GUIDES)
-def test_guides_that_were_said_give_what_genes_give(cells, drawn, model, quiet, how):
-    expected = predict(drawn.copy(), model)
-    found = predict(relabelled(cells, GUIDES[how]), model, guides="auto")
-    np.testing.assert_array_equal(found.varm["scdiva_mean"], expected.varm["scdiva_mean"])
-
-
 @pytest.mark.fault("lower-case perturbations")
-@pytest.mark.parametrize("change", [str.lower, str.title])
-def test_labels_in_small_letters_have_to_be_said(cells, model, refused, change):
-    spoilt = relabelled(cells, lambda gene, _: change(gene))
-    refused(lambda a: predict(a, model), spoilt, ValueError, "3 of 3 perturbations", "in capitals", "guides='auto'")
-
-
-@pytest.mark.fault("lower-case perturbations")
-@pytest.mark.parametrize("form", [str.lower, "{}_1".format, "sg{}".format])  # "Klf1" is a mouse's, and its ortholog
+@pytest.mark.parametrize("form", [str.lower, "{}_1".format, "sg{}".format])
 def test_what_is_asked_for_in_small_letters_brings_the_gene(cells, model, refused, form):
     gene = cells.obs["perturbation"].iloc[1]
     message = refused(
         lambda a: predict(a, model, predict=[form(gene)]), cells, ValueError,
         "1 of 1 perturbed genes or labels .* nothing can be predicted",
     )  # fmt: skip
-    assert message.count(f"{gene!r}") == 1  # a name that is meant stands there once
     assert f"close names are {gene!r}" in message
-
-
-@pytest.mark.fault("another separator of combinations")
-@pytest.mark.parametrize("joint", ["_", "|", ",", "-"])
-@pytest.mark.parametrize("name", CALLS)
-def test_combinations_that_would_be_taken_for_one_gene(cells, model, refused, joint, name):
-    genes = sorted(set(cells.obs["perturbation"]) - {"control"})
-    spoilt = relabelled(cells, lambda _, i: joint.join([*genes[: 1 + i % 2], ("control", genes[2])[i % 2]]))
-    refused(lambda a: CALLS[name](a, model), spoilt, ValueError, f"pass separator='[{joint}]'")
 
 
 @pytest.mark.fault("few control cells")

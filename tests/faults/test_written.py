@@ -298,15 +298,6 @@ def test_a_key_that_belongs_to_another_result_stays(given, model, refused, name)
     single(before, model, side)
 
 
-@pytest.mark.fault("one key for two calls")
-def test_results_of_earlier_versions_are_replaced(cells, model):
-    """They have an entry, and no record of keys."""
-    annotate(cells, model)
-    del cells.uns["scdiva"]["written"]
-    annotate(cells, model)
-    assert "tl.annotate" in cells.uns["scdiva"]["written"]
-
-
 # --- put together -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def parts(cells, model):

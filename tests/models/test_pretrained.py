@@ -201,15 +201,6 @@ def test_a_missing_or_renamed_file_is_named(folder, name):
         load_model(folder, device="cpu")
 
 
-def test_a_folder_of_earlier_versions_names_the_command_that_converts_it(folder):
-    (folder / "vocabulary.safetensors").rename(folder / "vocabulary.parquet")
-    with pytest.raises(FileNotFoundError, match=rf"python scripts/convert_vocabulary\.py '{folder}'"):
-        load_model(folder)
-    (folder.parent / "SHA256SUMS").write_text("")  # beside an annotator, whose sums change too
-    with pytest.raises(FileNotFoundError, match=rf"convert_vocabulary\.py '{folder.parent}'"):
-        load_model(folder)
-
-
 @pytest.mark.parametrize("name", sorted(FILES - {"SHA256SUMS"}))
 @pytest.mark.parametrize("damage", ["flipped bit", "cut short", "longer", "empty"])
 def test_a_damaged_file_is_named(folder, name, damage):

@@ -127,13 +127,3 @@ def test_it_is_saved_and_loaded(network, packed, tmp_path):
     outs = [m(tokens, values, cu, value_mask=value_mask) for m in (model, again)]
     first, second = (m.logits(out, tokens == MASK) for m, out in zip((model, again), outs, strict=True))
     assert torch.equal(first, second)
-
-
-def test_names_of_the_version_before_give_the_same_and_warn(network, packed):
-    model = network(state_head=True)
-    true, tokens, values, cu, value_mask = packed
-    out, masked = model(tokens, values, cu, value_mask=value_mask), tokens == MASK
-    with pytest.warns(DeprecationWarning, match=r"ScDiVa\.gene_logits .* logits "):
-        assert torch.equal(model.gene_logits(out, masked), model.logits(out, rows=masked))
-    with pytest.warns(DeprecationWarning, match=r"ScDiVa\.predict_values .* values "):
-        assert torch.equal(model.predict_values(out, true, rows=slice(None)), model.values(out, true))

@@ -185,15 +185,6 @@ def test_another_model_is_refused(folder, network):
             load(folder if other is not wider else signed(folder))
 
 
-def test_one_of_before_is_read_unless_it_holds_a_network(folder, fitted, asked):
-    older = edited(folder, lambda s: (s.update(sizes=None), s["notes"].update(network="did not help", strategy="head")))
-    np.testing.assert_array_equal(load(older).mean_change(asked, NONE).sd, fitted.mean_change(asked, NONE).sd)
-    sizes = {"dim": 16, "state_dim": 22, "n_labels": 2, "n_genes": 12, "rank": 3, "hidden": 5}
-    retensored(edited(folder, lambda s: s.update(sizes=sizes)), lambda t: t.update({"head.mark": torch.zeros(16)}))
-    with pytest.raises(ValueError, match=r"perturbation network.*scdiva\.tl\.fit_perturbation"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [

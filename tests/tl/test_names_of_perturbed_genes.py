@@ -76,6 +76,15 @@ def test_a_measured_gene_is_known_by_any_of_its_names(human, screen, measured, t
                 np.testing.assert_allclose(found.varm[key], expected.varm[key], rtol=1e-5)
 
 
+def test_plots_find_a_condition_by_any_name_of_its_genes(human, screen):
+    predicted = predict(screen(), human, ["EKLF+GATA1", "TAL1"])
+    for name in ("EKLF+GATA1", "GATA1+KLF1", "ENSG00000105610+GATA1"):
+        fig = sd.pl.perturbation(predicted, name, return_fig=True)
+        assert fig.axes[0].get_title() == "EKLF+GATA1"
+    with pytest.raises(KeyError, match="must name one of the 2 predicted"):
+        sd.pl.perturbation(predicted, "KLF1")
+
+
 def test_a_gene_asked_for_by_two_names_is_asked_for_twice(human, screen):
     fitted = sd.tl.fit_perturbation(screen(), "p", model=human, rng=0)
     for names in (["EKLF", "KLF1"], ["STAT1", "ENSG00000115415"]):
@@ -137,14 +146,15 @@ def test_two_labels_of_one_gene_are_refused_with_what_joins_them(screen):
 
     with pytest.raises(ValueError, match=r"both 'KLF1' and 'EKLF'.* guides=\{'EKLF': 'KLF1'\}"):
         sd.pp.split_perturbations(data, "p", by="single")
+    with_guide = data.copy()
+    with_guide.obs["p"] = with_guide.obs["p"].replace("EKLF", "x")
     joined = ((), ("GATA1",), ("KLF1",), ("GATA1", "KLF1"))
     assert read({"EKLF": "KLF1"}) == joined
     with pytest.raises(ValueError, match="both 'KLF1' and 'EKLF'") as caught:
-        read("auto")
-    call = str(caught.value).partition("Write ")[2].partition(" to make")[0]
-    renamed = data.copy()
-    exec(call, {"adata": renamed})
-    assert read("auto", renamed) == joined
+        read({"x": "EKLF"}, with_guide)
+    names = {"guides": {"x": "EKLF"}}
+    exec(str(caught.value).partition("Pass ")[2].partition(" to make")[0], names)
+    assert read(names["guides"], with_guide) == joined
     for guides in ({}, {"EKLF": "EKLF"}):
         assert read(guides) == ((), ("EKLF",), ("GATA1",), ("KLF1",), ("EKLF", "GATA1"))
     fitted = sd.tl.fit_perturbation(data, "p", guides={})
@@ -156,9 +166,9 @@ def test_a_fitted_model_says_how_labels_become_its_control(human, screen):
     fitted = sd.tl.fit_perturbation(screen(), "p", model=human, rng=0)
     data = screen(labels=("control", "NT7", "KLF1"))
     with pytest.raises(ValueError, match="look like negative controls") as caught:
-        predict(data, fitted, "GATA1", guides="auto")
-    exec(str(caught.value).partition("rename them, ")[2].partition("; ")[0], {"adata": data})
-    assert predict(data, fitted, "GATA1", guides="auto").n_obs == 5
+        predict(data, fitted, "GATA1", guides={"KLF1": "KLF1"})
+    exec(str(caught.value).partition("rename them: ")[2].partition("; ")[0], {"adata": data})
+    assert predict(data, fitted, "GATA1", guides={"KLF1": "KLF1"}).n_obs == 5
     assert set(data.obs["p"]) == {"control", "KLF1"}
 
 

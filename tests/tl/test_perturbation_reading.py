@@ -13,7 +13,7 @@ from scdiva.perturbation.screen import design, read_screen, refuse_unknown
 
 
 def read(data, model, groupby=None, dose_key=None, separator="+", control="control", key="perturbation", **reading):
-    known = perturbations(data, key, Naming((control,), separator))
+    known = perturbations(data, key, Naming((control,), separator), {})
     given = Reading(**reading)
     return read_screen(data, *design(data, known, groupby, dose_key, given), model, "cpu", given)
 

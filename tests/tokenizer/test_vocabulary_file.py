@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load, save
 
-from scdiva.tokenizer import Vocabulary, _vocabulary_file, load_vocabulary
+from scdiva.tokenizer import Vocabulary, _vocabulary_file
 
 
 @pytest.fixture
@@ -83,9 +83,3 @@ def test_a_line_break_would_end_a_name(small, column):
         Vocabulary(small.table.assign(**{column: ["A", "B\nX", "C"]}))
     with pytest.raises(ValueError, match="line break"):
         Vocabulary(small.table, foreign=["D\n"])
-
-
-def test_parquet_is_refused_with_the_command_that_converts_it(tmp_path):
-    (tmp_path / "genes.parquet").write_bytes(b"PAR1 and more")
-    with pytest.raises(ValueError, match=r"scripts/convert_vocabulary\.py .*genes\.parquet"):
-        load_vocabulary(tmp_path / "genes.parquet")

@@ -112,8 +112,8 @@ def test_resuming_needs_a_checkpoint_that_fits(run, tmp_path, tiny, config):
     torch.save({"state_dict": {}}, other)
     with pytest.raises(ValueError, match="no checkpoint of a scdiva training task"):
         run(tmp_path / "new", resume_from=other)
-    torch.save({"scdiva": {"batches_seen": 2, "world_size": 1}}, other)
-    with pytest.raises(ValueError, match="of an earlier version, which took the cells in another order"):
+    torch.save({"scdiva": {"batches_seen": 2}}, other)
+    with pytest.raises(ValueError, match="is damaged: it lacks"):
         run(tmp_path / "new", resume_from=other)
     run(tmp_path / "first", settings={"steps": 2})
     with pytest.raises(ValueError, match="steps: 2 then, 20 now"):

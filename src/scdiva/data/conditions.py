@@ -1,12 +1,12 @@
-"""What labels of perturbed cells name: parts of combinations, the control, guides of genes (`KLF1g1`, `sgKLF1-1`)."""
+"""Labels of perturbed cells: parts of combinations, controls, and guides that are mapped to genes."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -22,58 +22,24 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-Guides = Mapping[str, str] | Literal["auto"] | None
 Known = Callable[[Iterable[str]], set[str]]
-"""Gives those of some names that are known."""
+"""Returns the names that are genes."""
 
-_AFFIXES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"[-_.:# ]\d{1,2}$",  # KLF1_2, KLF1-1, KLF1.1
-        r"(?i:[-_.: ]?(?:sg|sh|si|g|guide|[sc]?grna|crrna|shrna)[-_.: ]?\d{1,3})$",  # KLF1g1, KLF1_sg2, KLF1-gRNA_3
-        r"(?i:^(?:sg|sh|si|g|guide|[sc]?grna|crrna|shrna)[-_.: ]?\d{0,3}[-_.: ])",  # g1-KLF1, sgRNA_KLF1
-        r"^(?:sg|sh|si|g|sgRNA|gRNA)(?=[A-Z])",  # sgKLF1
-        r"^\d{1,3}[-_.:# ]",  # 1_KLF1
-        r"[-_.:][ACGTU]{15,}$",  # KLF1_GGCGAGGTCGCCGCCGCACG
-        r"_[-+]_\d.*$",  # KLF1_+_12997982.23-P1P2
-        r"[-_](?:P\d)+$",  # KLF1_P1P2
-        r"_p[A-Z]{2,3}\d{2,4}$",  # KLF1_pDS258, the plasmid
-        r"[-_](?i:ko|kd|oe|crispr|crispra|crispri|guide|sgrna|grna)$",  # KLF1_KO
-    )
-)
-_JOINTS = ("+", "_", "|", ",", ";", "&", "/", ":", "-", " ")
-_SHOWN = 3
 _MANY = 10
 """Control labels that a message lists; more are described by a pattern."""
-
-
-_FILLERS = (
-    r"(?:[-_.:# ]?(?:controls?|ctrl|for|human|mouse|guides?|sequence|[sc]?grna|s[hi]rna|rna))*"
-    r"[-_.:# ]?(?:\d*|(?<=[-_.:# ])[a-z])(?:[-_ ]?\([^()\d]*\))?"
-)
 _CONTROL_LIKE = re.compile(
-    r"(?:\d+x[-_ ])?(?:ntc?|ctrls?|ctl|controls?|unperturbed|(?:s[hi])?scr(?:am(?:bled?)?)?|inert|no[-_ ]?site|"
+    r"(?:\d+x[-_ ])?(?:s[gi]|sh)?[-_]?"
+    r"(?:ntc?|ctrls?|ctl|controls?|unperturbed|(?:s[hi])?scr(?:am(?:bled?)?)?|inert|no[-_ ]?site|"
     r"no[-_ ]?(?:guide|[sc]?grna)s?|non?[-_ ]?(?:target(?:ing|ed)?|perturbed|cutting|specific)|"
     r"neg(?:ative)?[-_ ]?(?:ctrl|control)s?|neg[-_ ]?con|neg(?:ative)?(?=[-_ ]\d)|"
     r"s[gih][-_ ]?nc|nc(?=[-_ ]\d{1,2}(?!\d))|"
-    r"safe[-_ ]?(?:target(?:ing)?|harbou?r|cutting)|(?:one[-_ ]|chr[\dxy]+[-_ ])?intergenic(?:[-_ ]site)?)" + _FILLERS,
+    r"safe[-_ ]?(?:target(?:ing)?|harbou?r|cutting)|(?:one[-_ ]|chr[\dxy]+[-_ ])?intergenic(?:[-_ ]site)?)"
+    r"(?:[-_.:# ]?(?:controls?|ctrl|for|human|mouse|guides?|sequence|[sc]?grna|s[hi]rna|rna))*"
+    r"(?:[-_.:# ]?(?:\d*|(?<=[-_.:# ])[a-z])(?:[-_ ]?\([^()\d]*\))?|[-_.:][acgtu]{15,})",
     flags=re.IGNORECASE,
 )
-"""Labels of negative controls, with a guide's number or letter: `NT1`, `NTC_B`, `non-targeting_00013`,
+"""Labels of negative controls, with a guide's number, letter or sequence: `NT1`, `NTC_B`, `non-targeting_00013`,
 `INTERGENIC216151`."""
-_GENES_TOO = frozenset(
-    ["NT3", "NT4", "NT5", "CTL1", "CTL2", "CTL3", "CTL4", "CTL5", "NTC31", "NTC90", "SCR2", "SCR3", "SCR10", "SCR59",
-     "SCRG-1"]
-)  # fmt: skip
-"""Of these, old and second names of genes (NT3 is neurotrophin 3)."""
-_AMOUNT = r"(?:[-_ ]?\d[\d.]*[-_ ]?(?:%|h|hrs?|hours?|min|d|days?|[nuµm]?m|[nuµm]g|x))*"
-_MAYBE_CONTROL = re.compile(
-    r"(?:aavs1|rosa26|lacz|e?gfp|bfp|mcherry|tdtomato|luc(?:iferase)?|mock|dmso|pbs|saline|vehicle|isotype|random|"
-    r"(?:un|non?[-_ ]?)(?:treated|stim(?:ulated)?|transduced|transfected|infected|edited)|neg(?:ative)?|nc(?!rna|\d\d)|"
-    r"wt|wild[-_ ]?type|ev|empty(?:[-_ ]?vector)?)" + _FILLERS + _AMOUNT,
-    flags=re.IGNORECASE,
-)
-"""Labels that are controls in many screens, and a condition like any other in some, with a dose or time."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +53,7 @@ class Naming:
     separator
         Text between the parts of a combination; empty: there are no combinations.
     whole
-        Names that contain the separator and are one part all the same, such as the gene HLA-DRA with `"-"`.
+        Names that contain the separator and are one part, such as the gene HLA-DRA with `"-"`.
     """
 
     control: tuple[str, ...] = ("control",)
@@ -96,19 +62,26 @@ class Naming:
 
     @classmethod
     def of(cls, control: Iterable[str] | str, separator: str, whole: Iterable[str] = ()) -> Naming:
-        """Make it of one control label or several, in any collection; those of a set are sorted.
+        """Construct it from one control label or a collection of them; those of a set are sorted.
 
         Raises
         ------
+        TypeError
+            If `control` is an array of other than one dimension.
         ValueError
             If `control` names no label, or one twice.
         """
+        if getattr(control, "ndim", 1) != 1:
+            raise TypeError(
+                f"control must be a label or a list of labels, got {type(control).__name__} of "
+                f"{control.ndim} dimensions. Pass a list, control=['control']."  # type: ignore[union-attr]
+            )
         one = isinstance(control, str | bytes) or not isinstance(control, Iterable)
-        given: Any = [control] if one else control
-        labels = [_as_text(label) for label in (np.ravel(given) if hasattr(given, "dtype") else given)]
+        given: list[Any] = [control] if one else list(control)
+        labels = [label.decode() if isinstance(label, bytes) else str(label) for label in given]
         labels = sorted(labels) if isinstance(control, Set) else labels
         if not labels:
-            raise ValueError("control names no label: pass that of the unperturbed cells, or several in a list.")
+            raise ValueError("control names no label. Pass the label of the control cells, or a list of labels.")
         refuse_twice(labels, "control")
         return cls(tuple(labels), separator, frozenset(map(str, whole)))
 
@@ -127,10 +100,9 @@ class Naming:
         return parts
 
     def parts(self, label: str) -> tuple[str, ...]:
-        """Give the parts of a perturbation in the order of their names, none for the control.
+        """Parts of a perturbation, sorted and each once; none for the control.
 
-        `"B+A"` is `"A+B"`; a part that is a control, as in `"A+control"`, is left out, and one that is named twice
-        counts once.
+        `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`.
 
         Raises
         ------
@@ -151,49 +123,33 @@ class Naming:
         Parameters
         ----------
         labels
-            Of perturbations.
+            Labels of perturbations.
         known
-            Which names are genes.
+            Returns the names that are genes.
         columns
-            Names of the data's genes, which count too unless they read as guides or combinations of known genes.
+            Names of the dataset's genes; they count as well, unless all pieces are known genes.
         """
         if not self.separator:
             return self
-        spans = {span for label in labels for span in _spans(str(label), self.separator)}
+        spans = set()
+        for label in labels:
+            pieces = str(label).split(self.separator)
+            for start, stop in itertools.combinations(range(len(pieces) + 1), 2):
+                if stop > start + 1:
+                    spans.add(self.separator.join(pieces[start:stop]).strip())
         whole = known(spans) if spans else set()
-        # "NTC_B" is one label, and "control_B" a gene B with the control
-        with_control = {
-            span for span in spans if span[-1].isalpha() and span[: -1 - len(self.separator)] in self.control
-        }
-        whole |= {span for span in spans - with_control if is_control_like(span)}
-        for span in spans.intersection(columns) - whole:
-            pieces = {piece.strip() for piece in span.split(self.separator)}
-            if not known(without_affixes(span)) and known(pieces) != pieces:
+        for span in spans - whole:
+            pieces = [piece.strip() for piece in span.split(self.separator)]
+            # "NTC_B" is one label, but "control_B" is gene B with the control
+            of_control = is_control_like(span) and not (span[-1].isalpha() and pieces[0] in self.control)
+            if of_control or (span in columns and known(pieces) != set(pieces)):
                 whole.add(span)
         return replace(self, whole=self.whole | whole)
 
 
-def _as_text(label: object) -> str:
-    return label.decode() if isinstance(label, bytes) else str(label)
-
-
-def _spans(label: str, separator: str) -> Iterator[str]:
-    """Give what two or more neighbouring pieces of a label are together."""
-    pieces = label.split(separator)
-    for start, stop in itertools.combinations(range(len(pieces) + 1), 2):
-        if stop > start + 1:
-            yield separator.join(pieces[start:stop]).strip()
-
-
 def is_control_like(label: str) -> bool:
-    """Whether a label is one by which screens name their negative controls, with or without what guides add."""
-    return any(_CONTROL_LIKE.fullmatch(form) for form in (label, *without_affixes(label)))
-
-
-def _is_of_controls(label: str) -> bool:
-    """Whether a label is that of a control, or names several at once (`NT/NT`)."""
-    pieces = re.split(r"[/|,;&+_]", label)
-    return is_control_like(label) or (len(pieces) > 1 and all(map(_CONTROL_LIKE.fullmatch, pieces)))
+    """Whether screens use a label for negative controls."""
+    return _CONTROL_LIKE.fullmatch(label) is not None
 
 
 @dataclass(frozen=True)
@@ -228,7 +184,7 @@ class Perturbations:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What is noted of how labels were read, as h5ad holds it: `guides` and `whole`, where there are any."""
+        """How labels were read, in a form that h5ad can hold: `guides` and `whole`, if there are any."""
         columns = {
             "label": np.array(list(self.guides), dtype=object),
             "gene": np.array(list(self.guides.values()), dtype=object),
@@ -237,20 +193,15 @@ class Perturbations:
 
 
 def whole_names(parts: Iterable[Iterable[str]], separator: str) -> dict[str, Any]:
-    """Give the `whole` names among parts as they are noted; nothing where there are none."""
+    """Note the names of parts that contain the separator, as `whole`; empty if there are none."""
     names = sorted({name for these in parts for name in these if separator and separator in name})
     return {"whole": np.array(names, dtype=object)} if names else {}
 
 
 def perturbations(
-    adata: AnnData,
-    perturbation_key: str,
-    naming: Naming,
-    guides: Callable[[list[str]], Mapping[str, str]] | None = None,
-    *,
-    where: str = "adata",
+    adata: AnnData, perturbation_key: str, naming: Naming, guides: Mapping[str, str], *, where: str = "adata"
 ) -> Perturbations:
-    """Read the perturbation of each cell, as labels were read when a model was fitted.
+    """Read the perturbation of each cell as labels were read when a model was fitted.
 
     Parameters
     ----------
@@ -261,10 +212,9 @@ def perturbations(
     naming
         How labels are read, see :func:`naming_as_noted`.
     guides
-        Given the labels that occur, says of those that name guides what they are with genes instead
-        (:func:`scdiva.data.conditions.guides_as_noted`).
+        Gene of each guide, see :func:`guides_as_noted`.
     where
-        What the cells are called in messages.
+        Name of the cells in messages.
 
     Returns
     -------
@@ -278,14 +228,14 @@ def perturbations(
         If a label is missing or has an empty part, or no cell is a control.
     """
     labels = read_labels(adata, perturbation_key, where=where, kind="perturbation", meant=naming.control)
-    genes = {} if guides is None else guides(np.unique(labels).tolist())
+    genes = genes_of_guides(np.unique(labels).tolist(), guides, naming)
     return _numbered(labels, naming, genes, f"{where}.obs[{perturbation_key!r}]", as_noted=True)
 
 
 def _numbered(
     labels: NDArray[np.str_], naming: Naming, genes: Mapping[str, str], column: str, *, as_noted: bool
 ) -> Perturbations:
-    """Make numbers of the labels of cells."""
+    """Assign a number to the perturbation of each cell."""
     names, number = np.unique(labels, return_inverse=True)
     names, again = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
     split = [naming.parts(str(name)) for name in names]
@@ -300,41 +250,38 @@ def _numbered(
 
 
 def _without_controls(names: list[str], naming: Naming, column: str, *, as_noted: bool) -> str:
-    """Say that no cell is a control, and which labels are perhaps those of controls."""
-    where = column.partition(".obs[")[0]
+    """Message for a dataset without control cells, with the labels that may be controls."""
     control = naming.control[0] if len(naming.control) == 1 else list(naming.control)
     likely = [name for name in names if is_control_like(name)] or nearest(naming.control[0], names, n=1)
     shown = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
-    message = f"no cell of {where} is a control: {column} never is {control!r}; it holds {shown}."
+    message = (
+        f"no cell of {column.partition('.obs[')[0]} is a control: {column} never is {control!r}; it holds {shown}."
+    )
     if as_noted:
         first = repr(likely[0]) if likely else "..."
         return (
-            f"{message} The model was fitted with that label of the unperturbed cells: rename theirs, {column} = "
+            f"{message} The model was fitted with that control label. Rename the controls: {column} = "
             f"{column}.astype(str).replace({first}, {naming.control[0]!r})."
         )
-    return (
-        f"{message} Name the label of the unperturbed cells with control="
-        f"{f', perhaps {_controls(likely, column)}' if likely else ''}."
-    )
+    call = f"control=, perhaps {_controls(likely, column)}" if likely else "control="
+    return f"{message} Pass the label of the control cells with {call}."
 
 
 def _controls(labels: Sequence[str], column: str) -> str:
-    """Write the argument that names control labels; of many by the pattern that they have in common."""
-    if len(labels) <= _MANY:
-        return f"control={labels[0]!r}" if len(labels) == 1 else f"control={list(labels)!r}"
-    return f"control={column}[{column}.astype(str).str.fullmatch({_labels(labels)})].unique().tolist()"
+    """Write the argument that names control labels; many are described by a pattern."""
+    if len(labels) > _MANY:
+        return f"control={column}[{column}.astype(str).str.fullmatch({_pattern(labels)})].unique().tolist()"
+    return f"control={labels[0]!r}" if len(labels) == 1 else f"control={list(labels)!r}"
 
 
-def _labels(labels: Sequence[str]) -> str:
-    """Write labels, many as a pattern of whole labels."""
-    if len(labels) <= _MANY:
-        return repr(list(labels))
+def _pattern(labels: Sequence[str]) -> str:
+    """Write a regular expression of whole labels."""
     kinds = dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(label)) for label in labels)
     return f'r"^(?:{"|".join(kinds)})$"'
 
 
 def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float64]:
-    """Read a column of doses, NaN where there is no number.
+    """Read a column of doses; NaN where a value is not a number.
 
     Parameters
     ----------
@@ -414,6 +361,11 @@ def _genes_of(names: Iterable[str], vocabulary: Vocabulary, species: Species) ->
     return found
 
 
+def _numbers_behind(name: str) -> int:
+    shorter = repeated_name(name)
+    return 0 if shorter is None else 1 + _numbers_behind(shorter)
+
+
 def same_genes(
     names: Iterable[str], measured: Collection[str], vocabulary: Vocabulary, species: Species, where: str
 ) -> dict[str, str]:
@@ -458,211 +410,84 @@ def same_genes(
 
 
 def _refuse_two_names(
-    labels: Mapping[str, str],
-    guides: Guides,
-    naming: Naming,
-    vocabulary: Vocabulary,
-    species: Species,
-    key: str,
+    labels: Mapping[str, str], kept: Collection[str], naming: Naming, vocabulary: Vocabulary, species: Species, key: str
 ) -> None:
-    """Refuse parts that are names of one gene, unless `guides` keeps them; `labels` has each as it is read."""
-    kept = {guide for guide, gene in guides.items() if guide == gene} if isinstance(guides, Mapping) else set()
-    parts = {part for label in labels.values() for part in naming.parts(label)} - kept
-    genes = _genes_of(parts, vocabulary, species)
+    """Raise an error if two parts are names of one gene and not `kept`; `labels` maps each label to its genes."""
+    parts = {part for label in labels.values() for part in naming.parts(label)}
+    genes = _genes_of(parts.difference(kept), vocabulary, species)
     names: dict[int, list[str]] = {}
     for name in sorted(genes, key=lambda name: (genes[name][1] != "symbol", name)):
         names.setdefault(genes[name][0], []).append(name)
     several = [of for of in names.values() if len(of) > 1]
-    if not several:
-        return
-    first = {name: of[0] for of in several for name in of[1:]}
-    if guides is None:
-        call = f"Pass guides={first!r}"
-    else:
-        renamed = {
-            held: naming.separator.join(first.get(part, part) for part in naming.split(label))
-            for held, label in labels.items()
-            if not first.keys().isdisjoint(naming.split(label))
-        }
-        call = f"Write adata.obs[{key!r}] = adata.obs[{key!r}].astype(str).replace({renamed!r})"
-    other = several[0][1]
-    raise ValueError(
-        f"{len(several)} genes have more than one name in adata.obs[{key!r}], the first is both {several[0][0]!r} and "
-        f"{other!r}, and would be two perturbations. {call} to make them one; "
-        f"guides={{{other!r}: {other!r}}} keeps a label as a perturbation of its own, guides={{}} keeps all labels."
-    )
+    if several:
+        first, other = several[0][:2]
+        joined = {name: of[0] for of in several for name in of[1:]}
+        mapped = [label for label, gene in labels.items() if label != gene]
+        for label in mapped:
+            pieces = naming.split(labels[label])
+            if not joined.keys().isdisjoint(pieces):
+                joined[label] = naming.separator.join(joined.get(piece, piece) for piece in pieces)
+        call = f"guides={{{'**guides, ' * bool(mapped)}{str(joined)[1:-1]}}}"
+        raise ValueError(
+            f"{len(several)} genes have more than one name in adata.obs[{key!r}], the first is both {first!r} and "
+            f"{other!r}. Pass {call} to make them one perturbation; guides={{{other!r}: {other!r}}} keeps a label as a "
+            "perturbation, guides={} keeps all labels."
+        )
 
 
-def _numbers_behind(name: str) -> int:
-    shorter = repeated_name(name)
-    return 0 if shorter is None else 1 + _numbers_behind(shorter)
-
-
-def without_affixes(name: str) -> list[str]:
-    """Name what a label may be of which affixes of guides were taken off, fewest first; each also in capitals.
-
-    Not if it has both: "IFNb" and "TNFa" are how cytokines are written.
-    """
-    found, last = [name], [name]
-    for _ in range(3):
-        last = [shorter for one in last for affix in _AFFIXES if (shorter := affix.sub("", one)) not in ("", one)]
-        found += last
-    return [one for one in dict.fromkeys(form for one in found for form in _in_capitals(one)) if one != name]
-
-
-def _in_capitals(name: str) -> tuple[str, ...]:
-    return (name,) if any(letter.isupper() for letter in name[1:]) else (name, name.upper())
-
-
-def genes_of_guides(labels: Iterable[str], known: Known, naming: Naming) -> dict[str, str]:
-    """Find the labels that are guides of known genes, or of a control.
+def genes_of_guides(labels: Iterable[str], guides: Mapping[str, str], naming: Naming) -> dict[str, str]:
+    """Replace guides by their genes.
 
     Parameters
     ----------
     labels
-        Of perturbations.
-    known
-        Which names are genes.
-    naming
-        How labels are read.
-
-    Returns
-    -------
-    Of each such label what it is with genes instead of guides. A label that is a gene, or whose parts are, is none.
-    """
-    every = sorted({str(label) for label in labels}.difference(naming.control))
-    naming = naming.knowing([form for label in every for form in (label, *without_affixes(label))], known)
-    forms = {name: without_affixes(name) for label in every for name in {label, *naming.split(label)}}
-    genes = set(naming.control) | known(
-        part for name, shorter in forms.items() for form in (name, *shorter) for part in naming.split(form) if part
-    )
-
-    def named(name: str) -> str | None:
-        return next((form for form in forms[name] if genes.issuperset(naming.split(form))), None)
-
-    found = {}
-    for label in every:
-        parts = naming.split(label)
-        if genes.issuperset(parts):
-            continue
-        gene = named(label)
-        if gene is None and len(parts) > 1 and all(parts):
-            # where the separator is also what stands before a guide's number, that has become a part
-            real = [part if part in genes else named(part) or part for part in parts if not part.isdigit()]
-            gene = naming.separator.join(real) if real and real != parts else None
-        if gene not in (None, label):
-            found[label] = str(gene)
-    return found
-
-
-def read_guides(
-    labels: Iterable[str], guides: Guides, known: Known, naming: Naming, *, key: str, fitted: bool = False
-) -> dict[str, str]:
-    """Find out which labels name guides, and refuse those that are not declared.
-
-    Parameters
-    ----------
-    labels
-        Of the cells.
+        Labels of perturbations.
     guides
-        `"auto"`; or the gene, or combination of genes, of each guide; an empty mapping: labels are as they are.
-    known
-        Which names are genes.
+        Gene, or combination of genes, of each guide; or of a whole label.
     naming
         How labels are read.
-    key
-        Column of the labels.
-    fitted
-        Whether a model was fitted with this control, so that no other can be named.
 
     Returns
     -------
-    Of labels that name guides, what they are with genes instead.
+    The genes of each label that is, or contains, one of the guides.
 
     Raises
     ------
     ValueError
-        If labels look like controls and are not named as such; if most labels are guides of known genes, or
-        combinations with another separator, or if controls are, and `guides` does not declare it; if no label holds any
-        of the guides that are given, or if `guides` is no mapping.
-
-    Warns
-    -----
-    UserWarning
-        If a few are.
+        If a part is empty.
     """
-    every = sorted({str(label) for label in labels})
-    automatic = isinstance(guides, str) or not isinstance(guides, Mapping | None)
-    if automatic and guides != "auto":
-        raise ValueError(f"guides must be 'auto', a mapping of guides to genes, or None; got {guides!r}.")
-    given = {} if not isinstance(guides, Mapping) else {str(guide): str(gene) for guide, gene in guides.items()}
-    found = genes_of_guides(every, known, naming) if automatic else {}
-    for label in every if given else ():
+    found = {}
+    for label in labels if guides else ():
         parts = naming.split(label)
-        gene = given.get(label) or naming.separator.join(given.get(part, part) for part in parts)
-        if label in given or any(part in given for part in parts):
-            naming.parts(gene)  # refuses what is empty
-            found[label] = gene
-    if given and not found:
-        raise ValueError(
-            f"none of {len(given)} guides (first: {next(iter(given))!r}) is a label of adata.obs[{key!r}], which holds "
-            f"{', '.join(map(repr, every[:_SHOWN]))}{', ...' * (len(every) > _SHOWN)}."
-        )
-    if automatic or guides is None or given:
-        _check_controls([found.get(label, label) for label in every], given, known, naming, key, fitted=fitted)
-    if not automatic and (guides is None or given):
-        rest = [label for label in every if label not in found and label not in naming.control]
-        unsaid = genes_of_guides(rest, known, naming)
-        if unsaid:
-            shown = [f"{label!r}: {gene!r}" for label, gene in list(unsaid.items())[:_SHOWN]]
-            mapping = ", ".join(["**guides"] * bool(found) + shown + ["..."] * (len(unsaid) > _SHOWN))
-            message = (
-                f"{len(unsaid)} of {len(rest)} perturbations in adata.obs[{key!r}] are no genes as they are written, "
-                "but are once a guide's number or prefix is taken off, or in capitals. Pass guides='auto' to take them "
-                f"all so, or guides={{{mapping}}} to name the genes yourself; guides={{}} leaves labels as they are, "
-                "each a perturbation of its own."
-            )
-            no_control = not set(naming.control) & set(every) and bool(set(naming.control) & set(unsaid.values()))
-            _refuse_or_warn(message, unsaid, rest, refuse=no_control)
-        elif naming.separator:
-            _check_separator(rest, known, key, naming)
+        if label in guides or any(part in guides for part in parts):
+            found[label] = guides.get(label) or naming.separator.join(guides.get(part, part) for part in parts)
+            naming.parts(found[label])  # refuses empty parts
     return found
 
 
 def _check_controls(
-    labels: Sequence[str], given: Mapping[str, str], known: Known, naming: Naming, key: str, *, fitted: bool
+    labels: Collection[str], guides: Mapping[str, str], known: Known, naming: Naming, key: str, *, fitted: bool
 ) -> None:
-    """Refuse labels of negative controls that are not named as such, and warn of labels that may be such."""
-    naming = naming.knowing(labels, known)
-    if () not in (split := [naming.parts(label) for label in labels]):
-        return  # there is no control at all, which is refused
-    names = sorted({part for parts in split for part in parts} - given.keys() - set(given.values()))
-    forms = {name: [name, *without_affixes(name)] for name in names}
-    genes = known(form for of in forms.values() for form in of)
-    too = genes | _GENES_TOO  # CTRL is a human gene, and NT5 was the name of one
-    numbered = {re.sub(r"\d+$", "", one) for one in naming.control}  # NT3 beside NT1 is no gene
-    too -= {name for name in _GENES_TOO - genes if re.sub(r"\d+$", "", name) in numbered}
-    certain = [name for name in names if name not in too and _is_of_controls(name)]
-    maybe = [
-        name
-        for name in names
-        if (_CONTROL_LIKE.fullmatch(name) if name in too else any(map(_MAYBE_CONTROL.fullmatch, {*forms[name]} - too)))
-    ]
-    listed = certain + [name for name in maybe if name not in certain]
-    if not listed:
+    """Raise an error for labels of negative controls that `control` lacks; warn if such a label is a gene symbol."""
+    parts = {naming.parts(label) for label in labels}
+    names = sorted({part for of in parts for part in of} - {*guides, *guides.values()})
+    pairs = re.compile(r"[/|,;&+_]")  # "NT/NT"
+    listed = [name for name in names if is_control_like(name) or all(map(is_control_like, pairs.split(name)))]
+    if () not in parts or not listed:  # without any control, another error follows
         return
-    column = f"adata.obs[{key!r}]"
-    if fitted:  # whose control can't be named anew
-        call = f"rename them, {column} = {column}.astype(str).replace({_labels(listed)}, {naming.control[0]!r}"
-        call += ", regex=True)" if len(listed) > _MANY else ")"
+    column, genes = f"adata.obs[{key!r}]", known(listed)
+    if fitted:  # the control of a fitted model is fixed
+        many = len(listed) > _MANY
+        call = f"rename them: {column} = {column}.astype(str).replace({_pattern(listed) if many else listed}, "
+        call += f"{naming.control[0]!r}{', regex=True' * many})"
     else:
         call = f"pass {_controls([*naming.control, *listed], column)}"
     message = (
-        f"{len(listed)} of {len(names)} perturbations in {column} {'look like' if certain else 'may be'} negative "
-        f"controls (first: {listed[0]!r}). If they are, {call}; "
-        f"guides={{{listed[0]!r}: {listed[0]!r}}} keeps a label as a perturbation, guides={{}} keeps all labels."
+        f"{len(listed)} of {len(names)} perturbations in {column} look like negative controls (first: {listed[0]!r}). "
+        f"If they are, {call}; guides={{{listed[0]!r}: {listed[0]!r}}} keeps a label as a perturbation, guides={{}} "
+        "keeps all labels."
     )
-    if certain:
+    if len(genes) < len(listed):
         raise ValueError(message)
     warn(message)
 
@@ -672,128 +497,83 @@ def read_perturbations(
     perturbation_key: str,
     control: Sequence[str] | str,
     separator: str,
-    guides: Guides,
+    guides: Mapping[str, str] | None,
     vocabulary: Vocabulary,
     species: Species = None,
     *,
     fitted: bool = False,
 ) -> Perturbations:
-    """Read the perturbation of each cell, where labels may name guides.
+    """Read the perturbation of each cell of a screen.
 
     Parameters
     ----------
     adata, perturbation_key
-        As for :func:`scdiva.data.conditions.perturbations`, which says what is refused.
+        As for :func:`scdiva.data.conditions.perturbations`, which states what raises an error.
     control, separator
         As for :class:`Naming`.
-    guides, vocabulary
-        As for :func:`read_guides`; genes of the vocabulary are known.
+    guides
+        Gene, or combination of genes, of each guide. A label that is mapped to itself is kept as it is, and all labels
+        are with an empty mapping.
+    vocabulary
+        The known genes.
     species
-        Whose genes perturbations are, see :func:`species_of`.
+        Species of the perturbed genes, see :func:`species_of`.
     fitted
-        Whether a model was fitted with this control, and only the control cells are wanted.
+        Whether a model was fitted with this control.
 
     Raises
     ------
+    TypeError
+        If `guides` is not a mapping.
     ValueError
-        If labels are names of one gene, and `guides` does not say that they are kept apart.
+        If a label of `control` or all of `guides` do not occur, labels look like negative controls that `control`
+        lacks, or two labels are names of one gene.
 
     Warns
     -----
     UserWarning
-        If a label can be read as one gene and as a combination.
+        If a gene symbol looks like a negative control.
     """
+    if not isinstance(guides, Mapping | None):
+        raise TypeError(f"guides must map guides to genes, such as {{'KLF1g1': 'KLF1'}}, or be None; got {guides!r}.")
     naming = Naming.of(control, separator)
     species = species_of(list(adata.var_names), vocabulary, species)
-    known = genes_among(vocabulary, species)
+    known, column = genes_among(vocabulary, species), f"adata.obs[{perturbation_key!r}]"
     labels = read_labels(adata, perturbation_key, kind="perturbation", meant=naming.control)
     names, columns = np.unique(labels).tolist(), frozenset(map(str, adata.var_names))
     naming = naming.knowing(names, known, columns)
-    genes = read_guides(names, guides, known, naming, key=perturbation_key, fitted=fitted)
+    mapped = {str(guide): str(gene) for guide, gene in (guides or {}).items()}
+    genes = genes_of_guides(names, mapped, naming)
+    if mapped and not genes:
+        raise ValueError(
+            f"none of {len(mapped)} guides (first: {next(iter(mapped))!r}) is a label of {column}, which holds "
+            f"{', '.join(map(repr, names[:3]))}{', ...' * (len(names) > 3)}."
+        )
     naming = naming.knowing(genes.values(), known, columns)
-    column = f"adata.obs[{perturbation_key!r}]"
-    lacking = [one for one in naming.control if not any(one in naming.split(genes.get(name, name)) for name in names)]
+    read = {name: genes.get(name, name) for name in names}
+    lacking = [one for one in naming.control if not any(one in naming.split(label) for label in read.values())]
     if len(naming.control) > len(lacking) > 0:
         raise ValueError(
-            f"control holds {lacking[0]!r}, which {column} never is: leave it out of control={list(naming.control)!r}"
+            f"control holds {lacking[0]!r}, which {column} never is: remove it from control={list(naming.control)!r}"
             + (f", or write {near[0]!r}." if (near := nearest(lacking[0], names, n=1)) else ".")
         )
-    read = {name: genes.get(name, name) for name in names}
-    warn_of_ambiguous(read.values(), known, naming, column)
-    if not fitted and (guides is None or guides):
-        _refuse_two_names(read, guides, naming, vocabulary, species, perturbation_key)
+    if guides is None or guides:
+        _check_controls(read.values(), mapped, known, naming, perturbation_key, fitted=fitted)
+        if not fitted:
+            kept = {guide for guide, gene in mapped.items() if guide == gene}
+            _refuse_two_names(read, kept, naming, vocabulary, species, perturbation_key)
     return _numbered(labels, naming, genes, column, as_noted=False)
 
 
-def warn_of_ambiguous(labels: Iterable[str], known: Known, naming: Naming, where: str) -> None:
-    """Warn of names that are a gene, and several genes if split at the separator (INS-IGF2 with `"-"`)."""
-    parts = {part for label in labels for part in naming.split(label)}
-    pieces = {part: part.split(naming.separator) for part in parts & naming.whole - set(naming.control)}
-    genes = known(piece for of in pieces.values() for piece in of)
-    if both := sorted(part for part, of in pieces.items() if genes.issuperset(of)):
-        swapped = naming.separator.join(reversed(pieces[both[0]]))
-        warn(
-            f"{len(both)} names in {where} are a gene, and also several genes with {naming.separator!r} between them "
-            f"(first: {both[0]!r}). They are read as one gene; a combination can be written in another order, "
-            f"{swapped!r}."
-        )
-
-
-def _check_separator(rest: list[str], known: Known, key: str, naming: Naming) -> None:
-    """Refuse, or warn of, labels that are combinations of genes with another separator."""
-    for joint in _JOINTS:
-        labels = [label for label in rest if joint in label.strip(joint) and naming.separator not in label]
-        other = Naming(naming.control, joint).knowing(labels, known)
-        read = genes_of_guides(labels, known, other)
-        split = {label: other.split(read.get(label, label)) for label in labels}
-        genes = set(naming.control) | known(part for parts in split.values() for part in parts)
-        joined = [label for label, parts in split.items() if len(parts) > 1 and genes.issuperset(parts)]
-        if joined:
-            message = (
-                f"{len(joined)} of {len(rest)} perturbations in adata.obs[{key!r}] are several genes with {joint!r} "
-                f"between them, such as {joined[0]!r}, and would be taken for one: pass separator={joint!r}, or "
-                "guides={} to leave labels as they are."
-            )
-            return _refuse_or_warn(message, joined, rest)
-    return None
-
-
 def naming_as_noted(notes: Mapping[str, Any]) -> Naming:
-    """Read labels as they were read before, by what was noted then."""
+    """How labels were read, from the notes of a prediction."""
     return Naming.of(notes["control"], str(notes["separator"]), np.asarray(notes.get("whole", ()), dtype=object))
 
 
-def guides_as_noted(
-    notes: Mapping[str, Any], known: Iterable[str], naming: Naming
-) -> Callable[[Iterable[str]], dict[str, str]]:
-    """Read guides as they were read before, where they were.
-
-    Parameters
-    ----------
-    notes
-        What :attr:`Perturbations.notes` gave among others.
-    known
-        Genes of which guides that were not there before are known by their names, beside those of the control.
-    naming
-        How labels are read.
-
-    Returns
-    -------
-    What :func:`scdiva.data.conditions.perturbations` takes.
-    """
+def guides_as_noted(notes: Mapping[str, Any]) -> dict[str, str]:
+    """Gene of each guide, from the notes of a prediction or a fitted model (:attr:`Perturbations.notes`)."""
     stored = notes.get("guides", {"label": (), "gene": ()})
-    before = dict(zip(map(str, stored["label"]), map(str, stored["gene"]), strict=True))
-    if not before:
-        return lambda labels: {}
-    genes = set(known)
-    return lambda labels: genes_of_guides(set(labels) - before.keys(), genes.intersection, naming) | before
-
-
-def _refuse_or_warn(message: str, some: Collection[str], of: Collection[str], *, refuse: bool = False) -> None:
-    """Refuse labels that as a whole were meant otherwise, else warn: one alone may be what it is by chance."""
-    if refuse or (len(some) > 1 and 2 * len(some) > len(of)):
-        raise ValueError(message)
-    warn(message)
+    return dict(zip(map(str, stored["label"]), map(str, stored["gene"]), strict=True))
 
 
 def listed(given: Sequence[str] | str) -> list[str]:

@@ -309,7 +309,7 @@ def _observed_rows(
     key, naming = str(ours["perturbation_key"]), naming_as_noted(ours)
     groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
     predicted = {part for label in conditions["perturbation"] for part in naming.parts(label)}
-    known = perturbations(observed, key, naming, guides_as_noted(ours, predicted, naming), where="observed")
+    known = perturbations(observed, key, naming, guides_as_noted(ours), where="observed")
     called = _as_observed(predicted, {part for parts in known.parts for part in parts}, list(observed.var_names))
     group = read_labels(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
     dose = doses(observed, dose_key, where="observed") if dose_key else None

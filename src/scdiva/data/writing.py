@@ -131,8 +131,7 @@ def check_writable(
                     f"adata.{slot}[{name!r}] belongs to the result {owner[1]!r} of scdiva.{owner[0]} and would be "
                     f"overwritten by the result {result!r} of scdiva.{call}: choose another key."
                 )
-            # files of earlier versions have no record but the entry itself
-            if owner is None and (entry not in ours or _owner(ours, f"uns/{UNS}/{entry}")):
+            if owner is None:
                 taken.append(f"adata.{slot}[{name!r}]")
     if taken:
         raise ValueError(

@@ -6,7 +6,6 @@ Layout everywhere: the genes of all cells stand in one row of length `T` (`token
 
 from __future__ import annotations
 
-from scdiva._lazy import renamed
 from scdiva.diffusion.likelihood import log_likelihood
 from scdiva.diffusion.loss import dual_loss, loss_weights, masked_cross_entropy
 from scdiva.diffusion.masking import Corrupted, cell_of_token, mask_tokens, stratified_times
@@ -26,6 +25,3 @@ __all__ = [
     "stratified_times",
     "values_at_ranks",
 ]
-
-place_log_prior = renamed("scdiva.diffusion.place_log_prior", "rank_log_prior", rank_log_prior)
-values_at_places = renamed("scdiva.diffusion.values_at_places", "values_at_ranks", values_at_ranks)

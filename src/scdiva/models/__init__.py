@@ -8,8 +8,6 @@ from scdiva._lazy import lazily
 
 if TYPE_CHECKING:
     from scdiva._loading import load as load
-    from scdiva._loading import load_annotator as load_annotator
-    from scdiva._loading import load_perturbation_model as load_perturbation_model
     from scdiva.models.annotator import Annotator as Annotator
     from scdiva.models.config import ScDiVaConfig as ScDiVaConfig
     from scdiva.models.hub import available as available
@@ -30,9 +28,7 @@ _WHERE = {
     "available": "hub",
     "init_gene_embedding": "network",
     "load": "scdiva._loading",
-    "load_annotator": "scdiva._loading",
     "load_model": "pretrained",
-    "load_perturbation_model": "scdiva._loading",
     "push": "hub",
     "save_model": "network",
 }

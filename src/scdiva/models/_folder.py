@@ -69,13 +69,8 @@ def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") 
         raise ValueError(f"{str(folder)!r} is no {in_words(kind)}, it holds {_HOLDS[str(found)]}{inner}.")
     for name in (*names, CHECKSUMS):
         if not (folder / name).is_file():
-            mend = "under these names"
-            if (folder / VOCABULARY).with_suffix(".parquet").is_file():
-                whole = folder.parent if (folder.parent / CHECKSUMS).is_file() else folder
-                mend = f"earlier versions kept the last as parquet: python scripts/convert_vocabulary.py {str(whole)!r}"
             raise FileNotFoundError(
-                f"{folder} lacks {name}: the folder of a saved {in_words(kind)} holds {CHECKSUMS}, "
-                f"{', '.join(names)}; {mend}"
+                f"{folder} lacks {name}: the folder of a saved {in_words(kind)} holds {CHECKSUMS}, {', '.join(names)}."
             )
     with (folder / CHECKSUMS).open(encoding="utf-8", errors="replace") as file:
         text = file.read(LONGEST_SUMS)
@@ -178,7 +173,7 @@ def refuse_foreign(folder: Path, kind: str) -> None:
     """
     if folder.is_symlink() or not folder.is_dir():
         return
-    ours = {*SUMMED, CHECKSUMS, Path(VOCABULARY).with_suffix(".parquet").name}
+    ours = {*SUMMED, CHECKSUMS}
     if kind != "model":
         ours = {f"{MODEL}/{name}" for name in ours} | {f"{kind}.json", f"{kind}.safetensors", CHECKSUMS, MODEL}
     held = (path for path in folder.rglob("*") if path.name != ".DS_Store")

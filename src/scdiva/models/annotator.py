@@ -103,8 +103,8 @@ class Annotator(Fitted):
     def _restored(cls, model: ScDiVa, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
         sizes = HeadSizes(**settings["sizes"])
         labels = settings["labels"]
-        dtype, ordered = str(settings.get("dtype", "object")), bool(settings.get("ordered", False))
-        if np.dtype(dtype).kind not in "biuf":  # of earlier versions too
+        dtype, ordered = str(settings["dtype"]), bool(settings["ordered"])
+        if np.dtype(dtype).kind not in "biuf":
             dtype, labels = "object", list(map(str, labels))
         labels = tuple(np.asarray(labels, dtype=dtype).tolist())
         parents = {str(name): str(parent) for name, parent in settings["parents"].items()}

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from scdiva._constants import FINETUNED, MASK, N_SPECIAL
 from scdiva._files import output_path
-from scdiva._lazy import renamed
 from scdiva._version import __version__
 from scdiva.diffusion import cell_of_token
 from scdiva.kernels._attention import longest_cell
@@ -167,8 +166,6 @@ class Network(nn.Module):
     vocabulary: Vocabulary
     metadata: dict[str, Any] | None = None
     origin: str | None = None
-    gene_logits = renamed("ScDiVa.gene_logits", "logits", lambda model, *args, **by: model.logits(*args, **by))
-    predict_values = renamed("ScDiVa.predict_values", "values", lambda model, *args, **by: model.values(*args, **by))
 
     def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
@@ -18,7 +18,7 @@ from scdiva._constants import BASELINES, EXPECTED, FINETUNED, N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva._running import model_name
 from scdiva._settings import logger, progress_bar, settings
-from scdiva.data.conditions import Guides, Naming, guides_as_noted, perturbations, read_perturbations
+from scdiva.data.conditions import Naming, guides_as_noted, perturbations, read_perturbations
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
@@ -246,11 +246,6 @@ class PerturbationModel(Fitted):
 
     @classmethod
     def _restored(cls, model: ScDiVa, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
-        if settings.get("sizes") is not None:
-            raise ValueError(
-                "it holds a perturbation network, which scdiva has no more, as none predicted better than the expected "
-                "response. Fit again: scdiva.tl.fit_perturbation"
-            )
         genes, groups = tuple(map(str, settings["genes"])), tuple(map(str, settings["groups"]))
         parts = tuple(tuple(map(str, names)) for names in settings["parts"])
         labels = tuple(map(str, settings["labels"]))
@@ -305,7 +300,12 @@ def _restored_head(model: ScDiVa, screen: Screen, tensors: dict[str, Tensor]) ->
 
 
 def open_screen(
-    adata: AnnData, columns: Columns, guides: Guides, given: ScDiVa | str | PathLike[str], device: str, reading: Reading
+    adata: AnnData,
+    columns: Columns,
+    guides: Mapping[str, str] | None,
+    given: ScDiVa | str | PathLike[str],
+    device: str,
+    reading: Reading,
 ) -> tuple[PerturbationModel, NDArray[np.int64]]:
     """Open a screen that a model is to be fitted on; its matrix is not read.
 
@@ -344,7 +344,7 @@ def open_screen(
 
 
 def control_cells(
-    adata: AnnData, fitted: PerturbationModel, guides: Guides, species: Species
+    adata: AnnData, fitted: PerturbationModel, guides: Mapping[str, str] | None, species: Species
 ) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
     """Choose control cells to predict from; all cells are, if there is no column of perturbations.
 
@@ -359,15 +359,15 @@ def control_cells(
     -------
     Their rows, and the group of each.
     """
-    key, naming = fitted.perturbation_key, fitted.naming
+    key = fitted.perturbation_key
     group = group_names(adata, fitted.groupby)
     if key not in adata.obs:
         chosen = np.ones(adata.n_obs, dtype=bool)
     elif guides is not None:
         how = fitted.control, fitted.separator, guides, fitted.model.vocabulary, species
         chosen = read_perturbations(adata, key, *how, fitted=True).is_control
-    else:  # as in the screen; guides of the control that it did not have are known by its name
-        chosen = perturbations(adata, key, naming, guides_as_noted(fitted.notes, (), naming)).is_control
+    else:
+        chosen = perturbations(adata, key, fitted.naming, guides_as_noted(fitted.notes)).is_control
     return np.flatnonzero(chosen), group[chosen]
 
 

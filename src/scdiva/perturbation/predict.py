@@ -26,7 +26,6 @@ from scdiva.data.conditions import (
     same_genes,
     species_of,
     wanted_groups,
-    warn_of_ambiguous,
     whole_names,
 )
 from scdiva.data.genes import check_unique
@@ -103,7 +102,6 @@ def requested(
     else:
         names = listed(predict)
         naming = naming_of(fitted, names, species)
-        warn_of_ambiguous(names, genes_among(fitted.model.vocabulary, species), naming, argument)
         asked = [naming.parts(name) for name in names]
         called = same_genes(set().union(*asked), measured.part_names, fitted.model.vocabulary, species, argument)
         for name, of in called.items():

@@ -17,11 +17,8 @@ from scdiva._labels import read_labels
 from scdiva._running import Running, embed_all
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.conditions import (
-    Naming,
     Perturbations,
     doses,
-    genes_among,
-    genes_of_guides,
     match_perturbed,
     species_of,
 )
@@ -443,9 +440,7 @@ def refuse_unknown(model: ScDiVa, parts: Iterable[tuple[str, ...]], species: Spe
     tokens = gene_tokens(model, asked, species)
     unknown = [part for part in asked if part not in tokens and part not in measured]
     if unknown:
-        of_guide = genes_of_guides(unknown[:1], genes_among(model.vocabulary, species), Naming((), "")).values()
-        near = [*of_guide, *nearest(unknown[0], [*measured, *model.vocabulary.symbols])]
-        near = list(dict.fromkeys(near))[:3]
+        near = nearest(unknown[0], [*measured, *model.vocabulary.symbols])
         raise ValueError(
             f"{len(unknown)} of {len(asked)} perturbed genes or labels are neither in the screen nor in the model's "
             f"vocabulary, the first is {unknown[0]!r}"

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from scdiva import metrics
 from scdiva._checks import check_least, nearest
 from scdiva._constants import OBS_CONDITION, PREDICTED
-from scdiva.data.conditions import naming_as_noted
+from scdiva.data.conditions import naming_as_noted, same_genes, species_of
 from scdiva.data.genes import check_unique
 from scdiva.data.predictions import OURS, Prediction, Responses, observed_responses, read_prediction, response_score
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches, write_names
 from scdiva.pl._groups import gene_names
+from scdiva.tokenizer.vocabulary import load_vocabulary
 
 _COLOURS = {
     OURS: "#d1495b",
@@ -75,8 +76,8 @@ def perturbation(
     predicted
         What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
     condition
-        One of those that were predicted; the perturbation is enough where it is
-        predicted in one group only.
+        Name of a predicted condition; or its perturbation, by any name of the genes, if that is predicted in one group
+        only.
     observed
         Cells of that condition and control cells, counts or log-normalised, with the columns of obs by which was
         predicted. Genes are matched by var names. None draws the prediction alone.
@@ -169,7 +170,7 @@ def perturbation(
 
 
 def _find_condition(predicted: Prediction, name: str) -> int:
-    """Give the number of a condition, by its name, or by its perturbation where that is predicted once."""
+    """Return the number of a condition, by its name, or by any name of a perturbation that is predicted once."""
     if not isinstance(name, str):
         first = predicted.conditions["condition"].iloc[0]
         raise TypeError(
@@ -179,8 +180,11 @@ def _find_condition(predicted: Prediction, name: str) -> int:
     conditions = predicted.conditions
     found = conditions.index[conditions["condition"] == name]
     if not len(found):
-        parts = _parts_of(predicted, name)
-        found = conditions.index[[_parts_of(predicted, label) == parts for label in conditions["perturbation"]]]
+        parts = [set(_parts_of(predicted, label)) for label in conditions["perturbation"]]
+        asked, vocabulary = set(_parts_of(predicted, name)), load_vocabulary()
+        species = species_of(list(map(str, predicted.genes)), vocabulary, None)
+        called = same_genes(asked, set().union(*parts), vocabulary, species, "condition")
+        found = conditions.index[[of == {called.get(part, part) for part in asked} for of in parts]]
     if len(found) == 1:
         return int(found[0])
     names = conditions["condition"].tolist()
@@ -246,8 +250,8 @@ def delta_scatter(
     predicted
         What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
     condition
-        One of those that were predicted; the perturbation is enough where it is
-        predicted in one group only.
+        Name of a predicted condition; or its perturbation, by any name of the genes, if that is predicted in one group
+        only.
     observed
         Cells of that condition and control cells, counts or log-normalised, with the columns of obs by which was
         predicted. Genes are matched by var names.

@@ -30,7 +30,7 @@ def split_perturbations(
     n_splits: int = 5,
     fold: int = 0,
     separator: str = "+",
-    guides: Mapping[str, str] | Literal["auto"] | None = None,
+    guides: Mapping[str, str] | None = None,
     key_added: str = OBS_SPLIT,
     rng: int | None = None,
     copy: bool = False,
@@ -65,9 +65,8 @@ def split_perturbations(
         What stands between the parts of a combination. `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`. A gene whose
         name contains it is one part. Empty: there are no combinations.
     guides
-        The gene of each guide, where the column names guides, or `"auto"`; see
-        :func:`scdiva.tl.fit_perturbation`. All guides of a gene are then on one side. Genes are known by the bundled
-        human vocabulary, and those of mice where the data have mouse genes.
+        Mapping of guides to genes, if the column contains guides; see :func:`scdiva.tl.fit_perturbation`. All guides of
+        a gene are then in one part of the split.
     key_added
         Column to write.
     rng
@@ -97,8 +96,8 @@ def split_perturbations(
     ValueError
         If a label is missing or has an empty part; if there are no control cells, fewer conditions than folds, no such
         fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; if labels look
-        like controls that `control` does not name; if two are names of one gene, or labels name guides, and `guides`
-        does not declare it; or if arguments do not go together.
+        like controls that `control` lacks, or two are names of one gene, and `guides` does not declare it; or if
+        arguments do not go together.
 
     Examples
     --------

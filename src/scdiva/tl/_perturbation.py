@@ -42,7 +42,7 @@ def fit_perturbation(
     groupby: str | None = None,
     dose_key: str | None = None,
     separator: str = "+",
-    guides: Mapping[str, str] | Literal["auto"] | None = None,
+    guides: Mapping[str, str] | None = None,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     finetune: bool = False,
     epochs: int | None = None,
@@ -84,11 +84,11 @@ def fit_perturbation(
     perturbation_key
         Column of `adata.obs` with the perturbation of each cell: a gene, a label such as a drug, or several of them.
     control
-        Its value for unperturbed cells, or several: `["control", "NT1", "NT2"]`. In combinations (`"A+control"`) it
-        does not count. Other labels by which screens name negative controls (`NT2`, `NTC_3`, `non-targeting_00013`,
-        `safe-targeting`, `neg_ctrl`, `scramble`, `INTERGENIC12`, `unperturbed`) raise an error unless they are named
-        here or kept by `guides`; labels such as `AAVS1`, `GFP`, `DMSO_24h`, `PBS`, `EV`, `untreated` and `random`, and
-        genes whose names read as controls (`CTRL`, `NT3`), are warned of.
+        Label of the control cells, or several labels: `["control", "NT1", "NT2"]`. In combinations (`"A+control"`) it
+        is ignored. Other labels of negative controls (`NT2`, `NTC_3`, `non-targeting_00013`, `safe-targeting`,
+        `neg_ctrl`, `scramble`, `INTERGENIC12`, `unperturbed`) raise an error unless they are listed here or kept by
+        `guides`; the gene symbol `CTRL` brings a warning. Other kinds of controls (`AAVS1`, `GFP`, `DMSO`) are not
+        recognised.
     groupby
         Column with groups of cells, such as cell types or lines; changes are those from control cells of the same
         group.
@@ -98,12 +98,11 @@ def fit_perturbation(
         What stands between the parts of a combination; `""` if there are none. A gene whose name contains it
         (`HLA-DRA` with `"-"`) is one part.
     guides
-        The gene, or combination of genes, of each guide, where the column names guides: `{"KLF1g1": "KLF1"}`; or
-        `"auto"`, which takes a guide's number or prefix off (`KLF1g1`, `KLF1_2`, `sgKLF1-1`, `g1-KLF1`, `klf1`).
-        Guides of the control are read as it is (`{"NTC_1": "control"}`), and `{"NT1": "NT1"}` keeps a label that looks
-        like a control as a perturbation. None: labels are as they are, and refused if most are no genes of the
-        vocabulary, but are so without what guides add; an empty mapping leaves them in any case. Genes are known as
-        those of the data are, of a mouse or by the table given as `species`, or as human ones.
+        Mapping of guides to genes, or to combinations of genes, if the column contains guides: `{"KLF1g1": "KLF1"}`.
+        Guides are not recognised automatically: a guide that is not mapped is a perturbation of its own, and
+        `fitted.notes["labels"]` lists all perturbations that are not genes. `{"NTC_1": "control"}` maps a guide to the
+        control, and `{"NT1": "NT1"}` keeps a label that looks like a control as a perturbation. An empty mapping keeps
+        all labels.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
     %(finetuning)s
@@ -129,8 +128,7 @@ def fit_perturbation(
     ValueError
         If there are no control cells (in a group), or nothing else; if a name or dose is missing or makes no sense; if
         two labels are names of one gene (KLF1 and EKLF) and `guides` neither joins them nor keeps them apart; if labels
-        look like controls that `control` does not name; if labels name guides, or combinations with another
-        separator, and `guides` does not declare it; if genes repeat a name, or the matrix is refused as by
+        look like controls that `control` lacks; if genes repeat a name, or the matrix is refused as by
         :func:`embed`; if a fine-tuning argument is given without `finetune=True` or is out of range, or
         `checkpoint_dir` holds another run.
     TypeError
@@ -141,8 +139,7 @@ def fit_perturbation(
     Warns
     -----
     UserWarning
-        If a condition was measured in one cell, there is one condition only, a few labels look like guides or may be
-        controls, or a label can be read both as a gene and as a combination.
+        If a condition was measured in one cell, there is only one condition, or a gene symbol looks like a control.
 
     Examples
     --------
@@ -179,7 +176,7 @@ def predict_perturbation(
     dose_key: str | None = None,
     dose: float | Sequence[float] | None = None,
     separator: str = "+",
-    guides: Mapping[str, str] | Literal["auto"] | None = None,
+    guides: Mapping[str, str] | None = None,
     model: PerturbationModel | ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     finetune: bool = False,
     epochs: int | None = None,

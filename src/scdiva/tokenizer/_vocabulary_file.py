@@ -37,17 +37,11 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
     Raises
     ------
     ValueError
-        If it is no vocabulary, is damaged, larger than any, or of the first format, which was parquet; the message
-        names the file.
+        If it is no vocabulary, is damaged or too large; the message names the file.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    if data.startswith(b"PAR1"):
-        raise ValueError(
-            f"{path} is parquet, in which vocabularies were kept at first. If you trust its source, convert it once "
-            f"with the repository's script: python scripts/convert_vocabulary.py {str(path)!r}"
-        )
     try:
         held = load(data)
         texts = {name: array.tobytes().decode() for name, array in held.items() if array.dtype == np.uint8}

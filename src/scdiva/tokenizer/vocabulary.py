@@ -120,8 +120,7 @@ class Vocabulary:
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is damaged, is no vocabulary or has more than 256 MiB; the message names the file. Of parquet, in
-            which vocabularies were kept at first, it names the command that converts it.
+            If it is damaged, is no vocabulary or has more than 256 MiB; the message names the file.
         """
         path = Path(path)
         if data is None and not path.is_file():
@@ -420,7 +419,7 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
     if vocabulary == "human":
         return Vocabulary.human()
     given = Path(vocabulary)
-    for path in (given, given / _FILE, _CHECKPOINTS / given / _FILE, given / "vocabulary.parquet"):
+    for path in (given, given / _FILE, _CHECKPOINTS / given / _FILE):
         if path.is_file():
             return Vocabulary.read(path)
     bundled = sorted(path.parent.name for path in _CHECKPOINTS.glob(f"*/{_FILE}"))

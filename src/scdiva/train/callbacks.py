@@ -121,8 +121,7 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the file is damaged, no checkpoint of a scdiva task, or one of an earlier version, which dealt other cells
-        to each batch. The message names the file.
+        If the file is damaged or no checkpoint of a scdiva task. The message names the file.
     """
     remedy = "Remove it, or choose another folder."
     try:
@@ -135,11 +134,6 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     saved = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
     if not isinstance(saved, dict):
         raise ValueError(f"{str(file)!r} is no checkpoint of a scdiva training task. {remedy}")
-    if "world_size" in saved:  # until November 2026
-        raise ValueError(
-            f"{str(file)!r} is of an earlier version, which took the cells in another order: some would be seen twice, "
-            "others not at all. Finish the run with that version, or begin a new one from its model."
-        )
     lacks = [key for key in _OF_CHECKPOINT if key not in content] + [key for key in _OF_TASK if key not in saved]
     if lacks or not isinstance(saved["batches_seen"], int):
         raise ValueError(f"{str(file)!r} is damaged: it lacks {', '.join(lacks) or 'a number of batches'}. {remedy}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch._dynamo
-from _judge import judge_times
+from _timing import judge_times
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.autograd import DeviceType

@@ -13,18 +13,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from _weights import stamped
 
 import scdiva
-from scdiva._constants import DEFAULT_MODEL
 from scdiva._settings import multiplies_bf16
 
 RESULTS = Path(os.environ.get("SCDIVA_RESULTS") or Path(__file__).parent / "results")
-"""The variable keeps short runs, as `make bench` makes them, out of the results that the page is made of."""
+"""Short runs, such as `make bench`, write elsewhere through this variable."""
 CODE = ("src", "benchmarks", ":(exclude)benchmarks/results")
-"""What a figure depends on: files here that are changed or new make the commit's code another one."""
+"""Changed or new files here mark the commit with `+changes`."""
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
-"""By the names of /proc/cpuinfo: what decides how fast a CPU multiplies matrices."""
+"""Names in /proc/cpuinfo of the instructions that multiply matrices."""
 PACKAGES = ("torch", "triton", "liger-kernel", "numpy", "anndata", "scanpy", "scikit-learn")
 
 
@@ -88,26 +86,15 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
-def kept_rows(name: str, arms: Iterable[str], **alike: object) -> list[dict]:
-    """Rows of these arms in the last results, each with the commit that made it.
-
-    No rows if a field of those results is not as `alike` says.
-    """
-    path, arms = RESULTS / f"{name}.json", tuple(arms)
-    last = json.loads(path.read_text()) if arms and path.exists() else {}
-    if any(last.get(key) != value for key, value in alike.items()):
-        return []
-    return [{"commit": last["commit"], **row} for row in last.get("rows", []) if row.get("arm") in arms]
-
-
-def rows_so_far(name: str) -> list[dict]:
-    """Rows of the results as they stand, without goals; another environment may have written some since."""
+def rows_so_far(name: str, *, goals: bool = False) -> list[dict]:
+    """Rows of the present results, by default without goals."""
     file = RESULTS / f"{name}.json"
-    return [row for row in json.loads(file.read_text())["rows"] if "met" not in row] if file.exists() else []
+    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    return [row for row in rows if goals or "met" not in row]
 
 
 def replaced(rows: list[dict], row: dict, keys: tuple[str, ...]) -> list[dict]:
-    """The rows with a new one in the place of that which agrees with it in these keys."""
+    """The rows, with `row` in place of the one that has the same values of these keys."""
     place = [row.get(key) for key in keys]
     return [*(other for other in rows if [other.get(key) for key in keys] != place), row]
 
@@ -115,9 +102,8 @@ def replaced(rows: list[dict], row: dict, keys: tuple[str, ...]) -> list[dict]:
 def record(name: str, rows: list[dict], folder: Path | None = None, **notes: object) -> Path:
     """Write `<name>.json` into `results` or a folder: rows with command, commit, machine and versions.
 
-    Notes stand beside them in the place of a field of the same name (`commit=...` where the code runs without its
-    repository). A row that used a model gets the fingerprint of its weights: those of the note `model`, or of the
-    bundled one. NaN and infinity are refused, as they are no JSON and no figure.
+    Notes override fields of the same name (`commit=...` where the code runs without its repository). NaN and infinity
+    raise an error.
     """
     entry = {
         "command": " ".join(["python", *sys.argv]),
@@ -126,7 +112,7 @@ def record(name: str, rows: list[dict], folder: Path | None = None, **notes: obj
         "machine": notes.get("machine") or machine(),
         "versions": versions(),
         **notes,
-        "rows": stamped(name, rows, str(notes.get("model", DEFAULT_MODEL))),
+        "rows": rows,
     }
     folder = RESULTS if folder is None else folder
     folder.mkdir(exist_ok=True)

@@ -1,12 +1,20 @@
-"""Time arms side by side, compare with goals, print what came out."""
+"""Time arms in turns, compare them with goals, and measure peak memory."""
 
 from __future__ import annotations
 
+import json
 import math
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from scdiva._settings import multiplies_bf16
+
+DRAWS = 2000
+KNOWN = ("what", "value", "at_least", "at_most", "met", "interval", "over")
 
 
 def interleaved(
@@ -18,12 +26,8 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of every run of every arm, each arm once a round.
 
-    A machine that is shared or gets warm slows down for minutes, not for one call: arms that take turns suffer alike,
-    and the first place of a round goes round as well. The caller takes `min` of each list, and ratios within one call
-    only.
-
-    `process_time` counts the CPU time of all threads: set one thread. On a GPU the arms must wait for the device
-    themselves, or use its events instead of this function.
+    A shared machine slows down for minutes, not for one call, so arms that take turns are equally affected; the first
+    arm of a round changes from round to round. `process_time` counts the CPU time of all threads: set one thread.
     """
     if not arms or repeats < 1 or warmup < 0:
         raise ValueError(f"Time at least one arm, once: got {len(arms)} arms, repeats={repeats}, warmup={warmup}.")
@@ -51,11 +55,11 @@ def goal(
     counted: bool = False,
     **details: object,
 ) -> dict:
-    """Make a row with a goal: `what`, `value`, the bound (one of the two), `met`, and details for the table.
+    """A row with a goal: `what`, `value`, one bound, `met` and details.
 
-    `met` is True where all of the `interval` (over the seeds, cells or rounds that `over` names) is on the good side of
-    the bound, False where none of it is, and None within noise. Without an interval it is False beyond the bound and
-    None at it: one run says that a goal is missed, not that it is met. What is `counted` or exact needs no interval.
+    `met` is True where the whole `interval` satisfies the bound, False where no part of it does, and None otherwise.
+    Without an interval `met` is False or None: one run can miss a goal, but not show that it is met. `counted` values
+    are exact and need no interval.
     """
     if (at_least is None) == (at_most is None):
         raise ValueError(f"{what}: a goal has one bound, at_least or at_most.")
@@ -75,8 +79,42 @@ def goal(
     return {**row, **({"over": over} if over else {}), **details}
 
 
+def judge_times(
+    what: str,
+    times: Sequence[float],
+    others: Sequence[float],
+    *,
+    scale: float = 1.0,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    **details: object,
+) -> dict:
+    """A goal on the ratio of two arms' best times, `scale` times, with a bootstrap interval over the rounds."""
+    one, other = (np.asarray(some, dtype=float) for some in (times, others))
+    value = scale * one.min() / other.min()
+    if min(len(one), len(other)) < 2:
+        return goal(what, value, at_least, at_most, **details)
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(one), size=(DRAWS, len(one)))
+    paired = drawn if len(one) == len(other) else rng.integers(len(other), size=(DRAWS, len(other)))
+    ratios = scale * one[drawn].min(axis=1) / other[paired].min(axis=1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    rounds = f"{min(len(one), len(other))} rounds"
+    return goal(what, value, at_least, at_most, interval=(low, high), over=rounds, **details)
+
+
+def fast_here(arms: Iterable[str]) -> list[str]:
+    """The arms that this CPU supports in hardware; without it bfloat16 takes up to 120 times as long as float32."""
+    names = list(arms)
+    slow = () if multiplies_bf16("cpu") else ("bf16", "bfloat16")
+    omitted = [name for name in names if any(word in name for word in slow)]
+    if omitted:
+        print(f"not run: {', '.join(omitted)}; this CPU does not support it", flush=True)
+    return [name for name in names if name not in omitted]
+
+
 def verdict(row: dict) -> str:
-    """What a goal's row says in words."""
+    """A goal's row in words."""
     if row["met"] is False:
         return "missed"
     if "interval" in row:
@@ -85,31 +123,11 @@ def verdict(row: dict) -> str:
     return "met" if over == "counted" else f"{over}, no interval"
 
 
-KNOWN = ("what", "value", "at_least", "at_most", "met", "interval", "over")
-
-
-def fast_here(arms: Iterable[str]) -> list[str]:
-    """The arms that this CPU has the arithmetic for; what is left out is printed.
-
-    Without it bfloat16 takes up to 120 times as long as float32.
-    """
-    names = list(arms)
-    slow = () if multiplies_bf16("cpu") else ("bf16", "bfloat16")
-    left = [name for name in names if any(word in name for word in slow)]
-    if left:
-        print(f"left out: {', '.join(left)}; this CPU has no arithmetic for it", flush=True)
-    return [name for name in names if name not in left]
-
-
 def report(rows: Iterable[dict]) -> int:
-    """Print the rows; return how many goals were missed. A row without `met` has no goal and is only printed.
-
-    A goal within noise, or of one run, is neither met nor missed: it is printed as such, and not counted.
-    """
+    """Print the rows; return how many goals were missed."""
     missed = 0
     for row in rows:
-        rest = {key: value for key, value in row.items() if key not in KNOWN}
-        line = f"{row.get('what', '')}"
+        line = str(row.get("what", ""))
         if "value" in row:
             line += f": {row['value']:.4g}"
         if "interval" in row:
@@ -117,11 +135,36 @@ def report(rows: Iterable[dict]) -> int:
             line += f" [{low:.4g}, {high:.4g}; {row['over']}]"
         if "met" in row:
             sign, bound = (">=", row["at_least"]) if "at_least" in row else ("<=", row["at_most"])
-            said = verdict(row)
-            line += f" (goal {sign} {bound:g}: {'MISSED' if said == 'missed' else said})"
+            line += f" (goal {sign} {bound:g}: {verdict(row).replace('missed', 'MISSED')})"
             missed += row["met"] is False
-        said = ", ".join(
-            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in rest.items()
+        rest = ", ".join(
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in row.items()
+            if key not in KNOWN
         )
-        print(": ".join(part for part in (line, said) if part))
+        print(": ".join(part for part in (line, rest) if part), flush=True)
     return missed
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Maximum bytes of tensors allocated during `work` on a CPU, from the profiler's record of torch's allocator."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    held = peak = 0
+    for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
+        if event["args"]["Device Type"] == 0:
+            held += event["args"]["Bytes"]
+            peak = max(peak, held)
+    return peak
+
+
+def resident(field: str = "VmHWM") -> int:
+    """Resident bytes of this process: their maximum, or the present value with `"VmRSS"` (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024

@@ -1,217 +1,174 @@
-"""Integration of batches beside Harmony, scVI, scANVI, scArches, ComBat and PCA.
+"""Integration of batches compared with Harmony, scVI, scANVI, ComBat and PCA.
 
-    python benchmarks/integration.py --data FOLDER [--sets kang_pbmc_12k_1287g ...] [--part unlabelled labelled query]
-        [--arms ours harmony ...] [--seeds 0 1 2] [--again] [--strict]
-    python benchmarks/integration.py --h5ad FILE --batch-key B --labels-key L [--layer COUNTS]
+    python benchmarks/integration.py --data FOLDER [--sets kang_pbmc_12k_1287g ...] [--part unlabelled labelled]
+        [--arms ours harmony ...] [--seeds 0 1 2] [--again]
 
-All arms see the same cells, at most 6,000 of a set, and rivals the same 2,000 highly variable genes; each fit runs in a
-process of its own on as many threads as `--threads` says, one.
+All methods receive the same cells, at most 6,000 of a dataset, and rivals the same 2,000 highly variable genes; each
+fit has its own process.
 
-- unlabelled: no arm gets labels. ours (`tl.integrate`), ours_hvg (on the rivals' genes alone), own_components
-  (the same head on components of these cells, without the model), teacher (the corrected input that the head learns
-  from, nothing trained), scdiva (the model as it is, no batches), pca, combat, harmony, scvi.
-- labelled: half of the labels are hidden, another half for each seed, and only hidden cells are scored. ours, scanvi.
-- query: a batch is left out and comes later, up to three of a set, from the largest to the smallest. ours embeds it
-  with the model fitted on the others; scarches is scANVI surgery. Labels are carried over by the 15 nearest
-  neighbours; scArches' own classifier is scored too.
-
-A fit that takes more than a minute is made for the first seed alone, if it is a rival's or a query's: then the spread
-is that of folds and clusters. Fits of scVI are kept in `--keep`.
-
-Rows are written as they are made, and a row that is there with the same cells and seeds is not made again, unless
-`--again`; so arms whose packages do not go together can be run by two environments. An arm whose package is missing is
-left out, and the result says why. The last rows are goals; a missed one fails the call only with `--strict`.
+- unlabelled: no method receives labels. ours (`tl.integrate`), ours_hvg (on the rivals' genes only), scdiva
+  (`tl.embed`, no batches), pca, combat, harmony, scvi.
+- labelled: half of the labels are hidden, a different half for each seed, and only hidden cells are scored. ours,
+  scanvi.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
 import anndata as ad
 import numpy as np
-from _integration_arms import ALIKE, ARMS, hidden_half
-from _integration_goals import goals
-from _integration_scores import carried, conserved, integrated, named
-from _judge import over_seeds
-from _prepared import BATCH, LABELS, MAX_CELLS, fingerprint, prepared
-from _process import fit, missing, version_of
-from _record import commit, machine, record, replaced, rows_so_far
-from _timing import report
+import scanpy as sc
+from _tasks import (
+    BATCH,
+    CLIP,
+    KNOWN,
+    LABELS,
+    N_PCS,
+    UNLABELLED,
+    Found,
+    fingerprint,
+    fitted_scanvi,
+    fitted_scvi,
+    log_normalised,
+    measure,
+    parser_of,
+    pca,
+    prepared,
+    variable_genes,
+)  # fmt: skip
+from sklearn.metrics import accuracy_score, f1_score, silhouette_score
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
+import scdiva as sd
 from scdiva.metrics.annotation import labelled
 
 NAME = "integration"
-SETS = {
-    "kang_pbmc_12k_1287g": "batch",
-    "sc_mixology_cell_lines": "batch",
-    "panc8_small_500": "batch",
-    "kang_ifnb_2800": "batch",
+SETS = ("kang_pbmc_12k_1287g", "sc_mixology_cell_lines", "panc8_small_500", "kang_ifnb_2800")
+PARTS = {
+    "unlabelled": ("ours", "ours_hvg", "scdiva", "pca", "combat", "harmony", "scvi"),
+    "labelled": ("ours", "scanvi"),
 }
-"""Sets and their column of batches: donors, plates and technologies, technologies and donors, stimulation."""
-QUICK = 60.0
-"""A fit that takes fewer seconds is repeated for each seed."""
-N_QUERIES, LEAST_QUERY = 3, 50
-ARMS_FILE = Path(__file__).parent / "_integration_arms.py"
-KEYS = ("part", "set", "arm", "left_out")
+ARMS = PARTS["unlabelled"] + ("scanvi",)
+ALIKE = ("scdiva", "pca", "combat")
+"""Arms in which nothing is random."""
+LISI_NEIGHBORS, PERPLEXITY = 90, 30
 
 
-def queries(adata: ad.AnnData) -> list[str]:
-    """Batches to leave out: up to three of at least 50 cells, from the largest to the smallest, evenly apart."""
-    sizes = adata.obs[BATCH].astype(str).value_counts()
-    names = sorted(sizes.index[sizes >= LEAST_QUERY], key=lambda name: (-sizes[name], name))
-    return [names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(N_QUERIES, len(names))).round().astype(int))]
+def hidden_half(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Rows of a random half of the cells that have a cell type."""
+    rows = np.flatnonzero(labelled(labels))
+    return np.sort(np.random.default_rng(seed).permutation(rows)[: len(rows) // 2])
 
 
-def scored(adata: ad.AnnData, job: dict, found: dict[str, np.ndarray]) -> dict[str, float]:
-    """The scores of a job's part."""
+def fit(adata: ad.AnnData, part: str, arm: str, model: str, seed: int) -> Found:
+    """Embedding of the cells by an arm, and `predicted` cell types where the arm predicts them."""
+    labels = adata.obs[LABELS].astype(str).to_numpy()
+    known = np.where(labelled(labels), labels, UNLABELLED).astype(object)
+    known[hidden_half(labels, seed)] = UNLABELLED
+    adata.obs[KNOWN] = known.astype(str)
+    if arm in ("ours", "ours_hvg"):
+        cells = adata if arm == "ours" else adata[:, variable_genes(adata)].copy()
+        given = {} if part == "unlabelled" else {"labels_key": KNOWN, "unlabeled_category": UNLABELLED}
+        fitted = sd.tl.integrate(cells, BATCH, model=model, rng=seed, **given)
+        found = {"embedding": cells.obsm["X_scdiva_integrated"]}
+        if given:
+            sd.tl.annotate(cells, **given, model=fitted, batch_key=BATCH, rng=seed)
+            found["predicted"] = cells.obs["scdiva_label"].to_numpy().astype(str)
+        return found
+    if arm == "scdiva":
+        return {"embedding": sd.tl.embed(adata, model, copy=True).obsm["X_scdiva"]}
+    if arm == "scvi":
+        return {"embedding": fitted_scvi(adata, seed).get_latent_representation()}
+    if arm == "scanvi":
+        fitted = fitted_scanvi(adata, seed)
+        predicted = np.asarray(fitted.predict()).astype(str)
+        return {"embedding": fitted.get_latent_representation(), "predicted": predicted}
+    if arm == "combat":
+        work = log_normalised(adata)[:, variable_genes(adata)].copy()
+        work.X = work.X.toarray()
+        sc.pp.combat(work, BATCH)
+        work.X = np.array(work.X)
+        sc.pp.scale(work, max_value=CLIP)
+        sc.pp.pca(work, n_comps=min(N_PCS, min(work.shape) - 1))
+        return {"embedding": work.obsm["X_pca"]}
+    coordinates = pca(adata, adata)[0].astype(np.float64)
+    if arm == "harmony":
+        import harmonypy
+
+        fitted = harmonypy.run_harmony(coordinates, adata.obs, BATCH, random_state=seed, verbose=False)
+        corrected = np.asarray(fitted.Z_corr)
+        return {"embedding": corrected if corrected.shape == coordinates.shape else corrected.T}
+    return {"embedding": coordinates}
+
+
+def ilisi(embedding: np.ndarray, batches: np.ndarray) -> float:
+    """Median inverse Simpson index of batches among 90 neighbours (Korsunsky et al. 2019), scaled to 0..1 as in scib.
+
+    Neighbours are weighted by exp(-beta d), with beta such that the perplexity of the weights is 30.
+    """
+    k = min(LISI_NEIGHBORS, len(embedding))
+    distances, neighbors = NearestNeighbors(n_neighbors=k).fit(embedding).kneighbors(n_neighbors=k - 1)
+    away = distances - distances.min(axis=1, keepdims=True)
+    scale = np.maximum(away.mean(axis=1), np.finfo(float).tiny)
+    low, high = np.full(len(away), -30.0), np.full(len(away), 30.0)  # log beta, in units of the mean distance
+    for _ in range(60):
+        middle = (low + high) / 2
+        weights = np.exp(-away * (np.exp(middle) / scale)[:, None])
+        weights /= weights.sum(axis=1, keepdims=True)
+        entropy = -(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=1)
+        broad = entropy > np.log(min(PERPLEXITY, k / 3))
+        low, high = np.where(broad, middle, low), np.where(broad, high, middle)
+    names, codes = np.unique(batches, return_inverse=True)
+    shares = np.stack([(weights * (codes[neighbors] == code)).sum(axis=1) for code in range(len(names))], axis=1)
+    return float((np.median(1 / (shares**2).sum(axis=1)) - 1) / (len(names) - 1))
+
+
+def conserved(embedding: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+    """NMI and ARI of Leiden clusters, scaled silhouette of the cell types, and their mean, `average_bio`."""
+    found = sd.metrics.avg_bio(embedding, labels, rng=seed)
+    return {"average_bio": found.pop("avg_bio"), **found}
+
+
+def named(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Accuracy and macro-F1 over the cell types in `labels`."""
+    macro = f1_score(labels, predicted, labels=np.unique(labels), average="macro", zero_division=0)
+    return {"accuracy": float(accuracy_score(labels, predicted)), "macro_f1": float(macro)}
+
+
+def scores(adata: ad.AnnData, part: str, found: Found, seed: int) -> dict:
+    """Mixing of batches and conservation of cell types; with labels, of the hidden cells alone."""
     batches, labels = (adata.obs[key].astype(str).to_numpy() for key in (BATCH, LABELS))
-    if job["part"] == "unlabelled":
-        return integrated(found["embedding"], batches, labels, job["seed"])
-    if job["part"] == "labelled":
-        asked = hidden_half(labels, job["seed"])
-        known = np.setdiff1d(np.flatnonzero(labelled(labels)), asked)
-        given, later = found["embedding"], found["embedding"][asked]
-        predicted = found["predicted"][asked] if "predicted" in found else None
-        scores = conserved(later, labels[asked], job["seed"])
-    else:
-        out = batches == job["left_out"]
-        given, rows = found["embedding"], np.flatnonzero(~out)
-        known = np.flatnonzero(labelled(labels[rows]))
-        # a type that no other batch has can't be carried over by anyone
-        keep = np.isin(labels[out], labels[rows][known])
-        asked, later = np.flatnonzero(out)[keep], found["query"][keep]
-        predicted = found["predicted"][keep] if "predicted" in found else None
-        labels = np.concatenate([labels[rows], labels[asked]])
-        asked = np.arange(len(rows), len(labels))
-        scores = {}
-    scores |= carried(given[known], labels[known], later, labels[asked])
-    if predicted is not None:
-        scores |= {f"own_{key}": value for key, value in named(predicted, labels[asked]).items()}
-    return {**scores, "n_cells": len(asked)}
-
-
-def row_of(job: dict, runs: list[dict[str, float]], costs: list[dict], seeds: list[int], cells: str) -> dict:
-    """Mean and standard deviation of the scores over the seeds, mean of the costs over the fits."""
-    row = {key: job[key] for key in KEYS if job.get(key)}
-    row |= {"cells": cells, "seeds": seeds, "fits": len(costs), "commit": commit(), "package": version_of(job["arm"])}
-    row |= {"processor": machine()["processor"], "n_cells": runs[0]["n_cells"]}
-    for key in ("cpu_seconds", "wall_seconds", "peak_mib"):
-        row[key] = round(float(np.mean([cost[key] for cost in costs])), 1)
-    row |= {key: [cost[key] for cost in costs] for key in ("epochs", "strategy") if key in costs[0]}
-    for key in (key for key in runs[0] if key != "n_cells"):
-        row |= over_seeds(key, [run[key] for run in runs])
-    return row
-
-
-def made(adata: ad.AnnData, job: dict, seeds: list[int], folder: Path, cells: str) -> dict:
-    """Fit an arm for each seed, or once where that is said above, score it for each seed."""
-    runs: list[dict[str, float]] = []
-    costs: list[dict] = []
-    once = False
-    for seed in seeds:
-        now = {**job, "seed": seed, "base_seed": seeds[0]}
-        if not once:
-            what = " ".join(str(job[key]) for key in KEYS if job.get(key))
-            found, cost = fit(now, folder, ARMS_FILE, f"{what}, seed {seed}")
-            costs.append(cost)
-            slow = cost["cpu_seconds"] > QUICK and not (job["part"] == "unlabelled" and job["arm"].startswith("ours"))
-            # another half of the labels asks for another fit
-            once = job["part"] != "labelled" and (slow or job["arm"] in ALIKE)
-        runs.append(scored(adata, now, found))
-    return row_of(job, runs, costs, seeds, cells)
-
-
-def keep(row: dict | None, **notes: object) -> list[dict]:
-    """Write the results with a new row in the place of the one that it replaces; gives the goals."""
-    rows = rows_so_far(NAME) if row is None else replaced(rows_so_far(NAME), row, KEYS)
-    parts = list(ARMS)
-    arms = [arm for part in parts for arm in ARMS[part]]
-    names = list(dict.fromkeys([*SETS, *(row["set"] for row in rows)]))
-    rows.sort(key=lambda row: (parts.index(row["part"]), names.index(row["set"]), row.get("left_out", ""),
-                               arms.index(row["arm"])))  # fmt: skip
-    there = {row["arm"] for row in rows}
-    left_out = {arm: why for arm in dict.fromkeys(arms) if arm not in there and (why := missing(arm))}
-    judged = goals(rows)
-    record(NAME, [*rows, *judged], max_cells=MAX_CELLS, left_out=left_out, **notes)
-    return judged
-
-
-def in_a_line(row: dict) -> str:
-    """A row in a line."""
-    what = " ".join(str(row[key]) for key in KEYS if key in row)
-    measures = ("accuracy", "own_accuracy", "macro_f1", "average_bio", "ilisi", "batch_asw")
-    scores = " ".join(f"{key} {row[key]:.3f}" for key in measures if key in row)
-    return f"{what}: {scores} ({row['cpu_seconds']} s CPU, {row['wall_seconds']} s, {row['peak_mib']:.0f} MiB)"
-
-
-def sets_of(arguments: argparse.Namespace) -> Iterator[tuple[str, ad.AnnData]]:
-    """The sets asked for, prepared."""
-    if arguments.h5ad is not None:
-        adata = ad.read_h5ad(arguments.h5ad)
-        yield arguments.h5ad.stem, prepared(adata, arguments.batch_key, arguments.labels_key, arguments.layer)
-        return
-    for name in arguments.sets:
-        yield name, prepared(ad.read_h5ad(arguments.data / f"{name}.h5ad"), SETS[name], "cell_type")
-
-
-def parsed(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", type=Path, help="folder of the benchmark h5ad files")
-    source.add_argument("--h5ad", type=Path, help="a file of your own, with counts")
-    parser.add_argument("--batch-key", help="column of its batches")
-    parser.add_argument("--labels-key", help="column of its types; cells without one may be NaN")
-    parser.add_argument("--layer", help="its layer of counts, if X holds something else")
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
-    parser.add_argument("--part", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--arms", nargs="+", choices=sorted({arm for part in ARMS.values() for arm in part}))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--model", default="scdiva-mini")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--keep", type=Path, default=Path("runs/integration"), help="folder for the fits of scVI")
-    parser.add_argument("--again", action="store_true", help="make rows anew that are there")
-    parser.add_argument("--strict", action="store_true", help="fail where a goal is missed")
-    arguments = parser.parse_args(argv)
-    if arguments.h5ad and not (arguments.batch_key and arguments.labels_key):
-        parser.error("--h5ad needs --batch-key and --labels-key")
-    return arguments
+    embedding = found["embedding"]
+    if not np.isfinite(embedding).all():
+        raise ValueError(f"{(~np.isfinite(embedding)).any(axis=1).sum()} rows of the embedding are not finite.")
+    known = labelled(labels)
+    if part == "unlabelled":
+        return {
+            **sd.metrics.knn_cross_validation(embedding, labels, rng=seed), **conserved(embedding, labels, seed),
+            "ilisi": ilisi(embedding, batches),
+            "ilisi_shuffled": ilisi(embedding, np.random.default_rng(seed).permutation(batches)),
+            "batch_asw": sd.metrics.avg_batch(embedding[known], batches[known], labels[known])["asw_batch"],
+            "avg_batch": 1 - float(silhouette_score(embedding, batches)),
+        }  # fmt: skip
+    asked = hidden_half(labels, seed)
+    rest = np.setdiff1d(np.flatnonzero(known), asked)
+    nearest = KNeighborsClassifier(15).fit(embedding[rest], labels[rest]).predict(embedding[asked])
+    own = {f"own_{key}": value for key, value in named(found["predicted"][asked], labels[asked]).items()}
+    return {**conserved(embedding[asked], labels[asked], seed), **named(nearest, labels[asked]), **own,
+            "n_cells": len(asked)}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parsed(argv)
-    for name, adata in sets_of(arguments):
-        cells = fingerprint(adata)
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            adata.write_h5ad(folder / "cells.h5ad")
-            for part in arguments.part:
-                for arm in ARMS[part]:
-                    if arguments.arms and arm not in arguments.arms:
-                        continue
-                    if why := missing(arm):
-                        print(f"{part} {name} {arm} left out: {why}", flush=True)
-                        continue
-                    for left_out in queries(adata) if part == "query" else [None]:
-                        job = {
-                            "part": part, "set": name, "arm": arm, "left_out": left_out, "model": arguments.model,
-                            "file": str(folder / "cells.h5ad"), "keep": str(arguments.keep.resolve()),
-                            "threads": arguments.threads,
-                        }  # fmt: skip
-                        place = [job[key] for key in KEYS]
-                        same = {"cells": cells, "seeds": arguments.seeds}
-                        if not arguments.again and any(
-                            [row.get(key) for key in KEYS] == place and all(row[key] == same[key] for key in same)
-                            for row in rows_so_far(NAME)
-                        ):
-                            continue
-                        row = made(adata, job, arguments.seeds, folder, cells)
-                        keep(row, model=arguments.model)
-                        print(in_a_line(row), flush=True)
-    missed = report(keep(None, model=arguments.model))
-    return int(arguments.strict and missed > 0)
+    options = parser_of(__doc__, SETS, ARMS, tuple(PARTS)).parse_args(argv)
+    for name in options.sets:
+        adata = prepared(ad.read_h5ad(options.data / f"{name}.h5ad"), "batch", "cell_type", options.max_cells)
+        for part in options.part:
+            for arm in (arm for arm in PARTS[part] if arm in options.arms):
+                measure(
+                    NAME, {"part": part, "set": name, "arm": arm}, {"cells": fingerprint(adata)}, fit,
+                    (adata, part, arm, options.model), lambda found, seed, p=part, a=adata: scores(a, p, found, seed),
+                    options, once=arm in ALIKE,
+                )  # fmt: skip
+    return 0
 
 
 if __name__ == "__main__":

@@ -25,10 +25,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from _judge import Score, judge
-from _memory import _status
 from _record import record
-from _timing import goal, report
+from _timing import goal, report, resident
 
 LENGTHS = (
     212, 435, 540, 606, 650, 690, 724, 750, 777, 796, 817, 838, 859, 886, 920, 953, 997, 1075, 1180, 1368, 3422,
@@ -133,7 +131,7 @@ def measured(name: str, path: Path, small: Path, repeats: int) -> dict:
     sd.settings.progress, sd.settings.threads, sd.settings.device = False, 1, "cpu"
     out = path.with_name("out.h5ad")
     call(name, small, out)
-    at_first, spent = _status("VmHWM"), []
+    at_first, spent = resident(), []
     for _ in range(repeats):
         out.unlink(missing_ok=True)
         start = time.process_time()
@@ -141,7 +139,7 @@ def measured(name: str, path: Path, small: Path, repeats: int) -> dict:
         spent.append(time.process_time() - start)
     return {
         "cpu_seconds": round(min(spent), 3),
-        "peak_mib": round(_status("VmHWM") / 2**20, 1),
+        "peak_mib": round(resident() / 2**20, 1),
         "peak_mib_of_200_cells": round(at_first / 2**20, 1),
     }
 
@@ -183,13 +181,15 @@ def points(part: str, n_cells: int, n_genes: int, n_found: int | None, calls: tu
     return rows
 
 
-def slope(sizes: list[int], seconds: list[float]) -> Score:
-    """Exponent of a power law through the points, by least squares in logarithms, its error by how far they are off."""
-    from scipy.stats import linregress  # not for the processes whose memory is measured
+def slope(what: str, sizes: list[int], seconds: list[float], at_most: float) -> dict:
+    """Exponent of a power law through the points, by least squares in logarithms, with the interval of the fit."""
+    from scipy.stats import linregress, t  # not for the processes whose memory is measured
 
-    found = linregress(np.log(sizes), np.log(seconds))
-    n = len(sizes)
-    return Score(float(found.slope), float(found.stderr) if n > 2 else None, n - 2, f"{n} sizes")
+    found, n = linregress(np.log(sizes), np.log(seconds)), len(sizes)
+    value = float(found.slope)
+    width = float(t.ppf(0.975, n - 2) * found.stderr) if n > 2 else None
+    interval = {} if width is None else {"interval": (value - width, value + width), "over": f"{n} sizes"}
+    return goal(what, value, at_most=at_most, **interval)
 
 
 def goals(rows: list[dict]) -> list[dict]:
@@ -199,9 +199,9 @@ def goals(rows: list[dict]) -> list[dict]:
         for name in CALLS:
             some = [row for row in rows if (row["part"], row["call"]) == (part, name) and row[size] >= FROM[part]]
             if len(some) > 1:
-                value = slope([row[size] for row in some], [row["cpu_seconds"] for row in some])
-                span = f"{min(row[size] for row in some):,} to {max(row[size] for row in some):,}"
-                found.append(judge(f"{name}: slope of CPU time, {span} {part}", value, at_most=1.05))
+                sizes = [row[size] for row in some]
+                what = f"{name}: slope of CPU time, {min(sizes):,} to {max(sizes):,} {part}"
+                found.append(slope(what, sizes, [row["cpu_seconds"] for row in some], 1.05))
     peaks = {row["n_cells"]: row.get("peaks_mib", [row["peak_mib"]]) for row in rows if row["part"] == "memory"}
     if len(peaks) > 1:
         least, most = min(peaks), max(peaks)

@@ -1,408 +1,325 @@
-"""Turn `results/*.json` into the tables of the docs and of the model card, so that no figure is typed by hand.
+"""Write `docs/benchmarks.md` and a CSV for each task (`docs/_static/benchmarks/`) from `benchmarks/results`.
 
-    python benchmarks/tables.py
-
-writes `docs/benchmarks.md`, one page with a figure and a short table a task, `docs/which_model.md`, all methods side by
-side, `docs/results/`, a page of all tables a topic, the plan in `docs/scaling.md`, and the figures that they show; a
-test holds the committed ones to the committed results.
+python benchmarks/tables.py
 """
 
 from __future__ import annotations
 
-import hashlib
+import csv
+import io
 import json
-import sys
-from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from _ablation_table import ablation
-from _about import ABOUT, CHOSEN, JUDGED
-from _annotation_table import annotation_tables, literature
-from _curves import attempts, learning_curve, learning_curve_mouse, sister_studies
-from _denoising_table import ABOUT as ABOUT_DENOISING
-from _denoising_table import WRITERS as DENOISING_WRITERS
-from _embedding_table import embedding_tables
-from _face_table import face as face_table
-from _few_genes_table import few_genes
-from _finetuning_table import finetuning
-from _grn_table import grn_tables
-from _grn_table import reported as named_by_the_paper
-from _integration_table import integration_tables, paper, transform_batch_table
-from _markdown import arm_name, table
-from _perturbation_table import perturbation_attempts, perturbation_tables, reported
-from _plan import filled
-from _reconstruction_table import reconstruction_tables
-from _rejection_table import rejection_table
-from _scaling_table import FIGURE as SCALING_FIGURE
-from _scaling_table import draw_scaling, scaling_tables
-from _summary import draw_summaries, summary
-from _thinning_figure import FIGURE, THINNED, draw_thinning
-from _timing import KNOWN, verdict
-from _weights import notes, of_model, refused
-from _which_model import which_model
+import numpy as np
+from _run import bootstrap
+from _tasks import lead
+from _timing import verdict
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
-TOPICS = {
-    "embedding": (
-        "Embedding and adapting",
-        ("embedding", "pooling", "state_arms", "sister_studies", "thinning", "few_genes"),
-    ),
-    "integration": ("Integration", ("integration", "transform_batch")),
-    "annotation": ("Annotation", ("annotation", "rejection")),
-    "perturbation": ("Perturbation", ("perturbation", "perturbation_attempts")),
-    "networks": ("Gene networks", ("grn",)),
-    "generation": ("Reconstruction, imputation, generation", ("reconstruction", *ABOUT_DENOISING)),
-    "finetuning": ("Fine-tuning", ("finetuning",)),
-    "training": ("Training", ("ablation", "learning_curve", "learning_curve_mouse", "attempts")),
-    "waiting": ("What a user waits for", ("face",)),
-    "speed": (
-        "Speed and memory",
-        (
-            *("scaling", "embedding_speed", "training", "billion", "serialisation", "loss"),
-            *("packing", "loading", "sources", "activations", "gpu", "gpu_fit", "gpu_partial", "aot"),
-        ),
-    ),
-    "reliability": ("Faults and fuzzing", ("faults", "faults_long", "fuzz")),
-}
-"""Pages of tables: title, and the results that stand there. A result of no topic goes to the last."""
-ARMS = {
-    "scdiva": "scdiva-mini, zero-shot",
-    "linear": "its linear part alone",
-    "svd": "corpus SVD, zero-shot",
-    "pca": "PCA fitted on the set",
-    "scvi": "scVI fitted on the set",
-}
+PAGE, TABLES = DOCS / "benchmarks.md", DOCS / "_static" / "benchmarks"
+FILES = {
+    "embedding": ("embedding",), "integration": ("integration",), "annotation": ("annotation",),
+    "perturbation": ("perturbation",), "imputation": ("imputation",), "networks": ("networks",),
+    "finetuning": ("finetuning",), "speed": ("speed", "scaling"), "gpu": ("gpu", "gpu_fit", "gpu_partial"),
+    "reliability": ("faults", "faults_long", "fuzz"),
+}  # fmt: skip
+"""CSV files, and the results that each contains."""
+REJECT = 0.05
+SHOWN = (
+    "share of matmul", "bf16 vs fp32, speed", "unpadded", "serialize: times as fast as the", "float32: ", "embedding: ",
+    *(f"CPU time per cell, {name}" for name in ("backed", "scDataset", "annbatch /", "litdata /")),
+    "training step, full", "tl.embed, full", "forward, packed full", "forward + backward, packed full",
+    "forward: compiled", "backward: cuDNN", "executions", "crashes",
+)  # fmt: skip
+"""Beginnings of the goals on the page, apart from those that are missed."""
+INTERNAL = ("cells", "weights", "weights_from", "weights_note")
+KANG = {"kang_pbmc_12k_1287g": "Kang, 8 donors", "kang_ifnb_2800": "Kang, stimulated"}
+FOUR = {**KANG, "sc_mixology_cell_lines": "cell lines", "panc8_small_500": "pancreas"}
 
 
-def load(name: str) -> dict | None:
-    """Read a result; None where it was not run yet."""
+class Comparison(NamedTuple):
+    """A table: rows in which fields have these values, datasets, our arms, rivals, and the score."""
+
+    words: str
+    result: str
+    where: Mapping[str, object]
+    datasets: Mapping[str, str]
+    ours: Mapping[str, str]
+    rivals: Mapping[str, str]
+    key: str
+
+
+COMPARISONS = {
+    "integration": Comparison(
+        "Mean of NMI, ARI and the scaled silhouette of cell types after `tl.integrate`, without labels.",
+        "integration", {"part": "unlabelled"}, FOUR, {"ours": "`tl.integrate`", "own_components": "without the model"},
+        {"pca": "PCA", "combat": "ComBat", "harmony": "Harmony", "scvi": "scVI"}, "average_bio",
+    ),
+    "mixing": Comparison(
+        "Mixing of batches in the same embeddings: iLISI, 0 to 1. More mixing is better only where cell types stay "
+        "separate.",
+        "integration", {"part": "unlabelled"}, FOUR, {"ours": "`tl.integrate`"},
+        {"pca": "PCA", "combat": "ComBat", "harmony": "Harmony", "scvi": "scVI"}, "ilisi",
+    ),
+    "annotation": Comparison(
+        "Macro-F1 of `tl.annotate` with the whole reference labelled.", "annotation", {"part": "full"}, FOUR,
+        {"ours": "`tl.annotate`"},
+        {"logistic_balanced": "logistic regression", "svm": "linear SVM", "knn": "15-NN on PCA", "scanvi": "scANVI"},
+        "macro_f1",
+    ),
+    "few": Comparison(
+        "Macro-F1 with 1% of the reference's cells labelled.", "annotation", {"part": "few", "share": 0.01}, FOUR,
+        {"ours": "`tl.annotate`"},
+        {"logistic_balanced": "logistic regression", "centroid": "nearest centroid", "scanvi": "scANVI"}, "macro_f1",
+    ),
+    "perturbation": Comparison(
+        "Pearson correlation of the predicted and the observed change of expression, all genes.", "perturbation", {},
+        {"norman_doubles": "Norman, 15 doubles", "norman_singles": "Norman, 18 singles", "glioma": "glioma, lines",
+         "kang_ifnb": "Kang, IFN-beta, types"}, {"ours": "`tl.predict_perturbation`"},
+        {"additive": "additive", "matching_mean": "matching mean", "train_mean": "train mean", "linear": "linear",
+         "gears": "GEARS"}, "pearson_delta",
+    ),
+    "imputation": Comparison(
+        "Spearman correlation within cells of removed counts and values imputed by `tl.impute`.", "imputation",
+        {"part": "impute"}, {"pbmc3k_raw": "pbmc3k", "kang_pbmc_12k_1287g": "Kang, 8 donors"}, {"ours": "`tl.impute`"},
+        {"knn": "30 neighbours", "type_means": "means of cell types", "scvi": "scVI"}, "spearman_cell",
+    ),
+    "imputation_gene": Comparison(
+        "The same within genes.", "imputation", {"part": "impute"},
+        {"pbmc3k_raw": "pbmc3k", "kang_pbmc_12k_1287g": "Kang, 8 donors"}, {"ours": "`tl.impute`"},
+        {"knn": "30 neighbours", "type_means": "means of cell types", "scvi": "scVI"}, "spearman_gene",
+    ),
+    "masked": Comparison(
+        "Share of masked genes (30%) that `tl.reconstruct` recovers at one step.", "imputation", {"part": "masked"},
+        {"pbmc3k_raw": "pbmc3k", "kang_pbmc_12k_1287g": "Kang, 8 donors"},
+        {"ours": "with true ranks", "ours_no_places": "without ranks"},
+        {"marginals": "frequency of genes", "type_means": "frequency in the true cell type"}, "masked_recall",
+    ),
+}  # fmt: skip
+
+
+def rows_of(name: str) -> list[dict]:
+    """Rows of a result, each with the command, commit and date of its record; none where there is no result."""
     file = RESULTS / f"{name}.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    entry = json.loads(file.read_text()) if file.exists() else {"rows": []}
+    about = {key: entry[key] for key in ("command", "commit", "date") if key in entry}
+    return [{**about, **row} for row in entry["rows"]]
 
 
-def spread(row: dict, key: str) -> str:
-    """A mean over seeds, with its standard deviation where it shows."""
-    deviation = row[f"{key}_sd"]
-    return f"{row[key]:.3f}" + (f" ± {deviation:.3f}" if deviation >= 0.0005 else "")
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with its figures aligned right."""
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def without(result: dict) -> str:
-    """Which arms are missing in a result, and why."""
-    return "".join(f"\nLeft out: {ARMS.get(arm, arm)}; {why}.\n" for arm, why in result.get("left_out", {}).items())
+def signed(value: float, interval: Sequence[float] | None) -> str:
+    """A difference with its interval."""
+    return f"{value:+.3f}" + (f" ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else " (no interval)")
 
 
-def embedding(result: dict) -> str:
-    """Means and differences of each group, scores of each dataset, and the goals."""
-    return with_goals(result, embedding_tables(result), "Goals of embedding")
+def units(row: dict, key: str) -> dict[str, float]:
+    """The score of each cell type, or of each group of held-out cells."""
+    if key == "macro_f1":
+        return row.get("f1", {})
+    return {name: part[key] for name, part in row.get("each", {}).items() if key in part}
 
 
-def mouse(result: dict) -> str:
-    """Scores with cells of mice in training and without, then whether they help."""
-    return with_goals(result, [learning_curve_mouse(result)])
+def difference(ours: dict, theirs: dict, key: str) -> tuple[float, tuple[float, float] | None]:
+    """Difference of two rows with its interval over seeds; where both are deterministic, over types or groups."""
+    value, interval = lead(ours, theirs, key)
+    one, other = units(ours, key), units(theirs, key)
+    names = [name for name in one if name in other]
+    if interval is None and len(names) > 1:
+        interval = bootstrap([one[name] - other[name] for name in names])
+    return value, interval
 
 
-def thinning(result: dict) -> str:
-    """The figure, the goals, and the figures that it is drawn from."""
-    rows = [
-        [f"{row['set']} ({row['n_cells']:,})", arm_name(row, ARMS), f"{row['depth']:.0%}",
-         *(spread(row, key) for key in THINNED)]
-        for row in result["rows"]
-        if "arm" in row
-    ]  # fmt: skip
-    figure = f"![Thinned cells: centred cosine and accuracy by depth](../{FIGURE.parent.name}/{FIGURE.name})\n"
-    header = ["set (cells asked about)", "embedding", "depth", *THINNED.values()]
-    judged = [row for row in result["rows"] if "met" in row]
-    return "\n".join([figure, *([goals(judged)] if judged else []), table(header, rows) + without(result)])
-
-
-def read_outs(result: dict) -> str:
-    """Scores of each set and read-out, and the goals if there are any."""
-    measures = {"accuracy": "15-NN accuracy", "average_bio": "mean of NMI, ARI, ASW"}
-    rows = [
-        [
-            f"{row['set']} ({row['n_cells']:,})",
-            f"`{row.get('pooling') or row['arm']}`",
-            *(spread(row, key) for key in measures),
-        ]
-        for row in result["rows"]
-        if "set" in row
-    ]
-    return with_goals(result, [table(["set (cells scored)", "read-out", *measures.values()], rows)])
-
-
-def fingerprint(result: dict) -> str:
-    """What a figure was drawn from, to be kept in it."""
-    return hashlib.sha256(json.dumps(result["rows"], sort_keys=True).encode()).hexdigest()
-
-
-def with_goals(result: dict, parts: list[str], title: str = "", others: str = "") -> str:
-    """The tables of a result, its goals under a title if there is one, and the figures of others."""
-    judged = [row for row in result["rows"] if "met" in row]
-    held = (f"### {title}\n\n" if title else "") + goals(judged) if judged else ""
-    return "\n".join(part for part in (*parts, held, others) if part)
-
-
-def integration(result: dict) -> str:
-    """Scores of each part, the goals, and what the paper reports."""
-    return with_goals(result, integration_tables(result), "Goals", paper())
-
-
-def annotation(result: dict) -> str:
-    """Scores of each part, the goals, and what the paper and the literature report."""
-    return with_goals(result, annotation_tables(result), "Goals of annotation", literature())
-
-
-def perturbation(result: dict) -> str:
-    """Scores of held-out responses, the goals, and what the paper and the literature report."""
-    return with_goals(result, perturbation_tables(result), "Goals of perturbations", reported())
-
-
-def grn(result: dict) -> str:
-    """Scores of each part, the goals, and what the paper says."""
-    return with_goals(result, grn_tables(result), "Goals of networks", named_by_the_paper(result))
-
-
-def reconstruction(result: dict) -> str:
-    """Scores of each part, and the goals."""
-    return with_goals(result, reconstruction_tables(result), "Goals of reconstruction")
-
-
-def scaling(result: dict) -> str:
-    """The figure and its figures, and the goals."""
-    return with_goals(result, scaling_tables(result), "Goals of scaling")
-
-
-def face(result: dict) -> str:
-    """Seconds of each call, and the goals."""
-    return with_goals(result, [face_table(result)], "Goals of waiting")
-
-
-def said(value: object) -> str:
-    """A figure or a note as it stands in a table; numbers to four digits."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    text = value if isinstance(value, str) else f"`{json.dumps(value)}`"
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def goals(rows: list[dict]) -> str:
-    """Rows of `_timing.goal`: the figure, its interval, its goal, whether it was met; `details` are beside."""
-    lines = []
-    for row in rows:
-        sign, bound = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
-        words = "**missed**" if (words := verdict(row)) == "missed" else words
-        measured = [said(row["what"]), said(row["value"]), interval(row), f"{sign} {said(float(bound))}"]
-        lines.append([*measured, words, details(row)])
-    header = ["what", "measured", "95% interval", "goal", "", ""]
-    if not any(line[-1] for line in lines):
-        header, lines = header[:-1], [line[:-1] for line in lines]
-    return table(header, lines)
-
-
-def label(key: str) -> str:
-    """A field of a row as a heading: `peak_mib` is "peak MiB"."""
-    words = {"mib": "MiB", "gib": "GiB", "tflops": "TFLOP/s"}
-    return "measured" if key == "value" else " ".join(words.get(word, word) for word in key.split("_"))
-
-
-def details(row: dict) -> str:
-    """Everything of a row that has no column of its own."""
-    known = (*KNOWN, "section")
-    return ", ".join(f"{label(key)} {said(value)}" for key, value in row.items() if key not in known)
-
-
-def interval(row: dict) -> str:
-    """The interval that a goal was judged by, and what was repeated."""
-    if "interval" not in row:
-        return "counted" if row.get("over") == "counted" else "-"
-    low, high = (said(float(end)) for end in row["interval"])
-    return f"{low} to {high} ({row['over']})"
-
-
-def tally(rows: list[dict]) -> str:
-    """How many goals are met, missed and within noise, in a sentence."""
-    kinds = {"met": "met", "missed": "missed", "within noise": "within noise"}
-    found = Counter(kinds.get(verdict(row), "of one run or a spread that was not kept") for row in rows)
-    parts = [f"{found[kind]} {kind}" for kind in (*kinds.values(), "of one run or a spread that was not kept")]
-    return f"Of the {len(rows)} goals {', '.join(parts[:-1])}, and {parts[-1]}."
-
-
-def figures(rows: list[dict]) -> str:
-    """Rows without a goal, those with the same kinds of figures in one table; many kinds are written as words."""
-    alike: dict[tuple[str, ...], list[dict]] = {}
-    for row in rows:
-        alike.setdefault(tuple(key for key in row if key not in ("what", "section")), []).append(row)
-    tables = []
-    for keys, some in alike.items():
-        if len(keys) > 6:
-            tables.append(table(["what", ""], [[said(row["what"]), _all(row)] for row in some]))
-        else:
-            header = ["what", *(label(key) for key in keys)]
-            tables.append(table(header, [[said(row["what"]), *(said(row[key]) for key in keys)] for row in some]))
-    return "\n".join(tables)
-
-
-def _all(row: dict) -> str:
-    first = [said(row["value"])] if "value" in row else []
-    return ", ".join([*first, *([rest] if (rest := details(row)) else [])])
-
-
-def faults(result: dict) -> str:
-    """What was tried and lost, and the hashes of runs that are compared."""
-    keys = ("fault", "tried", "bit_exact", "lost")
-    text = table(["fault", "tried", "bit-exact", "lost"], [[str(row[key]) for key in keys] for row in result["rows"]])
-    for row in result["rows"]:
-        if "sha256" in row:
-            one, other = row["sha256"]
-            text += f"\n\n{row['steps']} steps, {row['minutes']} minutes: `{one}` without kills, `{other}` with two."
-    return text + f"\n\n{result['seconds']} seconds in all."
-
-
-def fuzz(result: dict) -> str:
-    """The goals, then what became of each target's executions."""
-    rows = [row for row in result["rows"] if "met" not in row]
-    keys = ("executions", "accepted", "refused", "ways", "crashes", "executed", "slowest_s", "seconds")
-    header = ["target", *keys[:6], "slowest, s", "seconds", "commit"]
-    text = table(header, [[row["what"], *(said(row[key]) for key in keys), f"`{row['commit'][:12]}`"] for row in rows])
-    return goals([row for row in result["rows"] if "met" in row]) + "\n" + text
-
-
-def rows_of(result: dict) -> str:
-    """The tables of a result: for each of its sections, the goals, then the other figures."""
-    parts = []
-    for section in dict.fromkeys(row.get("section") for row in result["rows"]):
-        rows = [row for row in result["rows"] if row.get("section") == section]
-        if section:
-            parts.append(f"### {str(section).capitalize()}\n")
-        if judged := [row for row in rows if "met" in row]:
-            parts.append(goals(judged))
-        if others := [row for row in rows if "met" not in row]:
-            parts.append(figures(others))
-    return "\n".join(parts)
-
-
-def origin(result: dict) -> str:
-    """Where a result comes from, in one line."""
-    machine = result["machine"]
+def standing(signs: Mapping[str, int]) -> str:
+    """On how many datasets we are ahead of the best rival beyond noise, and where we are behind."""
+    ahead, behind = (sum(sign == side for sign in signs.values()) for side in (1, -1))
+    names = ", ".join(name for name, sign in signs.items() if sign < 0)
     return (
-        f"`{result['command']}`, commit `{result['commit'][:12]}`, {result['date']}, {machine['processor']} "
-        f"({machine['cores']} cores)."
+        f"Compared with the best of these rivals, scdiva is better on {ahead} of {len(signs)} datasets, worse on "
+        f"{behind}{f' ({names})' if names else ''}, and not different beyond noise on {len(signs) - ahead - behind}.\n"
     )
 
 
-def surroundings(result: dict) -> str:
-    """The line below a table: command, commit, machine, versions. A commit with changes says so."""
-    machine, line = result["machine"], origin(result)
-    if result["commit"].endswith("+changes"):
-        line += " The code had changes that are not in this commit."
-    if "gpu" in machine:
-        line += f" GPU: {machine['gpu']} ({machine['gpu_gib']} GiB), CUDA {machine['cuda']}."
-    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
-    return f"{line} Python {machine['python']}, {versions}.\n"
+def compared(one: Comparison) -> str:
+    """Sentence, table and standing of a comparison. A row without interval counts as within it."""
+    rows = [row for row in rows_of(one.result) if all(row.get(key) == value for key, value in one.where.items())]
+    at = {(row["set"], row["arm"]): row for row in rows if "arm" in row and one.key in row}
+    first = next(iter(one.ours))
+    lines, signs = [], {}
+    for name, label in one.datasets.items():
+        rivals = {arm: at[name, arm] for arm in one.rivals if (name, arm) in at}
+        if (name, first) not in at or not rivals:
+            continue
+        best = max(rivals, key=lambda arm: rivals[arm][one.key])
+        value, interval = difference(at[name, first], rivals[best], one.key)
+        signs[label] = 0 if interval is None else int(interval[0] > 0) - int(interval[1] < 0)
+        shown = [at.get((name, arm), {}).get(one.key) for arm in (*one.ours, *one.rivals)]
+        lines.append([label, *("-" if x is None else f"{x:.3f}" for x in shown), signed(value, interval)])
+    header = ["", *one.ours.values(), *one.rivals.values(), "difference to the best rival (95% CI)"]
+    return f"{one.words}\n\n{table(header, lines)}\n{standing(signs)}"
 
 
-NO_GPU = (
-    "No GPU was at hand when this page was made; `python benchmarks/gpu.py` fills this section on a machine with one."
-)
+def embedding() -> str:
+    """Accuracy and clustering of every labelled dataset."""
+    rows = [row for row in rows_of("embedding") if row.get("group") == "benchmark" and "arm" in row]
+    arms = {"adapt": "`tl.adapt`", "embed": "`tl.embed`", "pca20": "PCA-20", "pca50": "PCA-50, scaled", "scvi": "scVI"}
+    rival, names = "pca20", {row["set"]: row["set"] for row in rows}
+    parts, gains = [], []
+    for key, words in {"accuracy": "15-NN accuracy", "average_bio": "mean of NMI, ARI and silhouette"}.items():
+        at = {(row["set"], row["arm"]): row[key] for row in rows if key in row}
+        if key == "accuracy":
+            shown = [[f"{at[n, arm]:.3f}" if (n, arm) in at else "-" for arm in arms] for n in names]
+            lines = [[label, *cells] for label, cells in zip(names.values(), shown, strict=True)]
+            parts.append(f"15-NN accuracy.\n\n{table(['', *arms.values()], lines)}")
+        line = [words]
+        for arm in arms:
+            apart = [at[n, arm] - at[n, rival] for n in names if (n, arm) in at and (n, rival) in at]
+            line.append("" if arm == rival or not apart else signed(float(np.mean(apart)), bootstrap(apart)))
+        gains.append(line)
+    header = [f"mean difference to {arms[rival]} (95% CI over datasets)", *arms.values()]
+    return "\n".join([*parts, table(header, gains)])
 
 
-WRITERS = {
-    **DENOISING_WRITERS,
-    "few_genes": few_genes,
-    "finetuning": finetuning,
-    "embedding": embedding,
-    "integration": integration,
-    "transform_batch": transform_batch_table,
-    "annotation": annotation,
-    "rejection": rejection_table,
-    "perturbation": perturbation,
-    "perturbation_attempts": perturbation_attempts,
-    "grn": grn,
-    "reconstruction": reconstruction,
-    "thinning": thinning,
-    "pooling": read_outs,
-    "state_arms": read_outs,
-    "sister_studies": sister_studies,
-    "ablation": ablation,
-    "learning_curve": learning_curve,
-    "learning_curve_mouse": mouse,
-    "attempts": attempts,
-    "scaling": scaling,
-    "face": face,
-    "faults": faults,
-    "faults_long": faults,
-    "fuzz": fuzz,
-}
-"""Results that are more than rows of figures."""
+def rejection() -> str:
+    """Shares of cells called unknown on another study."""
+    lines = [
+        [f"{row['set']}, {row['arm']}", *(
+            f"{row[key]:.3f} ({row[f'{key}_interval'][0]:.3f} to {row[f'{key}_interval'][1]:.3f})"
+            for key in ("known", "removed")
+        )]
+        for row in rows_of("annotation") if row.get("part") == "rejection" and row["share"] == REJECT
+    ]  # fmt: skip
+    header = ["reference → query, calibration", "called unknown, known types", "called unknown, removed types"]
+    return table(header, lines)
 
 
-def section(name: str) -> str:
-    """What stands on a page of one result; nothing where it was not run yet."""
-    title, words = ABOUT.get(name, (name.replace("_", " ").capitalize(), ""))
-    result = load(name)
-    if result is None:
-        return f"## {title}\n\n{NO_GPU}\n" if name == "gpu" else ""
-    body = WRITERS.get(name, rows_of)(result)
-    chosen = f"**Chosen on these sets:** {CHOSEN[name]}" if name in CHOSEN else ""
-    texts = (f"## {title}", words, chosen, body.strip(), notes(result["rows"]).strip(), surroundings(result))
-    return "\n\n".join(text for text in texts if text)
+def population() -> str:
+    """Classifiers that separate generated from held-out cells."""
+    names = {"other_real": "other real cells", "ours": "`tl.generate`", "independent": "genes drawn independently"}
+    rows = [row for row in rows_of("imputation") if row.get("part") == "population" and row["arm"] in names]
+    keys = ("forest", "logistic", "correlations")
+    lines = [[f"{row['set']}, {names[row['arm']]}", *(f"{row[key]:.3f}" for key in keys)] for row in rows]
+    return table(["", "AUROC, random forest", "AUROC, logistic regression", "agreement of gene correlations"], lines)
 
 
-def pages() -> dict[str, str]:
-    """The benchmarks page, those of all tables, and the plan of scaling.md, by their paths in the docs."""
-    results = {path.stem: load(path.stem) for path in sorted(RESULTS.glob("*.json"))}
-    judged = [row for result in results.values() for row in result["rows"] if "met" in row]  # type: ignore[index]
-    links = "".join(f"- [{title}](results/{topic}.md)\n" for topic, (title, _) in TOPICS.items())
-    front = [
-        "# Benchmarks\n",
-        "The lead of scdiva over what a user would pick instead, on the same cells, splits and seeds. Green: the goal "
-        "is met; grey: within noise; orange: missed.\n",
-        summary(results),  # type: ignore[arg-type]
-        f"## All tables\n\n{links}",
-        f"## How goals are judged\n\n{JUDGED} {tally(judged)}\n",
-        "Every figure is generated by `python benchmarks/tables.py` from `benchmarks/results`, which the scripts named "
-        "on the pages write. `make bench` runs those of speed and memory at small sizes, records nothing, and fails "
-        "where a goal is missed, not where it is within noise.\n",
-    ]
-    found = {"benchmarks.md": "\n".join(front), "which_model.md": which_model(results)}  # type: ignore[arg-type]
-    rest = [name for name in results if all(name not in names for _, names in TOPICS.values())]
-    for topic, (title, names) in TOPICS.items():
-        some = [*names, *(rest if topic == list(TOPICS)[-1] else [])]
-        found[f"results/{topic}.md"] = "\n".join([f"# {title}\n", *(text for name in some if (text := section(name)))])
-    if results.keys() >= {"training", "scaling"}:
-        found["scaling.md"] = filled((DOCS / "scaling.md").read_text(encoding="utf-8"), results)  # type: ignore[arg-type]
+def denoising() -> str:
+    """Log-loss and correlation of values, means over held-out studies, compared with nearest neighbours."""
+    rows = [row for row in rows_of("imputation") if row.get("part") == "denoising"]
+    names = {"query head, context": "query head with context", "query head": "query head, the cell alone",
+             "neighbors": "nearest neighbours of the study", "population": "state head corrected for the study",
+             "means": "gene means of the study"}  # fmt: skip
+    at = {(row["set"], row["arm"]): row["log_loss"] for row in rows}
+    studies = sorted({name for name, _ in at})
+    lines = []
+    for arm, label in names.items():
+        apart = [at[name, arm] - at[name, "neighbors"] for name in studies]
+        shown = "" if arm == "neighbors" else signed(float(np.mean(apart)), bootstrap(apart))
+        lines.append([label, f"{np.mean([at[name, arm] for name in studies]):.3f}", shown])
+    return table([f"{len(studies)} studies", "log-loss, nats", "difference to neighbours (95% CI over studies)"], lines)
+
+
+def networks() -> str:
+    """Average precision of known edges over chance, with the null distribution."""
+    arms = ("embedding", "attention", "correlation", "spearman", "mutual_information", "forest", "expression")
+    rows = {(row["set"], row["reference"], row["arm"]): row for row in rows_of("networks") if row["part"] == "edges"}
+    lines = []
+    for name, reference in dict.fromkeys(key[:2] for key in rows):
+        found = [rows.get((name, reference, arm)) for arm in arms]
+        lines.append([f"{name}, {reference}", *(
+            "-" if row is None else f"{row['auprc_ratio']:.2f}{'*' if row['auprc_ratio_p'] < 0.05 else ''}"
+            for row in found
+        )])  # fmt: skip
+    return table(["", *arms], lines)
+
+
+def finetuning() -> str:
+    """Scores with intervals of each arm of the fine-tuned tasks."""
+    rows = rows_of("finetuning")
+    parts = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        some = {(row["set"], row["arm"]): row for row in rows if row["task"] == task}
+        sets, arms = (list(dict.fromkeys(key[i] for key in some)) for i in (0, 1))
+        lines = []
+        for arm in arms:
+            found = [some.get((name, arm)) for name in sets]
+            cells = (f"{r['mean']:.3f} ({r['interval'][0]:.3f} to {r['interval'][1]:.3f})" if r else "-" for r in found)
+            lines.append([arm, *cells])
+        parts.append(table([task, *sets], lines))
+    return "\n".join(parts)
+
+
+def goals(*names: str, sections: Mapping[str, str] | None = None) -> str:
+    """Measured value, goal and verdict of the goals in `SHOWN` and of those that are missed."""
+    lines = []
+    for name in names:
+        for row in rows_of(name):
+            shown = "met" in row and (row["met"] is False or row["what"].startswith(SHOWN))
+            if shown and (sections or {}).get(row.get("section", ""), name) == name:
+                sign, bound = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
+                said = verdict(row)
+                said = f"**{said}**" if said == "missed" else said
+                lines.append([str(row["what"]), f"{row['value']:,.3g}", f"{sign} {bound:,g}", said])
+    return table(["", "measured", "goal", ""], lines)
+
+
+def faults() -> str:
+    rows = [*rows_of("faults"), *rows_of("faults_long")]
+    return table(
+        ["fault", "tried", "bit-exact", "steps lost"],
+        [[row["fault"], *(str(row[key]) for key in ("tried", "bit_exact", "lost"))] for row in rows],
+    )
+
+
+def flat(row: dict) -> dict:
+    """The scalars of a row, and the ends of its intervals."""
+    found = {}
+    for key, value in row.items():
+        if key.endswith("interval") and isinstance(value, list):
+            found |= {f"{key}_low": value[0], f"{key}_high": value[1]}
+        elif not isinstance(value, list | dict) and key not in INTERNAL:
+            found[key] = value
     return found
 
 
-def of_other_weights() -> list[str]:
-    """Rows of all results whose weights are not those shipped and that don't say why."""
-    names = sorted(path.stem for path in RESULTS.glob("*.json"))
-    return [row for name in names for row in refused(name, load(name)["rows"], of_model())]  # type: ignore[index]
+def csv_of(names: Sequence[str]) -> str:
+    """All rows of some results as CSV."""
+    rows = [flat({"result": name, **row}) for name in names for row in rows_of(name)]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
-def main() -> int:
-    """Write the pages and the figures, if every row is of the weights that are shipped or says why it is not."""
-    if rows := of_other_weights():
-        print(f"{len(rows)} rows are not of the weights that are shipped; nothing was written:", file=sys.stderr)
-        print("\n".join(f"  {row}" for row in rows), file=sys.stderr)
-        print("Make them anew, or give each a weights_note that says why it stays.", file=sys.stderr)
-        return 1
-    (DOCS / "results").mkdir(exist_ok=True)
-    for path, text in pages().items():
-        (DOCS / path).write_text(text, encoding="utf-8")
-    results = {path.stem: load(path.stem) for path in RESULTS.glob("*.json")}
-    draw_summaries(results, DOCS / "_static", {name: fingerprint(result) for name, result in results.items()})
-    if (result := load("thinning")) is not None:
-        draw_thinning(result, FIGURE, ARMS, fingerprint(result))
-    if (result := load("scaling")) is not None:
-        draw_scaling(result, SCALING_FIGURE, fingerprint(result))
-    return 0
+def page() -> str:
+    """The page: its template with every `{{table}}` filled."""
+    text = Path(__file__).with_name("benchmarks_page.md").read_text(encoding="utf-8")
+    made = {name: compared(one) for name, one in COMPARISONS.items()} | {
+        "embedding": embedding(), "rejection": rejection(), "population": population(), "denoising": denoising(),
+        "networks": networks(), "finetuning": finetuning(), "speed": goals("speed", "scaling"), "faults": faults(),
+        "gpu": goals("gpu", "gpu_fit", "gpu_partial", sections={"sdpa": "gpu_partial"}), "fuzz": goals("fuzz"),
+    }  # fmt: skip
+    for name in FILES:
+        made[f"csv_{name}"] = f"All rows: {{download}}`{name}.csv <_static/benchmarks/{name}.csv>`."
+    for name, filled in made.items():
+        text = text.replace(f"{{{{{name}}}}}", filled.strip())
+    return text
+
+
+def main() -> None:
+    TABLES.mkdir(exist_ok=True)
+    for name, results in FILES.items():
+        (TABLES / f"{name}.csv").write_text(csv_of(results), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -35,7 +35,7 @@ html_theme_options = {
     "navbar_persistent": [],  # one search field, at the side
     "secondary_sidebar_items": {  # wide tables take the room
         "**": ["page-toc"],
-        **{page: [] for page in ("datasets", *(f"results/{path.stem}" for path in (HERE / "results").glob("*.md")))},
+        **{page: [] for page in ("datasets", "benchmarks")},
     },
 }
 

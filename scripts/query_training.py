@@ -1,10 +1,11 @@
 """Training of a query head over many studies: a network that takes the study it has not seen from its other cells.
 
-`train_denoiser.py` runs it; `benchmarks/denoising.py` asks the same queries of other arms.
+`train_denoiser.py` runs it; `benchmarks/imputation.py` compares it with other methods.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,12 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from query_head import CellReader, Context, SingleQueries
+from query_head import Context, SingleQueries
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._constants import N_SPECIAL
-from scdiva._rng import step_generator, step_seed
+from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.corpus import take_cells
 from scdiva.data.packed import PackedCells
@@ -27,7 +28,7 @@ from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
 from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary
-from scdiva.train.base import STREAM, TaskModule
+from scdiva.train.base import TaskModule
 from scdiva.train.config import OptimiserConfig
 
 Packed = tuple[Tensor, Tensor, Tensor]
@@ -59,11 +60,6 @@ class QueryConfig(OptimiserConfig):
         is from those that it knows can't be seen.
     captured_rate
         Share of the batches whose genes are captured with efficiencies of their own.
-    reader_genes
-        Genes of a cell, the first by rank, that a transformer reads for its queries, which are of values alone then;
-        None: none does.
-    reader_dim, reader_layers
-        Width and blocks of that transformer; by default the width of the set encoder's table.
     """
 
     batch_size: int = 24
@@ -76,9 +72,6 @@ class QueryConfig(OptimiserConfig):
     value_weight: float = 1.0
     alone_rate: float = 0.3
     captured_rate: float = 0.5
-    reader_genes: int | None = None
-    reader_dim: int | None = None
-    reader_layers: int = 2
 
 
 class Asked(NamedTuple):
@@ -111,7 +104,6 @@ class Drawn(NamedTuple):
 
     asked: Asked
     around: tuple[Tensor, Counts, Tensor] | None
-    n_cells: int
 
 
 def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator) -> Drawn:
@@ -143,13 +135,11 @@ def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: tor
         tokens[:cut], Counts(counts.of_token[:cut], counts.of_cell[:n]), bounds[: n + 1],
         measured[batch.study[0]].nonzero().squeeze(1), generator,
         thinned=bool(torch.rand((), generator=generator) < 0.5), most=config.queries,
-        # presence that a reader learns does not carry over to new studies; values do
-        presence=config.reader_genes is None,
     )  # fmt: skip
     around = None
     if float(torch.rand((), generator=generator)) >= config.alone_rate:
         around = tokens[cut:], Counts(counts.of_token[cut:], counts.of_cell[n:]), bounds[n:] - cut
-    return Drawn(asked, around, batch.n_cells)
+    return Drawn(asked, around)
 
 
 def draw_queries(
@@ -162,7 +152,6 @@ def draw_queries(
     thinned: bool,
     most: int,
     held_out: float = 0.15,
-    presence: bool = True,
 ) -> Asked:
     """Mask part of cells, and query as many genes that are expressed as measured genes that are not.
 
@@ -182,8 +171,6 @@ def draw_queries(
         Queries of presence of a cell, and values of a cell, at most.
     held_out
         With `thinned`, share of the visible genes that is masked, to ask for their values.
-    presence
-        Whether presence is queried.
 
     Returns
     -------
@@ -200,17 +187,15 @@ def draw_queries(
         held = draw < torch.rand(n_cells, generator=generator)[cells]
         asked, shown = held, ~held
     values = log_normalised(counts, cu_seqlens)
-    there, absent_cell, absent = tokens[:0], cells[:0], tokens[:0]
-    if presence:
-        there = _some(asked, cells, n_cells, most // 2, generator)
-        n_there = torch.bincount(cells[there], minlength=n_cells)
-        known = torch.zeros(n_cells, int(measured.max()) + 1, dtype=torch.bool)
-        known[cells[inside := tokens <= measured.max()], tokens[inside]] = True
-        keys = torch.rand(n_cells, len(measured), generator=generator).masked_fill(known[:, measured], 2.0)
-        order = keys.topk(min(int(n_there.max()), len(measured)), dim=1, largest=False)
-        taken = (torch.arange(order.indices.shape[1]) < n_there[:, None]) & (order.values < 2)
-        absent_cell, at = taken.nonzero().unbind(1)
-        absent = measured[order.indices[absent_cell, at]]
+    there = _some(asked, cells, n_cells, most // 2, generator)
+    n_there = torch.bincount(cells[there], minlength=n_cells)
+    known = torch.zeros(n_cells, int(measured.max()) + 1, dtype=torch.bool)
+    known[cells[inside := tokens <= measured.max()], tokens[inside]] = True
+    keys = torch.rand(n_cells, len(measured), generator=generator).masked_fill(known[:, measured], 2.0)
+    order = keys.topk(min(int(n_there.max()), len(measured)), dim=1, largest=False)
+    taken = (torch.arange(order.indices.shape[1]) < n_there[:, None]) & (order.values < 2)
+    absent_cell, at = taken.nonzero().unbind(1)
+    absent = measured[order.indices[absent_cell, at]]
     cell = torch.cat([cells[there], absent_cell])
     by_cell = cell.argsort(stable=True)
     present = torch.cat([torch.ones(len(there)), torch.zeros(len(absent))])
@@ -239,10 +224,10 @@ def _some(which: Tensor, cells: Tensor, n_cells: int, most: int, generator: torc
 
 
 class QueryModule(TaskModule):
-    r"""Train a query head, and the transformer if it reads it, on batches of one study each.
+    r"""Train a query head on batches of one study each.
 
     The loss of a batch is the mean cross-entropy of presence over balanced queries plus λ times the mean squared error
-    of masked values; with a reader, that of values alone. In half of the batches cells show half of their counts
+    of masked values. In half of the batches cells show half of their counts
     (:func:`draw_queries`, `thinned`), in the others a part of their genes. In half, genes are captured with
     efficiencies of their own, :math:`\min(1, e^x)` with x ~ N(0, 1), the same for all cells of the batch: a study that
     no one has measured. What the state head predicts of a gene gets a random error, the same for the batch, as it has
@@ -269,39 +254,26 @@ class QueryModule(TaskModule):
                 'state_head=True and anchor="encoder".'
             )
         c = model.config
-        width = (config.reader_dim or c.anchor_linear_dim) if config.reader_genes else 0
-        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes, width)
-        self.reader = None
-        if config.reader_genes:
-            assert model.anchor is not None
-            self.reader = CellReader(c, model.anchor.table.weight, width, config.reader_layers)
+        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes)
         self.measured: Tensor
         self.register_buffer("measured", torch.as_tensor(measured), persistent=False)
         model.requires_grad_(False)
 
-    def compute_loss(self, batch: CellBatch | Drawn, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of cells of one study, the first of them asked about; its parts are `presence` (nats) and `value`."""
         c, device = self.config, self.device
-        if isinstance(batch, CellBatch):
-            batch = draw(batch.on_host(), self.measured.cpu(), c, generator)
-        asked, around = batch.asked, batch.around
+        asked, around = draw(batch.on_host(), self.measured.cpu(), c, generator)
         odds, values = self.answer(asked, around)
         value = F.mse_loss(values, asked.value.to(device)) if len(values) else values.sum()
-        if self.reader is not None:
-            return value, {"value": value.detach()}
         presence = F.binary_cross_entropy_with_logits(odds, asked.present.to(device))
         return presence + c.value_weight * value, {"presence": presence.detach(), "value": value.detach()}
 
     def answer(self, asked: Asked, around: tuple[Tensor, Counts, Tensor] | None) -> tuple[Tensor, Tensor]:
         """Answer queries, of presence and of values, given other cells of the study: tokens, counts and boundaries."""
-        device = self.device
-        mixed = torch.is_autocast_enabled(device.type)
-        with torch.autocast(device.type, enabled=False):  # of all but the reader: it is little work
-            return self._answered(asked, around, mixed)
+        with torch.autocast(self.device.type, enabled=False):  # it is little work
+            return self._answered(asked, around)
 
-    def _answered(
-        self, asked: Asked, around: tuple[Tensor, Counts, Tensor] | None, mixed: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _answered(self, asked: Asked, around: tuple[Tensor, Counts, Tensor] | None) -> tuple[Tensor, Tensor]:
         model, head, device = self.model, self.model.state_head, self.device
         assert head is not None
         seen = [part.to(device) for part in asked.seen]
@@ -325,11 +297,9 @@ class QueryModule(TaskModule):
             log_odds, values = log_odds + ODDS_ERROR * error[0][column], values + VALUE_ERROR * error[1][column]
             if context is not None:
                 context = context._replace(log_odds=context.log_odds + ODDS_ERROR * error[0])
-        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-            reading = self._read(seen, state, gene, cell)
         odds, found = self.head(
             state, read, seen[2].diff(), cell, gene, column, log_odds, values,
-            thinned=asked.thinned, context=context, reading=reading,
+            thinned=asked.thinned, context=context,
         )  # fmt: skip
         n = len(asked.cell)
         return odds[:n], found[n:]
@@ -357,27 +327,13 @@ class QueryModule(TaskModule):
         shown[cells[kept], at[kept]] = values[kept]
         return Context(state, bounds.diff(), missed, shown, head.log_odds(read.mean(dim=0, keepdim=True), genes)[0])
 
-    def _read(self, seen: list[Tensor], state: Tensor, gene: Tensor, cell: Tensor) -> Tensor | None:
-        """Give what the reader adds to each query; it reads the first genes of a cell."""
-        if self.reader is None:
-            return None
-        tokens, values, bounds = seen
-        rank = torch.arange(len(tokens), device=tokens.device) - bounds[:-1].long()[cell_of_token(bounds, len(tokens))]
-        kept = rank < self.config.reader_genes
-        tokens, bounds = chosen(tokens, bounds, kept)
-        order = cell.argsort(stable=True)
-        found = self.reader(tokens, values[kept], bounds, state, gene[order] + N_SPECIAL, cell[order])
-        back = torch.empty_like(found)
-        back[order] = found
-        return back.float()
-
 
 def n_query_cells(n_cells: int, batch_size: int) -> int:
     """Cells of a batch that are asked about, its first: as many as leave 16 around them."""
     return min(batch_size, n_cells - LEAST_CONTEXT)
 
 
-class StudyBatches(IterableDataset[CellBatch | Drawn]):
+class StudyBatches(IterableDataset[CellBatch]):
     """Endless batches of one study each, the first cells asked about, the others their context.
 
     Batch s is a function of (cells, sizes, seed, s) and of nothing else. Of the context there are as many cells as are
@@ -391,10 +347,8 @@ class StudyBatches(IterableDataset[CellBatch | Drawn]):
         Cells asked about, fewer in a small study, and the most around them.
     seed
         Of the draws.
-    start_step, max_steps
-        First batch, and the batch to end before, counted over all processes.
-    drawn
-        With it, what is asked of a batch is drawn here, as training would, for a loader of several processes.
+    start_step
+        First batch, counted over all processes.
     """
 
     def __init__(
@@ -404,14 +358,11 @@ class StudyBatches(IterableDataset[CellBatch | Drawn]):
         context_cells: int,
         seed: int,
         start_step: int = 0,
-        max_steps: int | None = None,
-        drawn: QueryConfig | None = None,
     ) -> None:
         self.ragged, self.study = cells.read(0, cells.n_obs), cells.study
-        self.drawn, self.measured = drawn, torch.from_numpy(cells.measured)
         cells.close()
         self.batch_size, self.context_cells, self.seed = batch_size, context_cells, seed
-        self.start_step, self.max_steps = start_step, max_steps
+        self.start_step = start_step
         self.sizes = np.bincount(self.study, minlength=len(cells.study_names))
         weight = np.where(self.sizes >= 2 * LEAST_CONTEXT, self.sizes, 0) ** STUDY_POWER
         if not weight.any():
@@ -432,17 +383,9 @@ class StudyBatches(IterableDataset[CellBatch | Drawn]):
         rows = rows[: asked + min(n_around, most)]
         return from_ragged(*take_cells(self.ragged, rows), self.study[rows], copy=False)
 
-    def __iter__(self) -> Iterator[CellBatch | Drawn]:
-        worker = get_worker_info()
-        workers, at = (worker.num_workers, worker.id) if worker else (1, 0)
-        number = self.start_step + self.rank + at * self.world_size
-        while self.max_steps is None or number < self.max_steps:
-            batch = self.batch(number)
-            if self.drawn is None:
-                yield batch
-            else:
-                yield draw(batch, self.measured, self.drawn, step_generator(self.drawn.seed, number, STREAM))
-            number += workers * self.world_size
+    def __iter__(self) -> Iterator[CellBatch]:
+        for number in itertools.count(self.start_step + self.rank, self.world_size):
+            yield self.batch(number)
 
 
 class StudyDataModule(pl.LightningDataModule):
@@ -456,25 +399,19 @@ class StudyDataModule(pl.LightningDataModule):
         Its genes.
     config
         Of the training; sizes and seed are as for :class:`StudyBatches`.
-    workers
-        Processes that draw batches ahead; 0: the one that trains does.
     """
 
-    def __init__(
-        self, train: str | Path, *, vocabulary: Vocabulary, config: QueryConfig | None = None, workers: int = 0
-    ) -> None:
+    def __init__(self, train: str | Path, *, vocabulary: Vocabulary, config: QueryConfig | None = None) -> None:
         super().__init__()
         self.file, self.vocabulary, self.start_step = Path(train), vocabulary, 0
-        self.config, self.workers = config or QueryConfig(), workers
+        self.config = config or QueryConfig()
 
-    def train_dataloader(self) -> DataLoader[CellBatch | Drawn]:
+    def train_dataloader(self) -> DataLoader[CellBatch]:
         """Load the stream of batches, from `start_step` on."""
         c, cells = self.config, PackedCells(self.file, self.vocabulary)
-        stream = StudyBatches(
-            cells, c.batch_size, c.context_cells, c.seed, self.start_step, drawn=c if self.workers else None
-        )
-        return DataLoader(stream, batch_size=None, num_workers=self.workers)
+        stream = StudyBatches(cells, c.batch_size, c.context_cells, c.seed, self.start_step)
+        return DataLoader(stream, batch_size=None)
 
     def val_dataloader(self) -> list[DataLoader[CellBatch]]:
-        """There is none: benchmarks/denoising.py asks studies that are held out."""
+        """There is none: benchmarks/imputation.py uses studies that are held out."""
         return []

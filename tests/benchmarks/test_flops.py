@@ -27,7 +27,7 @@ def counted(call):
 @pytest.mark.parametrize("n_genes", [1, 17, 40])
 def test_embedding(script, model, n_genes):
     """Torch counts products only, as the formula does; the value embedding's first layer has one input."""
-    embedding = script("embedding_speed")
+    embedding = script("speed")
     cell = embedding.cell_of(SMALL, n_genes)
     with torch.no_grad():  # SDPA on a CPU is not counted
         assert (
@@ -38,7 +38,7 @@ def test_embedding(script, model, n_genes):
 
 def test_training(script, model):
     """Torch does not count SDPA on a CPU; the formula leaves the small heads out."""
-    training, lengths, masked = script("training"), torch.tensor([40, 31]), []
+    training, lengths, masked = script("speed"), torch.tensor([40, 31]), []
     module = PretrainingModule(model.train(), PretrainingConfig.paper())
     found = counted(lambda: training.step(module, training.batch_of(SMALL, lengths), None, "fp32", masked))
     attention = 3 * SMALL.n_layers * sum(4 * n**2 * SMALL.dim for n in (lengths + 1).tolist())

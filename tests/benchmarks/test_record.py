@@ -49,15 +49,3 @@ def test_changed_and_new_code_marks_the_commit_and_results_do_not(script, tmp_pa
         (folder / name).write_text("2")
         assert record.commit() == clean + "+changes"
         subprocess.run(["git", *who, "stash", "-q"], cwd=tmp_path, check=True)
-
-
-def test_rows_are_kept_only_if_they_were_made_alike(script, tmp_path, monkeypatch):
-    record = script("_record")
-    monkeypatch.setattr(record, "RESULTS", tmp_path)
-    row, first = {"arm": "pca", "accuracy": 0.5}, {"arm": "pca", "set": "b", "commit": "first"}
-    last = {"seeds": [0, 1], "commit": "abc", "rows": [row, first, {"arm": "scdiva"}, {"what": "a goal"}]}
-    (tmp_path / "some.json").write_text(json.dumps(last))
-    # taken over once more, a row is still of the commit that made it
-    assert record.kept_rows("some", ["pca", "scvi"], seeds=[0, 1]) == [{"commit": "abc", **row}, first]
-    for name, arms, seeds in (("some", ["pca"], [0]), ("some", [], [0, 1]), ("other", ["pca"], [0, 1])):
-        assert record.kept_rows(name, arms, seeds=seeds) == []

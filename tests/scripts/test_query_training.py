@@ -7,16 +7,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from query_head import CellReader
 from query_training import (
     LEAST_CONTEXT,
     QueryConfig,
     QueryModule,
     StudyBatches,
     StudyDataModule,
+    draw,
     draw_queries,
     n_query_cells,
 )
+from train_denoiser import export, load_head, module_of
 
 import scdiva as sd
 from scdiva._rng import step_generator
@@ -100,14 +101,12 @@ def test_queries_are_balanced_and_their_answers_true(batch, packed, thinned):
         assert set(queries) & set(held)
 
 
-@pytest.mark.parametrize("reader_genes", [None, 20])
-def test_training_lowers_the_loss_and_leaves_state_and_head(packed, reader_genes):
+def test_training_lowers_the_loss_and_leaves_state_and_head(packed):
     cells = PackedCells(packed[0])
     model = ScDiVa(ScDiVaConfig(n_genes=packed[1].n_genes, **SMALL), generator=torch.Generator().manual_seed(0))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(0)
-    given = {"batch_size": 16, "context_cells": 48, "reader_genes": reader_genes}
-    config = QueryConfig(steps=40, warmup_steps=2, learning_rate=1e-2, **given)
+    config = QueryConfig(steps=40, warmup_steps=2, learning_rate=1e-2, batch_size=16, context_cells=48)
     module = QueryModule(model, config, torch.from_numpy(cells.measured))
     optimizer, losses = module.configure_optimizers()["optimizer"], []
     for step in range(30):
@@ -120,30 +119,17 @@ def test_training_lowers_the_loss_and_leaves_state_and_head(packed, reader_genes
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-def test_batches_may_be_drawn_by_other_processes(packed, tmp_path):
-    weights = []
-    for workers in (0, 2):
-        model = ScDiVa(ScDiVaConfig(n_genes=packed[1].n_genes, **SMALL), generator=torch.Generator().manual_seed(0))
-        torch.manual_seed(0)
-        config = QueryConfig(steps=5, batch_size=16, context_cells=48, reader_genes=20, reader_dim=16, reader_layers=1)
-        module = QueryModule(model, config, torch.from_numpy(PackedCells(packed[0]).measured))
-        data = StudyDataModule(packed[0], vocabulary=packed[1], config=config, workers=workers)
-        fit(module, data, out_dir=tmp_path / str(workers), accelerator="cpu", progress=False)
-        weights.append(torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad]))
-    assert weights[0].equal(weights[1])
-
-
-def test_queries_read_the_genes_of_their_cell_alone():
-    config = ScDiVaConfig(n_genes=12, **SMALL)
-    torch.manual_seed(0)
-    reader = CellReader(config, torch.randn(config.n_tokens, 8), 16, 1)
-    bounds, state = torch.tensor([0, 4, 4, 9], dtype=torch.int32), torch.randn(3, config.state_dim)
-    tokens, values = torch.randint(3, 15, (9,)), torch.rand(9)
-    asked, cell = torch.randint(3, 15, (6,)), torch.tensor([0, 0, 1, 2, 2, 2])
-    together = reader(tokens, values, bounds, state, asked, cell)
-    for one in range(3):
-        own, of = slice(int(bounds[one]), int(bounds[one + 1])), cell == one
-        n = torch.tensor([0, own.stop - own.start], dtype=torch.int32)
-        alone = reader(tokens[own], values[own], n, state[one : one + 1], asked[of], torch.zeros_like(cell[of]))
-        torch.testing.assert_close(together[of], alone)
-    assert not together[cell == 1].any(), "there is nothing to read in a cell that shows no gene"
+def test_a_trained_head_is_saved_and_answers_alike(packed, tmp_path):
+    model = ScDiVa(ScDiVaConfig(n_genes=packed[1].n_genes, **SMALL), generator=torch.Generator().manual_seed(0))
+    cells = PackedCells(packed[0])
+    config = QueryConfig(steps=3, batch_size=16, context_cells=48)
+    module = module_of(model, config, torch.from_numpy(cells.measured))
+    data = StudyDataModule(packed[0], vocabulary=packed[1], config=config)
+    fit(module, data, out_dir=tmp_path / "run", accelerator="cpu", progress=False)
+    export(module, tmp_path / "head.pt")
+    batch = StudyBatches(cells, 16, 48, seed=0).batch(0)
+    asked, around = draw(batch, torch.from_numpy(cells.measured), config, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        answers = [one.answer(asked, around) for one in (module.eval(), load_head(model, tmp_path / "head.pt"))]
+    for one, other in zip(*answers, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)

@@ -32,7 +32,7 @@ KEPT_BYTES = 1 << 27
 """Largest matrix, as CSR, that is kept in memory once it is scanned: 128 MiB are 8,000 cells of 2,000 genes."""
 ENOUGH_ENTROPY = 0.65
 """Share of the entropy of the vocabulary's genes from which on measured genes are enough: from there on the embeddings
-of cells cut to them have a mean cosine of 0.95 or more to those from all genes (benchmarks/few_genes.py)."""
+of cells cut to them have a mean cosine of 0.95 or more to those from all genes."""
 COSINE_LEFT = {0.01: 0.3, 0.03: 0.4, 0.07: 0.5, 0.14: 0.65, 0.25: 0.75, 0.33: 0.8, 0.44: 0.88, 0.55: 0.92, 0.65: 0.95}
 """Mean cosine that is left at a share of entropy, from there."""
 Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]

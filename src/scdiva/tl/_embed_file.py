@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._files import (
     FULL,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from scdiva.models import ScDiVa
 
 
+@check_arguments
 @with_shared_docs
 def embed_file(
     path: str | PathLike[str] | SomaCells,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable, warn
+from scdiva._checks import check_arguments, from_extra, refuse_unknown, refuse_unwritable, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._files import MOST_INDEX, output_path, parse_json, parse_yaml, put_whole, read_bytes
@@ -43,6 +43,7 @@ CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
 
 
+@check_arguments
 @with_shared_docs
 def pretrain(
     train: Sequence[str] | str | None,

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 from scdiva.diffusion import dual_loss, mask_tokens
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.nn import Attention, GeneValueEmbedding, RMSNorm, SwiGLU
+from scdiva.nn import Attention, GeneValueEmbedding, SwiGLU
 
 PARTS: dict[type[nn.Module], str] = {
-    RMSNorm: "norms", SwiGLU: "SwiGLU", Attention: "attention", GeneValueEmbedding: "embedding",
+    nn.RMSNorm: "norms", SwiGLU: "SwiGLU", Attention: "attention", GeneValueEmbedding: "embedding",
 }  # fmt: skip
 SIGMA = 0.35
 DTYPES = {"float32": None, "bfloat16 autocast": torch.bfloat16}

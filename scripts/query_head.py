@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.models import ScDiVaConfig
-from scdiva.nn.layers import INIT_STD, Block, Blocks, RMSNorm, linear
+from scdiva.nn.layers import INIT_STD, Block, Blocks, linear
 from scdiva.nn.queries import FEW, HEADS, LEAST, QueryHead
 
 READER_HEADS = 4
@@ -192,7 +192,7 @@ class CellReader(nn.Module):
         self.state_in = linear(config.state_dim, dim, bias=True)
         out_std = INIT_STD / (2 * layers) ** 0.5
         self.blocks = Blocks(Block(dim, READER_HEADS, dim, eps=eps, out_std=out_std) for _ in range(layers))
-        self.norm = RMSNorm(dim, eps)
+        self.norm = nn.RMSNorm(dim, eps)
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.gate = nn.Linear(dim, dim)
 

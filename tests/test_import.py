@@ -127,3 +127,10 @@ def test_a_folder_is_writable_if_it_can_be_made(monkeypatch, tmp_path):
     assert scdiva._is_writable(tmp_path / "a" / "b")
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
     assert not scdiva._is_writable(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("part", ["", "datasets", "get", "metrics", "models", "pl", "pp", "tl", "train"])
+def test_dir_shows_public_names_only(part):
+    module = getattr(scdiva, part) if part else scdiva
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, name) for name in dir(module))

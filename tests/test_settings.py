@@ -246,10 +246,10 @@ class TestTakesEffect:
         assert set(pools) == {3}
 
     def test_progress(self, cells, monkeypatch, capsys):
-        from scdiva import _settings
         from scdiva.tl import embed
 
-        monkeypatch.setattr(_settings, "SHORT", 0.0)
+        for name in ("DELAY", "LOG_INTERVAL"):
+            monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
         for progress in (True, False):
             with settings.override(progress=progress):
                 embed(cells)

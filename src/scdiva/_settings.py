@@ -1,4 +1,4 @@
-"""Session-wide defaults (`scdiva.settings`), the package's one logger, and its one progress bar."""
+"""Session-wide defaults (`scdiva.settings`), the package's one logger, and its progress bar."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import os
 import re
 import sys
 import threading
-import time
+import weakref
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -23,16 +22,12 @@ logger = logging.getLogger("scdiva")
 _VERBOSITY = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 _NUMBERED = {0: "error", 1: "warning", 2: "info", 3: "info", 4: "debug"} | {n: name for name, n in _VERBOSITY.items()}
 """Numbers that other packages use for these: scanpy's 0 to 4, in which 3 is for hints, and `logging`'s."""
-EVERY = 30.0
-"""Seconds from line to line of a log file."""
 DELAY = 1.0
-"""Seconds after which a bar is drawn."""
-SHORT = 5.0
-"""Seconds that a call may take without a line at its end."""
-TICK = 1.0
-"""Seconds from look to look of a clock."""
-_CALL = threading.local()
-"""What the call that runs in a thread has to show, see :func:`one_bar`: its bar, and the lines instead."""
+"""Seconds after which a bar appears."""
+LOG_INTERVAL = 30.0
+"""Seconds between updates of a bar in a log file."""
+_SHOWN = threading.local()
+"""`bar`: a weak reference to the progress bar that this thread last showed."""
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d+)?")
 
 
@@ -57,8 +52,8 @@ class Settings:
         Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes, on CUDA 131,072. It
         changes speed and memory, and results by no more than rounding: lower it where a GPU's memory runs short.
     progress
-        Whether calls of more than a second show a progress bar, one each: drawn in a terminal and in Jupyter, and where
-        stderr is a file or a pipe as plain lines, one in half a minute.
+        Whether calls show a tqdm progress bar. In a terminal and in Jupyter it appears after one second and disappears
+        at the end. In a log file it is written every 30 s.
     threads
         Cells that a CPU works on at once wherever a trained model is run over them, each on one core; None: as many as
         torch has threads. No result depends on it. Training uses torch's threads (`torch.set_num_threads`).
@@ -286,133 +281,49 @@ def progress_bar(
     initial: int = 0,
     shown: bool | None = None,
 ) -> tqdm[Any]:
-    """Make the progress bar of a call that may take more than a few seconds.
+    """Progress bar of one stage of a call; it disappears when the stage ends.
 
-    In a terminal and in Jupyter it is tqdm's, shown after a second. Where stderr is a file or a pipe nothing can be
-    drawn over: there it writes whole lines, one in half a minute and a last one when the work ends, none if that took
-    less than five seconds.
+    Within the loop of another bar it is not shown, so a call shows one bar at a time.
 
     Parameters
     ----------
     items
-        What to iterate over; None: a ``with`` block that calls `update`.
+        Iterable to loop over. None: a ``with`` block that calls `update`.
     desc
-        What is done, in a word or two.
+        What the stage does, in one or two words.
     unit
         What is counted, in the singular.
     total
-        How many there are; None: as many as `items` has, or not known.
+        Number of units. None: the length of `items`, if it has one.
     initial
-        How many were done before.
+        Number of units that were done before.
     shown
-        Whether to show anything; None takes `scdiva.settings.progress`.
+        Whether to show the bar. None: `scdiva.settings.progress`.
 
     Returns
     -------
     A bar of tqdm.
     """
-    return _stage(items, desc=desc, unit=unit, total=total, initial=initial, **tqdm_keywords(shown))
-
-
-@contextlib.contextmanager
-def one_bar() -> Iterator[None]:
-    """Show what a call does, one stage after another, in one bar; the last is left when the ``with`` block ends.
-
-    Of a stage within a stage the outer one is shown. From the call's second on all stages are, however short: so the
-    last one is among them.
-    """
     from tqdm.auto import tqdm
 
-    with contextlib.ExitStack() as end:
-        if not hasattr(_CALL, "bar"):  # else a call within a call
-            _CALL.lines, _CALL.bar = _Lines(sys.stderr), tqdm(disable=True)
-            end.callback(lambda: tqdm.close(vars(_CALL).pop("bar")))
-        yield
-
-
-def _stage(items: Iterable[Any] | None = None, **how: Any) -> tqdm[Any]:
-    """Make a bar; within a call, in place of the one before, and so that its end takes it off the screen at most."""
-    from tqdm.auto import tqdm
-
-    before = getattr(_CALL, "bar", None)
-    if before is None or how["disable"] or "close" in vars(before):  # the last: one that has not ended
-        return tqdm(items, **how | {"disable": before is not None or how["disable"]})
-    before.leave = False
-    before.close()
-    how |= {"file": _CALL.lines} if "file" in how else {"delay": _CALL.lines.begun + DELAY - time.monotonic()}
-    _CALL.bar = bar = tqdm(items, **how)
-    # once: it leaves a free line for what is said until the next stage
-    vars(bar)["close"] = lambda: (vars(bar).pop("close"), type(bar).clear(bar))
+    outer = getattr(_SHOWN, "bar", lambda: None)()
+    how = tqdm_keywords(False if outer is not None and not outer.disable else shown)
+    bar = tqdm(items, desc=desc, unit=unit, total=total, initial=initial, **how)
+    if not bar.disable:
+        _SHOWN.bar = weakref.ref(bar)
     return bar
 
 
-@contextlib.contextmanager
-def progress_clock(desc: str, *, shown: bool | None = None) -> Iterator[None]:
-    """Show for how long a ``with`` block has run that can't say how far it is, as a fit of another package.
-
-    Parameters
-    ----------
-    desc
-        What is done, in a word or two.
-    shown
-        As for :func:`progress_bar`.
-    """
-    ended = threading.Event()
-    bar = _stage(desc=desc, bar_format="{desc}: {elapsed}", **tqdm_keywords(shown))
-
-    def tick() -> None:
-        while not ended.wait(TICK):
-            bar.update()
-
-    with bar, ThreadPoolExecutor(1, "scdiva-clock") as beside, contextlib.ExitStack() as end:
-        end.callback(ended.set)
-        if not bar.disable:
-            beside.submit(tick)
-        yield
-
-
 def tqdm_keywords(shown: bool | None = None) -> dict[str, Any]:
-    """Say how a bar is drawn, as keyword arguments of ``tqdm.auto.tqdm``: also for packages that make their own.
+    """Keyword arguments of ``tqdm.auto.tqdm`` for a bar, also for packages that make their own.
 
     Parameters
     ----------
     shown
-        As for :func:`progress_bar`.
+        Whether to show the bar. None: `scdiva.settings.progress`.
     """
     if not (settings.progress if shown is None else shown):
         return {"disable": True}
-    if _can_draw():
-        return {"disable": False, "dynamic_ncols": True, "delay": DELAY}
-    # position: a bar within another begins no new line
-    lines = _Lines(sys.stderr)
-    return {"disable": False, "ncols": 0, "mininterval": 1, "miniters": 1, "leave": True, "position": 0, "file": lines}
-
-
-def _can_draw() -> bool:
-    """Whether stderr is a terminal, or what runs is the kernel of a notebook."""
-    if getattr(sys.stderr, "isatty", lambda: False)():
-        return True
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return shell is not None and "IPKernelApp" in shell.config
-
-
-class _Lines:
-    """A stream that keeps of a bar's states one in half a minute, and the last, each as a line."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.begun = time.monotonic()
-        self._next = self.begun + EVERY
-        self._state = self._written = ""
-
-    def write(self, text: str) -> None:
-        self._state = text.strip() or self._state
-        now = time.monotonic()
-        at_end = text == "\n" and now - self.begun >= SHORT  # what tqdm writes when a bar is closed
-        done = self._state.partition("[")[0]  # before times and rates
-        if done != self._written and (at_end or now >= self._next):
-            self._stream.write(f"{self._state}\n")
-            self._written, self._next = done, now + EVERY
-
-    def flush(self) -> None:
-        self._stream.flush()
+    if getattr(sys.stderr, "isatty", lambda: False)() or "ipykernel" in sys.modules:
+        return {"disable": False, "dynamic_ncols": True, "delay": DELAY, "leave": False}
+    return {"disable": False, "delay": DELAY, "mininterval": LOG_INTERVAL}

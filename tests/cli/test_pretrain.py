@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -148,18 +146,6 @@ def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(options, capsy
     assert message in said
     assert len(said.splitlines()) == 1
     assert not run.exists()
-
-
-def test_help_needs_no_heavy_package():
-    code = (
-        "import sys\nfrom scdiva.cli import main\n"
-        "try:\n    main(['pretrain', '--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'pytorch_lightning', 'scanpy', 'anndata'} & set(sys.modules)\nassert not heavy, heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for option in ("--train", "--model.anchor", "--training.anchor_objective", "--resume"):
-        assert option in done.stdout
 
 
 def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_path, capsys):

@@ -8,9 +8,6 @@ import pytest
 
 import scdiva as sd
 from scdiva import cli
-from scdiva.cli._calls import CALLS
-from scdiva.cli._parser import arguments, command_parser, options_of, sayable
-from scdiva.tokenizer.names import read_species
 
 pytestmark = pytest.mark.filterwarnings("ignore:(these are genes|only|the data have)")
 
@@ -41,14 +38,6 @@ def test_a_table_is_read_from_a_file(rat, cells, small):
         assert found.uns["scdiva"]["X_scdiva"]["species"] == "table"
 
 
-def test_other_commands_take_it(rat):
-    table = ["--species", str(rat / "rat.tsv")]
-    net = rat / "edges.csv"
-    words = ["grn", str(rat / "rat.h5ad"), "-o", str(net), "--method", "correlation", "--sources", "[Rt5-ps]", *table]
-    assert cli.main(words) == 0
-    assert net.read_text().splitlines()[1].startswith("Rt5-ps,Rt")
-
-
 @pytest.mark.parametrize(
     ("species", "content", "said"),
     [
@@ -66,18 +55,8 @@ def test_what_is_no_table_is_refused(rat, capsys, monkeypatch, species, content,
     monkeypatch.chdir(rat)
     if content is not None:
         (rat / species).write_text(content)
-    for words in (["embed", "rat.h5ad", "-o", "out.h5ad"], ["grn", "rat.h5ad", "-o", "out.csv"]):
+    integrate = ["integrate", "rat.h5ad", "--batch_key", "batch", "-o", "out.h5ad"]
+    for words in (["embed", "rat.h5ad", "-o", "out.h5ad"], integrate):
         assert cli.main([*words, "--species", species]) == 1
         assert said in capsys.readouterr().err
         assert not (rat / words[-1]).exists()
-
-
-def test_every_command_has_the_option():
-    for command in (*CALLS, "pretrain"):
-        said = next(one.help for one in command_parser(command)._actions if one.dest == "species")
-        assert "FILE of two columns" in said
-    assert "orthologs" in arguments(sd.tl.embed)["species"]
-    assert sayable("Species", sd.tl.embed) == dict[str, str] | str | None
-    for given, found in (("human", "human"), ("null", None)):
-        assert options_of(["embed", "a.h5ad", "-o", "b.h5ad", "--species", given])[1]["species"] == found
-        assert read_species(found) == found

@@ -10,17 +10,11 @@ import pytest
 import yaml
 
 from scdiva import cli
-from scdiva.cli._calls import CALLS
 from scdiva.cli._parser import COMMANDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 LINES = [line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.M | re.S) for line in block.splitlines()]
-QUICKER = {
-    "integrate": ["--steps", "3"],
-    "generate": ["--n_cells", "2"],
-    "perturb": ["--n_cells", "10"],
-    "grn": ["--sources", "[SPI1]"],
-}
+QUICKER = {"integrate": ["--steps", "3"]}
 TINY = {
     "training": {"steps": 2, "batch_size": 8, "context": 40, "precision": "fp32", "warmup_steps": 0},
     "model": {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8, "anchor_hidden": 12},
@@ -32,8 +26,6 @@ TINY = {
 def test_every_command_is_shown_and_named_with_its_call():
     shown = {line.split()[1] for line in LINES}
     assert shown == set(COMMANDS)
-    for name, call in CALLS.items():
-        assert f"| `scdiva {name}` | {{func}}`scdiva.tl.{call.name}` |" in PAGE
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -62,4 +54,3 @@ def test_the_commands_run_in_their_order(given, folder, capsys):
         elif command != "info":
             assert all(Path(written).exists() for written in said.splitlines())
     assert Path("run/model/model.safetensors").exists()
-    assert Path("edges.csv").read_text().startswith("source,target,weight\n")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scdiva.cli import main
-from scdiva.cli._parser import options_of
+from scdiva.cli._parser import parse
 from scdiva.datasets import toy
 from scdiva.models import load_model
 from scdiva.tokenizer.vocabulary import Vocabulary
@@ -41,7 +41,7 @@ def test_pretraining_commands_parse(command):
     launcher, arguments = words[: words.index("pretrain")], words[words.index("pretrain") :]
     assert launcher[0] in ("torchrun", "srun")
     assert launcher[-1] == "scdiva"
-    _, options = options_of(arguments)
+    _, options = parse(arguments)
     assert options["train"] == ["corpus"]
     assert options["out"] == "run"
 
@@ -50,7 +50,7 @@ def test_there_is_a_command_for_each_launcher():
     assert sum("pretrain" in line for line in COMMANDS) == 3
     assert {shlex.split(line)[0] for line in COMMANDS} == {"scdiva", "torchrun", "srun", "sbatch"}
     array = shlex.split(next(line for line in COMMANDS if "--shard" in line))
-    _, options = options_of(shlex.split(array[-1].replace("$SLURM_ARRAY_TASK_ID", "63"))[1:])
+    _, options = parse(shlex.split(array[-1].replace("$SLURM_ARRAY_TASK_ID", "63"))[1:])
     assert (options["shard"], options["workers"]) == ((63, 64), 4)
 
 

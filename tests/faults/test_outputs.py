@@ -103,7 +103,7 @@ def test_no_folder_is_named_after_a_scheme(name, scheme, drawn, model, file, fol
         "PerturbationModel.save": lambda: load(folders["a fitted perturbation model"]).save(url, overwrite=True),
         "pretrain": lambda: pretrain(str(file), url),
         "integrate": lambda: sd.tl.integrate(drawn.copy(), "batch", model=model, finetune=True, checkpoint_dir=url),
-        "CLI": lambda: cli.main(["grn", str(file), "-o", f"{url}.h5ad"]),
+        "CLI": lambda: cli.main(["embed", str(file), "-o", f"{url}.h5ad"]),
     }
     monkeypatch.chdir(tmp_path)
     if name == "CLI":

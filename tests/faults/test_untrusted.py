@@ -241,7 +241,7 @@ def test_a_configuration_that_costs_more_than_it_says(folder, text, said):
 def test_options_that_cost_more_than_they_say(tmp_path, capsys, text, said):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(SystemExit):
-        cli.main(["generate", "c.h5ad", "-o", "o.h5ad", "--config", str(tmp_path / "run.yaml")])
+        cli.main(["embed", "c.h5ad", "-o", "o.h5ad", "--config", str(tmp_path / "run.yaml")])
     assert said in capsys.readouterr().err
 
 

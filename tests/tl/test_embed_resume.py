@@ -111,7 +111,8 @@ def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_pa
 
 
 def test_the_bar_goes_on_too(plain, file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scdiva._settings.SHORT", 0.0)
+    for name in ("DELAY", "LOG_INTERVAL"):
+        monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
     out = tmp_path / "z.h5ad"
     with cut_off(3), pytest.raises(KeyboardInterrupt):
         sd.tl.embed_file(file, out, model=plain, empty="nan")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import warnings
-
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -74,27 +71,6 @@ def test_all_guides_of_a_gene_are_held_out_together(by_guide):
     assert pd.crosstab(gene, guides.obs["scdiva_split"]).min(axis=1).max() == 0
     note = guides.uns["scdiva"]["scdiva_split"]
     assert dict(zip(note["guides"]["label"], note["guides"]["gene"], strict=True))["control_1"] == "control"
-
-
-def test_the_command_line_takes_them(tmp_path, by_guide, one):
-    from scdiva.cli import main
-    from scdiva.models import save_model
-
-    _, guides = by_guide
-    save_model(one, one.vocabulary, tmp_path / "model")
-    mapping = mapping_of(guides)
-    first = guides.obs["perturbation"] == "control_1"
-    guides.obs["perturbation"] = guides.obs["perturbation"].where(~first, "NTC-7")
-    guides.write_h5ad(tmp_path / "guides.h5ad")
-    words = ["perturb", "guides.h5ad", "--perturbation_key", "perturbation", "--guides", json.dumps(mapping)]
-    words += ["--control", '["control", "NTC-7"]']
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert not main([*words, "--model", "model", "--device", "cpu", "-o", "out.h5ad", "--progress", "false"])
-    made = ad.read_h5ad(tmp_path / "out.h5ad")
-    assert len(sd.get.perturbation_df(made, top=1)) == 5
 
 
 def test_perturbations_are_known_as_the_genes_of_the_data_are(one, perturbed_cells, genes, tmp_path):

@@ -58,8 +58,8 @@ def test_accumulated_batches_count(run, tmp_path, monkeypatch):
 
 
 def test_the_bar_shows_steps_loss_rate_and_time_left(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scdiva._settings._can_draw", lambda: True)
-    monkeypatch.setattr("scdiva._settings.DELAY", 0.0)
+    for name in ("DELAY", "LOG_INTERVAL"):
+        monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
     run(tmp_path, settings={"steps": 10}, max_steps=6, progress=True)
     said = capsys.readouterr().err
     last = said.replace("\r", "\n").strip().splitlines()[-1]
@@ -73,8 +73,8 @@ def test_the_bar_shows_steps_loss_rate_and_time_left(run, tmp_path, capsys, monk
 
 
 def test_a_bar_that_is_off_shows_nothing(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scdiva._settings._can_draw", lambda: True)
-    monkeypatch.setattr("scdiva._settings.DELAY", 0.0)
+    for name in ("DELAY", "LOG_INTERVAL"):
+        monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
     run(tmp_path)
     assert "step" not in capsys.readouterr().err
 

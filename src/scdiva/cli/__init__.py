@@ -1,8 +1,6 @@
-"""The command line: `scdiva embed cells.h5ad -o embedded.h5ad`, and so on, down to `scdiva info`.
+"""Command line: `scdiva embed cells.h5ad -o embedded.h5ad` and other commands.
 
-Every option is an argument of a function, or a field of a dataclass, and its `--help` is its docstring's
-description: the command line, the YAML file and Python use the same names. Heavy packages are imported when
-work begins: `--help` answers at once.
+The options of a command are the arguments of a Python function, by the same names and with the same defaults.
 """
 
 from __future__ import annotations
@@ -31,27 +29,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    0, or 1 after an error (one line on stderr; with `--verbosity debug` the traceback too),
-    or 130 after Ctrl-C. An option that there is not, or that makes no sense by itself, ends the process with 2.
+    0; 1 after an error, with one line on stderr (and the traceback with `--verbosity debug`); 130 after Ctrl-C. Invalid
+    options end the process with 2.
     """
-    from scdiva.cli._parser import options_of
+    from scdiva.cli._parser import parse
 
-    command, options = options_of(list(sys.argv[1:] if argv is None else argv))
+    command, options = parse(list(sys.argv[1:] if argv is None else argv))
+    verbosity = options.get("verbosity")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *where, **more: _say(command, f"warning: {message}")
             written = _run(command, dict(options))
     except _EXPECTED as error:
-        if options["verbosity"] == "debug":
+        if verbosity == "debug":
             traceback.print_exc()
         message = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
-        # arguments are written as options
-        _say(command, re.sub(r"\b(\w+)=True\b", lambda one: f"--{one[1]}" if one[1] in options else one[0], message))
+        _say(command, re.sub(r"\b(\w+)=True\b", r"--\1", message))  # arguments are written as options
         return 1
     except KeyboardInterrupt:
         how = {
-            "pretrain": f" Go on with the same options and --resume true (out: {options.get('out')})",
-            **dict.fromkeys(("embed", "pack"), " The same command goes on where it stopped."),
+            "pretrain": f" Continue with the same options and --resume true (out: {options.get('out')})",
+            **dict.fromkeys(("embed", "pack"), " The same command continues where it stopped."),
         }
         _say(command, f"stopped.{how.get(command, '')}")
         return 130
@@ -61,27 +59,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, options: dict[str, Any]) -> Any:
-    """Run a command; give what is printed, of several processes that pretrain together in the first alone."""
+    """Run a command and return what is printed; of several processes that pretrain together only in the first."""
     from scdiva._settings import settings
-    from scdiva.cli._calls import CALLS, SETTINGS, info, run_call
+    from scdiva.cli._calls import info, run_call
+    from scdiva.cli._parser import SETTINGS
     from scdiva.tokenizer.names import read_species
-    from scdiva.train import _pretrain
-    from scdiva.train.config import PretrainingConfig
 
-    if command == "pretrain":  # it shows its progress itself
-        with settings.override(verbosity=options.pop("verbosity")):
-            preset, fields = options["preset"], options.pop("training", {})
+    shown = {"progress": options["progress"]} if command == "pretrain" and "progress" in options else {}
+    with settings.override(**{name: options.pop(name) for name in SETTINGS if name in options}):
+        if command == "pretrain":
+            from scdiva.train import _pretrain
+            from scdiva.train.config import PretrainingConfig
+
+            preset, fields = options.get("preset"), options.pop("training", {})
             training = PretrainingConfig(**fields) if preset is None else PretrainingConfig.preset(preset, **fields)
-            folder = _pretrain.pretrain(**options, training=training)
+            folder = _pretrain.pretrain(**{"train": None} | options | shown, training=training)
             from scdiva.train.runner import is_first_process
 
             return folder if is_first_process() else None
-    with settings.override(**{name: options.pop(name) for name in SETTINGS if name in options}):
         if command == "pack":
             from scdiva.data.packing import pack_files
 
-            return getattr(pack_files(**options | {"species": read_species(options["species"])}), "path", None)
-        return run_call(CALLS[command], options) if command in CALLS else info(**options)
+            options["species"] = read_species(options.get("species"))
+            return getattr(pack_files(**options), "path", None)
+        return info(**options) if command == "info" else run_call(command, options)
 
 
 def _say(command: str, text: str) -> None:

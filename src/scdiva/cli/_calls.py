@@ -1,4 +1,4 @@
-"""What commands do: calls of `scdiva.tl`, a file in, a new one out, whole or not at all; and `scdiva info`."""
+"""The commands that read a file and write another, and `scdiva info`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import itertools
 import textwrap
 from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from scdiva._checks import refuse_unwritable
-from scdiva._constants import DEFAULT_MODEL, INTEGRATE, UNS
-from scdiva._files import output_path, parse_json, read_bytes, whole_or_not
+from scdiva._constants import DEFAULT_MODEL, INTEGRATE, OBS_LABEL, UNS
+from scdiva._files import output_path, parse_json, read_bytes
 from scdiva.data.blocks import BLOCK_ROWS, open_matrix, row_blocks
 from scdiva.data.genes import judge_genes, match_columns
 from scdiva.data.output import refuse_target, write_cells
@@ -27,91 +25,51 @@ from scdiva.tokenizer.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from anndata import AnnData
 
-TABLE = ".csv"
-SETTINGS = ("progress", "threads", "verbosity")
-"""Settings that are options of every such command."""
 CELLS_READ = 4096
 """Cells at the beginning of a file by which its expression is judged."""
 _LONG = 300
 """Characters of a value in the text; JSON holds all."""
 
 
-class Call(NamedTuple):
-    """A command.
-
-    Attributes
-    ----------
-    name
-        The function of `scdiva.tl`.
-    line
-        What it does, in a line.
-    fits
-        The kind of what it fits that can be kept; empty for none.
-    makes
-        Whether it makes new cells, which are written, and not those that were read.
-    endings
-        Of the files that it can write.
-    """
-
-    name: str
-    line: str
-    fits: str = ""
-    makes: bool = False
-    endings: tuple[str, ...] = (".h5ad", ".zarr")
-
-    @property
-    def function(self) -> Any:
-        """The function; `scdiva.tl` is imported here and not before."""
-        from scdiva import tl
-
-        return getattr(tl, self.name)
+FITTED = {"integrate": "model", "annotate": "annotator"}
+"""Kind of folder that `--save` writes, by command."""
 
 
-CALLS = {
-    "embed": Call("embed_file", 'Embed cells, zero-shot and in flat memory: obsm["X_scdiva"], without the matrix.'),
-    "integrate": Call("integrate", 'Correct batch effects: obsm["X_scdiva_integrated"].', "model"),
-    "annotate": Call("annotate", 'Name cell types by labelled cells: obs["scdiva_label"].', "annotator"),
-    "generate": Call("generate", "Draw new cells like those of a file.", makes=True),
-    "perturb": Call("predict_perturbation", "Predict cells under perturbations that were not measured.", makes=True),
-    "grn": Call(
-        "grn", 'Infer a network of genes: varp["scdiva_grn"], or a table of edges.', endings=(".h5ad", ".zarr", TABLE)
-    ),
-}
-
-
-def run_call(call: Call, options: dict[str, Any]) -> str:
-    """Run a command.
+def run_call(command: str, options: dict[str, Any]) -> str:
+    """Run `embed`, `integrate` or `annotate` on a file.
 
     Parameters
     ----------
-    call
-        The command.
+    command
+        Its name.
     options
-        As its parser gives them, without settings.
+        The options that were given, without settings.
 
     Returns
     -------
-    What was written, each in a line.
+    Path of each output, one per line.
 
     Raises
     ------
     FileExistsError
-        If `out` or `save` exists and `overwrite` is False, `out` is a file that is read, or `save` holds anything
-        else than what is to be saved.
+        If `out` or `save` exists and `overwrite` is False, `out` is an input file, or `save` is a folder of another
+        kind.
     FileNotFoundError, ValueError
-        If a file is missing, damaged, or of no kind that can be read or written, or as the call raises them.
+        If an input file is missing, damaged or of an unknown format; and the errors of the call.
     KeyboardInterrupt
-        On Ctrl-C, also where the call itself would end with what it has; nothing is written.
+        After Ctrl-C; nothing is written.
     """
+    from scdiva import tl
+
     file, out = as_path(options.pop("file")).expanduser(), output_path(options.pop("out"))
-    overwrite, save = options.pop("overwrite"), options.pop("save", None)
+    overwrite, save = options.pop("overwrite", False), options.pop("save", None)
     save = None if save is None else output_path(save, "save")
-    options["species"] = read_species(options["species"])
-    if out.suffix not in call.endings:
-        raise ValueError(f"{str(out)!r} must end in {', '.join(call.endings)}.")
-    if call.name == "embed_file":
-        return str(call.function(file, out, overwrite=overwrite, **options))
-    # all of this before anything is read, and before torch is loaded
+    options["species"] = read_species(options.get("species"))
+    if out.suffix not in (".h5ad", ".zarr"):
+        raise ValueError(f"{str(out)!r} must end in .h5ad or .zarr.")
+    if command == "embed":
+        return str(tl.embed_file(file, out, overwrite=overwrite, **options))
+    # before anything is read and torch is imported
     files = {"adata": file}
     if options.get("reference") is not None:
         files["reference"] = as_path(options["reference"]).expanduser()
@@ -120,23 +78,18 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
             raise FileNotFoundError(f"no file {str(one)!r}.")
     refuse_target(out, overwrite, *files.values())
     if save is not None:
-        _refuse_folder(save, overwrite, out, call.fits)
-    if isinstance(options.get("model"), str):
+        _refuse_folder(save, overwrite, out, FITTED[command])
+    if "model" in options:
         find_model(options["model"])
     options |= {name: _read(one) for name, one in files.items()}
     adata = options["adata"]
-    made = call.function(**options)
-    noted = INTEGRATE if call.name == "integrate" else options.get("key_added")
-    if adata.uns.get(UNS, {}).get(noted, {}).get("stopped") == "interrupted":
+    fitted = getattr(tl, command)(**options)
+    key = INTEGRATE if command == "integrate" else options.get("key_added", OBS_LABEL)
+    if adata.uns.get(UNS, {}).get(key, {}).get("stopped") == "interrupted":
         raise KeyboardInterrupt  # a session keeps what was fitted by then; a file would not show that it is unfinished
-    if out.suffix == TABLE:
-        _write_edges(adata, options["key_added"], out)
-    else:
-        write_cells(made if call.makes else adata, out)
-    if save is None:
-        return str(out)
-    # after the result, which stands even if the folder can't be written
-    return f"{out}\n{made.save(save, overwrite=overwrite)}"
+    write_cells(adata, out)
+    # after the result, which is kept if the folder can't be written
+    return str(out) if save is None else f"{out}\n{fitted.save(save, overwrite=overwrite)}"
 
 
 def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
@@ -164,17 +117,6 @@ def _read(file: Path) -> AnnData:
         return anndata.read_zarr(root) if opened is None else anndata.read_h5ad(file)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{str(file)!r} can't be read: {error}") from error
-
-
-def _write_edges(adata: AnnData, key: str, out: Path) -> None:
-    """Write the edges of a network, or of the networks of all groups, as a table."""
-    from scdiva.get import grn_df
-
-    groups = [str(group) for group in adata.uns[UNS][key].get("groups", [])]
-    tables = [grn_df(adata, key=key, group=group).assign(group=group) for group in groups]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with whole_or_not(out) as new:
-        (pd.concat(tables) if tables else grn_df(adata, key=key)).to_csv(new, index=False)
 
 
 def info(what: str, *, model: str = DEFAULT_MODEL, json: bool = False) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import h5py
 import numpy as np
 
-from scdiva._checks import check_least, refuse_unwritable
+from scdiva._checks import check_arguments, check_least, refuse_unwritable
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._files import open_alone, output_path, parse_json, put_whole, refuse_full, whole_or_not
@@ -45,6 +45,7 @@ _OURS = re.compile(r"(\.\w{32}\.)?(index.json|(lengths|study|measured|denominato
 """Names of what stands in the folder of a corpus, and of what :func:`put_whole` was killed in."""
 
 
+@check_arguments
 @with_shared_docs
 def pack_files(
     paths: Sequence[str | Path] | str | Path,

@@ -19,3 +19,7 @@ __all__ = [
     "toy",
     "transcription_factors",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

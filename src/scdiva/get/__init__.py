@@ -16,3 +16,7 @@ __all__ = [
     "reconstruction_df",
     "serialized_df",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -25,3 +25,7 @@ __all__ = [
     "shuffle_control",
     "value_spearman",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

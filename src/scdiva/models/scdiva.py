@@ -21,7 +21,7 @@ from scdiva.kernels import positions
 from scdiva.models.network import Network, ScDiVaOutput, check_input, mean_of_cells
 from scdiva.nn.encoder import SetEncoder
 from scdiva.nn.heads import DatasetComponents, DualHeads, Expected, IntegrationHead, StateHead, hidden_gene_logits
-from scdiva.nn.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, RMSNorm, linear
+from scdiva.nn.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, linear
 from scdiva.nn.queries import QueryHead
 
 
@@ -64,7 +64,7 @@ class ScDiVa(Network):
             rope=(c.max_length + 1, c.rope_base) if c.position == "rope" else None,
             backend=c.attention_backend,
         )
-        self.norm = RMSNorm(c.dim, c.norm_eps)
+        self.norm = nn.RMSNorm(c.dim, c.norm_eps)
         self.heads = DualHeads(c.dim, c.n_genes, tied=c.tie_gene_head)
         self.state_head = StateHead(c.state_dim, c.state_rank, c.n_genes) if c.state_head else None
         self.query_head = QueryHead(c.state_dim, c.state_rank + 1, c.n_genes) if c.query_head else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scdiva.nn.annotation import AnnotationHead
 from scdiva.nn.encoder import SetEncoder
 from scdiva.nn.heads import DatasetComponents, DualHeads, IntegrationHead, StateHead
-from scdiva.nn.layers import Attention, Block, Blocks, GeneValueEmbedding, RMSNorm, SwiGLU
+from scdiva.nn.layers import Attention, Block, Blocks, GeneValueEmbedding, SwiGLU
 from scdiva.nn.queries import QueryHead
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "GeneValueEmbedding",
     "IntegrationHead",
     "QueryHead",
-    "RMSNorm",
     "SetEncoder",
     "StateHead",
     "SwiGLU",

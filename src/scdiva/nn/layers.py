@@ -1,4 +1,4 @@
-"""What the transformer is made of (paper, appendix "Model Architecture"): embedding, norm, attention, gate, blocks."""
+"""What the transformer is made of (paper, appendix "Model Architecture"): embedding, attention, gate, blocks."""
 
 from __future__ import annotations
 
@@ -89,32 +89,6 @@ class GeneValueEmbedding(nn.Module):
         return self.gene(tokens) + torch.where(value_mask.unsqueeze(-1), self.hidden_value, value)
 
 
-class RMSNorm(nn.Module):
-    r"""Scale every vector to unit root mean square.
-
-    :math:`x / \sqrt{\mathrm{Mean}(x^2) + \epsilon} \odot \gamma` (paper, eq. `rmsnorm`; Zhang & Sennrich 2019),
-    accumulated in float32 whatever the dtype of `x` (paper, section 3.5).
-
-    Parameters
-    ----------
-    dim
-        Length of the last axis.
-    eps
-        :math:`\epsilon`; 1e-5 in the paper.
-    """
-
-    def __init__(self, dim: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis of `x`, any shape; the dtype is kept."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
-        return (wide * scale * self.weight).to(x.dtype)
-
-
 class SwiGLU(nn.Module):
     r"""Gated feed-forward network.
 
@@ -200,9 +174,9 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, n_heads: int, ffn_dim: int, *, eps: float = 1e-5, out_std: float = INIT_STD) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(dim, eps)
+        self.attention_norm = nn.RMSNorm(dim, eps)
         self.attention = Attention(dim, n_heads, out_std=out_std)
-        self.ffn_norm = RMSNorm(dim, eps)
+        self.ffn_norm = nn.RMSNorm(dim, eps)
         self.ffn = SwiGLU(dim, ffn_dim, out_std=out_std)
 
     def forward(

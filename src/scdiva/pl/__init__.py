@@ -28,3 +28,7 @@ __all__ = [
     "reliability",
     "umap",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
-from scdiva._checks import refuse_unwritable
+from scdiva._checks import check_arguments, refuse_unwritable
 from scdiva._constants import UNS
 from scdiva._docs import with_shared_docs
 from scdiva._files import output_path, whole_or_not
@@ -63,7 +63,7 @@ def plot(function: F) -> F:
             failed.pop_all()
         return fig_or_none
 
-    return with_shared_docs(cast("F", drawn))
+    return with_shared_docs(check_arguments(cast("F", drawn)))
 
 
 def axes_for(ax: Axes | None, size: tuple[float, float], *, framed: bool = False) -> tuple[Figure, Axes]:

@@ -5,3 +5,7 @@ from scdiva.pp._genes import corpus_entropy, gene_entropy, match_genes
 from scdiva.pp._split_perturbations import split_perturbations
 
 __all__ = ["corpus_entropy", "entropy_serialize", "gene_entropy", "match_genes", "split_perturbations"]
+
+
+def __dir__() -> list[str]:
+    return __all__

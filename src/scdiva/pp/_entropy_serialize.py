@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from anndata import AnnData
 
-from scdiva._checks import check_least, no_entry
+from scdiva._checks import check_arguments, check_least, no_entry
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._validate import Input
@@ -21,6 +21,7 @@ from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, seriali
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 
+@check_arguments
 @with_shared_docs
 def entropy_serialize(
     adata: AnnData,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from anndata import AnnData
 
+from scdiva._checks import check_arguments
 from scdiva._constants import MATCH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
 from scdiva._docs import with_shared_docs
 from scdiva._validate import Input
@@ -22,6 +23,7 @@ from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 
+@check_arguments
 @with_shared_docs
 def match_genes(
     adata: AnnData,
@@ -102,6 +104,7 @@ def match_genes(
     return write(adata, "pp.match_genes", MATCH, report, copy=copy, var={VAR_TOKEN: tokens})
 
 
+@check_arguments
 @with_shared_docs
 def gene_entropy(
     adata: AnnData,
@@ -176,6 +179,7 @@ def gene_entropy(
     return write(adata, "pp.gene_entropy", key_added, found, copy=copy, var={key_added: values})
 
 
+@check_arguments
 @with_shared_docs
 def corpus_entropy(
     data: AnnData | SomaCells | str | Path | Sequence[AnnData | SomaCells | str | Path],

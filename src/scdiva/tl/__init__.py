@@ -38,3 +38,7 @@ __all__ = [
     "score_perturbation",
     "umap",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from scdiva._checks import warn
+from scdiva._checks import check_arguments, warn
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers
@@ -43,6 +43,7 @@ APART = 0.5
 """Share of the way from chance (0) to batches entirely apart (1) from which on it is said."""
 
 
+@check_arguments
 @with_shared_docs
 def adapt(
     adata: AnnData,

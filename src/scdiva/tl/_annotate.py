@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least, check_positive, speaking_of, warn
+from scdiva._checks import check_arguments, check_choices, check_least, check_positive, speaking_of, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers, refuse_missing
 from scdiva._rng import seed_of
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from scdiva.models import Annotator, ScDiVa
 
 
+@check_arguments
 @with_shared_docs
 def annotate(
     adata: AnnData,

@@ -11,7 +11,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import or_nearest, refuse_absent
+from scdiva._checks import check_arguments, or_nearest, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
 from scdiva._running import how_to_run, open_for
@@ -34,6 +34,7 @@ GENES = 256
 LACK = "genes are not in adata.var_names, or the model does not know them"
 
 
+@check_arguments
 @with_shared_docs
 def corrected_expression(
     adata: AnnData,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._running import embed_all, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from scdiva.models import ScDiVa
 
 
+@check_arguments
 @with_shared_docs
 def embed(
     adata: AnnData,

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._files import (
     FULL,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from scdiva.models import ScDiVa
 
 
+@check_arguments
 @with_shared_docs
 def embed_file(
     path: str | PathLike[str] | SomaCells,
@@ -94,10 +96,18 @@ def embed_file(
         The file to write: a ``.zarr`` folder if its name ends so, else an ``.h5ad`` file. It is written beside `out`
         and renamed, so it is there whole or not at all.
     model
-        As in :func:`embed`.
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
-    empty, batch_size, device, precision
-        As in :func:`embed`.
+    empty
+        What to do with a cell without any gene of the vocabulary: raise an error, or write a row of NaN (`"nan"`).
+    batch_size
+        Maximum number of cells per forward pass. None: `scdiva.settings.batch_size`. It changes speed and memory;
+        results change by rounding at most.
+    device
+        Torch device such as `"cpu"` or `"cuda:0"`. None: `scdiva.settings.device`.
+    precision
+        Arithmetic of the transformer: `"fp32"`, `"bf16"` or `"auto"` (bf16 if the device supports it in hardware).
+        None: `scdiva.settings.precision`.
     key_added
         Key of `obsm` in the new file. None: `"X_scdiva"`, or of a model of `tl.integrate` `"X_scdiva_integrated"`.
     overwrite

@@ -13,7 +13,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least
+from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import is_unknown, read_labels
 from scdiva._rng import seed_of, step_seed
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from scdiva.populations.drawing import Drawn, Order
 
 
+@check_arguments
 @with_shared_docs
 def generate(
     adata: AnnData,

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least
+from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._running import how_to_run, open_for
 from scdiva._settings import progress_bar
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scdiva.models import ScDiVa
 
 
+@check_arguments
 @with_shared_docs
 def grn(
     adata: AnnData,

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import refuse_absent
+from scdiva._checks import check_arguments, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import how_to_run, open_for
@@ -29,6 +29,7 @@ MOST_VALUES = 250_000_000
 """Values of a result (cells × genes): two such take 2 GB."""
 
 
+@check_arguments
 @with_shared_docs
 def impute(
     adata: AnnData,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva._checks import check_least, warn
+from scdiva._checks import check_arguments, check_least, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
@@ -31,6 +31,7 @@ STEPS = 1000
 """Maximum number of training steps without fine-tuning."""
 
 
+@check_arguments
 @with_shared_docs
 def integrate(
     adata: AnnData,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva import _constants as C
+from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of, step_generator
 from scdiva._running import how_to_run, open_for, row_numbers, run_cells
@@ -33,6 +34,7 @@ LEAST_CELLS = 20
 _HELD_TOKENS = 65_536
 
 
+@check_arguments
 @with_shared_docs
 def log_likelihood(
     adata: AnnData,

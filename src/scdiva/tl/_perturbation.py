@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scdiva.models import PerturbationModel, ScDiVa
 
 
+@check_arguments
 @with_shared_docs
 def fit_perturbation(
     adata: AnnData,
@@ -164,6 +165,7 @@ def fit_perturbation(
     return fit(adata, opened, number, where, reading, seed, tuning, checkpoint_dir)[0]
 
 
+@check_arguments
 @with_shared_docs
 def predict_perturbation(
     adata: AnnData,
@@ -461,6 +463,7 @@ def _discrimination(responses: Responses, metric: Literal["l1", "l2", "cosine"])
     return found
 
 
+@check_arguments
 @with_shared_docs
 def rank_perturbations(
     adata: AnnData,

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least
+from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import Running, how_to_run, model_name, open_for, row_numbers, run_cells
@@ -38,6 +38,7 @@ N_PARTS = 10
 """Parts of a cell's positions that are masked in turn where nothing else is masked."""
 
 
+@check_arguments
 @with_shared_docs
 def reconstruct(
     adata: AnnData,

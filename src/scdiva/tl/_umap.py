@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scdiva._checks import check_arguments
 from scdiva._constants import OBSM_EMBEDDING
 from scdiva._docs import with_shared_docs
 from scdiva.data.writing import check_anndata
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
+@check_arguments
 @with_shared_docs
 def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None) -> None:
     """Compute the UMAP of an embedding, for `scdiva.pl.umap` and `scanpy.pl.umap`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable, warn
+from scdiva._checks import check_arguments, from_extra, refuse_unknown, refuse_unwritable, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._files import MOST_INDEX, output_path, parse_json, parse_yaml, put_whole, read_bytes
@@ -43,6 +43,7 @@ CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
 
 
+@check_arguments
 @with_shared_docs
 def pretrain(
     train: Sequence[str] | str | None,
@@ -86,9 +87,10 @@ def pretrain(
         :func:`scdiva.models.load_model` reads.
     training
         Options of the training, a :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
-    soma, obs_filter
-        Address of a TileDB-SOMA experiment to train on, and a filter of its `obs`, such as `"tissue == 'lung'"`, that
-        selects cells (:func:`scdiva.data.open_soma`).
+    soma
+        Address of a TileDB-SOMA experiment to train on (:func:`scdiva.data.open_soma`).
+    obs_filter
+        Filter of its `obs` that selects cells, such as `"tissue == 'lung'"`.
     study_key
         Column of its `obs` whose values are studies, such as `"dataset_id"`. None: the cells are one study.
     preset
@@ -129,10 +131,12 @@ def pretrain(
         At most so many cells are validated on, taken evenly.
     accelerator
         Kind of device: `"auto"`, `"cpu"` or `"gpu"`.
-    devices, num_nodes
-        Number of devices on each node, and number of nodes. Left at 1, they are what `torchrun` or `srun` has started.
+    devices
+        Number of devices on each node. 1: the number that `torchrun` or `srun` started.
+    num_nodes
+        Number of nodes. 1: the number that `torchrun` or `srun` started.
     resume
-        Go on from `out/last.ckpt`. `init` must be that of the run, and its model is not read again.
+        Whether to continue from `out/last.ckpt`. `init` must be that of the run, and its model is not read again.
     progress
         Whether to show a progress bar.
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from scdiva._labels import many_labels_accepted
 from scdiva._rng import step_seed
-from scdiva._settings import progress_bar, progress_clock
+from scdiva._settings import progress_bar
 from scdiva.metrics.annotation import calibration
 from scdiva.nn.annotation import CLIP, AnnotationHead, HeadSizes, Neighbors, Read
 from scdiva.train.adaptation import AdaptationCells
@@ -148,9 +148,8 @@ def fit_head(
         head.gene_weight.fill_((sizes.dim / float(scaled.square().sum(dim=1).mean().clamp_min(1e-12))) ** 0.5)
         rows = np.concatenate([rows, _helpers(reference.labels, seed)])
     y = reference.labels[rows]
-    with progress_clock("fitting"):
-        u, expression = read_cells(head, reference, rows)
-        _train(head.classifier, head.inputs(u, expression), u, y, seed)
+    u, expression = read_cells(head, reference, rows)
+    _train(head.classifier, head.inputs(u, expression), u, y, seed)
     head.centroids.copy_(state_centroids(head, u[:known], y[:known]))
     return head
 

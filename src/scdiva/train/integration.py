@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from scdiva._rng import step_generator, step_seed
-from scdiva._settings import progress_bar, progress_clock
+from scdiva._settings import progress_bar
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import IntegrationHead
@@ -296,18 +296,16 @@ def integrate_model(
     assert head is not None
     n_own = fit_projection(head, cells)
     features = of_cells(head.features, cells, states)
-    with progress_clock("finding batch effects"):
-        rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
-        corrected = correct_batches(features.numpy(force=True), batches, rng, labels=labels)
+    rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
+    corrected = correct_batches(features.numpy(force=True), batches, rng, labels=labels)
     batch_size = min(BATCH_SIZE, cells.n_cells)
     # no more than steps see a cell; two passes through a transformer would be too dear
     n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * batch_size // cells.n_cells))
     views = _views(model, head, cells, n_views, seed)
     model.requires_grad_(False)
     head.mlp.requires_grad_(True)
-    with progress_clock("finding pairs"):
-        target = torch.from_numpy(corrected.astype(np.float32))
-        objectives = IntegrationLoss(head, torch.stack([features, *views]), target, batches, labels, seed)
+    target = torch.from_numpy(corrected.astype(np.float32))
+    objectives = IntegrationLoss(head, torch.stack([features, *views]), target, batches, labels, seed)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
     rows = shuffled(np.arange(cells.n_cells), batch_size, seed, whole=True)
     rising, falling = max(1, round(RISING * steps)), max(1, round(FALLING * steps))

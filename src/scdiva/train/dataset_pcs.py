@@ -211,13 +211,12 @@ def _between_neighborhoods(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         total, inside + ridge * np.eye(len(inside)), subset_by_index=(len(total) - n, len(total) - 1)
     )
     ratio, directions = ratio[::-1], directions[:, ::-1]
-    signs = np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(n)])
-    oriented: np.ndarray = directions * signs
-    return oriented, ratio
+    return directions * np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(n)]), ratio
 
 
 def _within(x: np.ndarray, batch: np.ndarray) -> np.ndarray:
-    return x - means_by(x, batch, int(batch.max()) + 1)[batch]
+    difference: np.ndarray = x - means_by(x, batch, int(batch.max()) + 1)[batch]
+    return difference
 
 
 def _one_over_spread(x: np.ndarray, batch: np.ndarray) -> float:

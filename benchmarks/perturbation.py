@@ -39,8 +39,8 @@ from _tasks import Found, apart, fingerprint, missing, over_seeds, parser_of
 import scdiva as sd
 import scdiva._constants as C
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import Naming
 from scdiva.metrics.perturbation import discrimination_matrix
+from scdiva.perturbation.conditions import Naming
 
 NAME = "perturbation"
 CONDITION, GROUP, ALL = "condition", "group", "all"

@@ -46,7 +46,7 @@ from scdiva import settings
 from scdiva._constants import LAT, MAX_LENGTH, N_SPECIAL, TARGET_SUM
 from scdiva.data import PackedCells, pack_files
 from scdiva.data.batch import CellBatch
-from scdiva.data.blocks import BLOCK_ROWS, open_matrix, read_ranges
+from scdiva.data.matrix import BLOCK_ROWS, open_matrix, read_ranges
 from scdiva.data.order import Order
 from scdiva.data.pool import CellPool
 from scdiva.data.stream import TrainingStream

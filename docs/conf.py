@@ -100,7 +100,6 @@ PARTS = {
     "data": "Batches and files: `scdiva.data`",
     "train": "Training: `scdiva.train`",
     "diffusion": "Masked diffusion: `scdiva.diffusion`",
-    "nn": "Layers: `scdiva.nn`",
     "kernels": "Attention: `scdiva.kernels`",
 }
 

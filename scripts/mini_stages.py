@@ -16,9 +16,9 @@ from torch import Tensor
 from scdiva._constants import N_SPECIAL
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
+from scdiva.models.encoder import SetEncoder
+from scdiva.models.heads import hidden_gene_logits
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.encoder import SetEncoder
-from scdiva.nn.heads import hidden_gene_logits
 from scdiva.train.base import TaskModule
 from scdiva.train.config import OptimiserConfig
 from scdiva.train.linear_map import LinearMap, set_linear_map
@@ -202,8 +202,8 @@ class StateHeadModule(TaskModule):
     r"""Train a model's state head by masked diffusion without the transformer.
 
     Genes are masked as in pretraining. From the state of what is left of a cell, the head alone predicts which of the
-    genes not visible are masked, and how much of each there is (:class:`~scdiva.nn.StateHead`). All positions of a cell
-    share one prediction, so a batch of hundreds of cells takes a fraction of a second.
+    genes not visible are masked, and how much of each there is (:class:`~scdiva.models.StateHead`). All positions of a
+    cell share one prediction, so a batch of hundreds of cells takes a fraction of a second.
 
     Parameters
     ----------

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scdiva.nn.queries import FEW, HEADS, LEAST, QueryHead
+from scdiva.models.queries import FEW, HEADS, LEAST, QueryHead
 
 
 class Context(NamedTuple):
-    """Other cells of the study, as the queries of training read them: :class:`scdiva.nn.queries.Context` and `missed`.
-
+    """Other cells of the study, as the queries of training read them: :class:`scdiva.models.queries.Context` and
+`missed`. 
     Attributes
     ----------
     missed

@@ -22,7 +22,7 @@ from torch import nn
 
 import scdiva as sd
 from scdiva.models import ScDiVa, load_model
-from scdiva.nn.layers import Block
+from scdiva.models.layers import Block
 
 PAGE = Path(__file__).parents[1] / "docs" / "what_runs.md"
 BEGIN, END = "<!-- table: python scripts/what_runs.py -->\n", "<!-- end of table -->\n"

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.nn.encoder import SetEncoder
+from scdiva.models.encoder import SetEncoder
 from scdiva.train.objectives import thinned
 
 N_CELLS, N_GENES = 120, 150
@@ -64,7 +64,7 @@ def encoded(monkeypatch):
         return thinned(batch, dropped)
 
     monkeypatch.setattr(SetEncoder, "forward", counted)
-    monkeypatch.setattr("scdiva.train.integration.thinned_at_random", without_one)
+    monkeypatch.setattr("scdiva.integration.objective.thinned_at_random", without_one)
     return seen
 
 

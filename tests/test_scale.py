@@ -7,7 +7,7 @@ import scipy.sparse as sp
 
 from scdiva._scale import find_scale, one_count
 from scdiva._validate import scan
-from scdiva.data.blocks import row_blocks
+from scdiva.data.matrix import row_blocks
 
 SCALES = {"log1p": np.log1p, "linear": lambda u: u}
 OTHERS = {

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva._validate import scan
-from scdiva.data.blocks import open_matrix, row_blocks
+from scdiva.data.matrix import open_matrix, row_blocks
 
 CELLS = [f"cell{i}" for i in range(60)]
 GENES = [f"gene{j}" for j in range(20)]

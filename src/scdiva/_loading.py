@@ -6,8 +6,8 @@ import os
 from typing import Any, cast, overload
 
 from scdiva._constants import DEFAULT_MODEL
+from scdiva.annotation.annotator import Annotator
 from scdiva.models._fitted import given_fitted
-from scdiva.models.annotator import Annotator
 from scdiva.models.pretrained import load_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.model import PerturbationModel

@@ -16,7 +16,7 @@ from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._settings import progress_bar, settings
 from scdiva.data.cells import CellSource, Ragged, open_cells
 from scdiva.data.corpus import take_cells
-from scdiva.data.reading import AS_IT_IS, Reading
+from scdiva.data.options import AS_IT_IS, Reading
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -97,7 +97,7 @@ def scan(
     Parameters
     ----------
     blocks
-        First row and canonical CSR block, as :func:`scdiva.data.blocks.row_blocks` yields them.
+        First row and canonical CSR block, as :func:`scdiva.data.matrix.row_blocks` yields them.
     n_vars
         Number of genes.
     input

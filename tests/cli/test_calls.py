@@ -203,7 +203,7 @@ def test_a_write_that_fails_or_is_stopped_leaves_nothing(refused, small, monkeyp
 
 
 def test_a_training_that_is_stopped_writes_nothing(refused, small, monkeypatch, tmp_path):
-    from scdiva.train.integration import IntegrationLoss
+    from scdiva.integration.objective import IntegrationLoss
 
     def stopped(*_):
         raise KeyboardInterrupt
@@ -223,7 +223,7 @@ def test_where_an_error_arose_is_said_when_asked(capsys, monkeypatch, tmp_path):
     def wrong(*_):
         raise RuntimeError("in the\nmiddle")
 
-    monkeypatch.setattr("scdiva.tl._embed_file.refuse_target", wrong)
+    monkeypatch.setattr("scdiva.embedding.embed_file.refuse_target", wrong)
     words = ["embed", "cells.h5ad", "-o", str(tmp_path / "x.h5ad")]
     assert cli.main(words) == 1
     assert capsys.readouterr().err == "scdiva embed: in the middle\n"

@@ -12,7 +12,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.blocks import open_matrix, row_blocks
+from scdiva.data.matrix import open_matrix, row_blocks
 
 
 def random_counts(n_obs: int = 23, n_vars: int = 11, seed: int = 0) -> np.ndarray:

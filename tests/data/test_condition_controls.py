@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.data.conditions import Naming, is_control_like, read_perturbations
+from scdiva.perturbation.conditions import Naming, is_control_like, read_perturbations
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 GENES = ["KLF1", "GATA1", "TAL1", "HLA-DRA", "RP11-34P13.7"]

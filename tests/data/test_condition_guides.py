@@ -7,7 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.data.conditions import Naming, genes_among, genes_of_guides, match_perturbed, read_perturbations, species_of
+from scdiva.perturbation.conditions import (
+    Naming,
+    genes_among,
+    genes_of_guides,
+    match_perturbed,
+    read_perturbations,
+    species_of,
+)
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._labels import read_labels
-from scdiva.data.conditions import Naming, perturbations
+from scdiva.perturbation.conditions import Naming, perturbations
 
 GENES = st.lists(st.sampled_from(["A", "B", "KLF1", "ctrl"]), min_size=1, max_size=4)
 

@@ -10,7 +10,7 @@ import pytest
 import scdiva
 from scdiva._constants import UNKNOWN
 from scdiva.data.genes import column_tokens, gene_names, judge_genes, match_columns
-from scdiva.data.reading import AS_IT_IS, Reading
+from scdiva.data.options import AS_IT_IS, Reading
 from scdiva.tokenizer import Vocabulary
 
 

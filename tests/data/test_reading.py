@@ -12,7 +12,7 @@ import pytest
 import scdiva as sd
 from scdiva.data import CellDataModule, open_cells, pack_files
 from scdiva.data.genes import column_tokens, judge_genes, match_columns
-from scdiva.data.reading import Reading
+from scdiva.data.options import Reading
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.tokenizer.names import _table
 
@@ -243,7 +243,7 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
 
 @pytest.mark.usefixtures("quiet")
 def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabulary):
-    from scdiva.tl._annotation import shared_tokens
+    from scdiva.annotation.prediction import shared_tokens
 
     expected = column_tokens(rat.var, vocabulary, Reading(gene_ids="human"))
     rat.obsm["state"] = np.random.default_rng(0).normal(size=(rat.n_obs, 3))

@@ -14,9 +14,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data import blocks
-from scdiva.data.blocks import open_matrix, read_ranges, row_blocks, row_readable
-from scdiva.data.stored import StoredRows, whole
+from scdiva.data import matrix as blocks
+from scdiva.data.backed import StoredRows, whole
+from scdiva.data.matrix import open_matrix, read_ranges, row_blocks, row_readable
 
 FORMATS = ["h5ad", "zarr2", "zarr3"]
 

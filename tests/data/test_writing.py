@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import scdiva as sd
-from scdiva.data.writing import our_uns
+from scdiva.data.results import our_uns
 
 
 @pytest.fixture

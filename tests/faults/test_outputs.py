@@ -197,7 +197,7 @@ def test_a_folder_that_is_no_store(file, model, tmp_path, holds):
 @pytest.mark.fault("folders that are no store")
 @pytest.mark.parametrize("fault", ["no such layer", "no raw", "no X"])
 def test_what_a_file_lacks_is_said_before_it_is_hashed(file, model, tmp_path, monkeypatch, fault):
-    from scdiva.tl import _embed_file
+    from scdiva.embedding import embed_file as _embed_file
 
     def too_late(_path):
         raise AssertionError("it was hashed first")

@@ -152,7 +152,7 @@ def test_counts_of_real_studies_are_counts():
     import anndata as ad
 
     from scdiva._validate import scan
-    from scdiva.data.blocks import row_blocks
+    from scdiva.data.matrix import row_blocks
 
     tried = 0
     for file in sorted(DATA.glob("*/*.h5ad")):

@@ -23,7 +23,7 @@ from scdiva.kernels import (
 )
 from scdiva.kernels._triton_configs import KERNELS, Tiles
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.nn.layers import Block
+from scdiva.models.layers import Block
 
 LENGTHS = [1, 33, 0, 64, 130]
 

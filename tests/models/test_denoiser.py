@@ -8,7 +8,7 @@ import torch
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion import cell_of_token, log_likelihood, rank_log_prior, sample
 from scdiva.models.denoiser import denoiser_of
-from scdiva.nn.heads import hidden_gene_logits
+from scdiva.models.heads import hidden_gene_logits
 
 LENGTHS = (6, 1, 11)
 CU = torch.tensor([0, 6, 7, 18], dtype=torch.int32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from scdiva.nn.annotation import CLIP, METHODS, AnnotationHead, HeadSizes, Neighbors, Read
+from scdiva.annotation.head import CLIP, METHODS, AnnotationHead, HeadSizes, Neighbors, Read
 
 N_TOKENS, STATE_DIM = 20, 5
 SIZES = {
@@ -165,7 +165,7 @@ def test_a_cell_is_blind_to_the_order_of_its_genes_and_to_its_company(method, da
 
 @pytest.mark.parametrize("k", [1, 4, 10])
 def test_votes_are_those_of_sklearn(k, monkeypatch):
-    from scdiva.nn import annotation
+    from scdiva.annotation import head as annotation
 
     draw = np.random.default_rng(0)
     known, label, x = draw.normal(size=(30, 5)), draw.integers(0, 3, 30), draw.normal(size=(40, 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scdiva.nn import Block, Blocks
+from scdiva.models import Block, Blocks
 
 
 def made(lengths):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.nn import DualHeads, GeneValueEmbedding
+from scdiva.models import DualHeads, GeneValueEmbedding
 
 
 def array(x: torch.Tensor) -> np.ndarray:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from scdiva.nn import SetEncoder
+from scdiva.models import SetEncoder
 
 TOKENS = torch.tensor([3, 5, 4, 3, 6, 7])
 VALUES = torch.tensor([1.0, 2.0, 0.5, 3.0, 1.0, 2.5], dtype=torch.float64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.nn import IntegrationHead
+from scdiva.models import IntegrationHead
 
 N_TOKENS, STATE, OWN = 20 + N_SPECIAL, 5, 3
 LENGTHS = [4, 1, 9, 0, 6]

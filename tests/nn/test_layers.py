@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from scdiva.kernels import rope_tables
-from scdiva.nn import Attention, Block, SwiGLU
+from scdiva.models import Attention, Block, SwiGLU
 
 
 def array(x: torch.Tensor) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from scdiva.nn.heads import StateHead, hidden_gene_logits
+from scdiva.models.heads import StateHead, hidden_gene_logits
 
 STATE, RANK, GENES = 5, 3, 7
 

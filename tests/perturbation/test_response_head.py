@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
+from scdiva.data.memory import InMemoryCells
 from scdiva.metrics import perturbation_response
-from scdiva.train.adaptation import AdaptationCells
+from scdiva.perturbation.response_head import ResponseHead, head_inputs, perturbed_input, predicted_change
 from scdiva.train.finetune import CELLS_OF_CONDITION, MeasuredChanges, ResponseObjective
-from scdiva.train.response import ResponseHead, head_inputs, perturbed_input, predicted_change
 
 N_GENES, N_OUT = 30, 11
 TOKENS = np.array([5, -1, 20, 9, -1])
@@ -22,13 +22,13 @@ PARTS = np.array([[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1
 CONTEXT = 6
 
 
-def cells_of(lengths, groups, seed=0) -> AdaptationCells:
+def cells_of(lengths, groups, seed=0) -> InMemoryCells:
     draw = np.random.default_rng(seed)
     tokens = [draw.permutation(N_GENES)[:n] + N_SPECIAL for n in lengths]
     values = draw.random(sum(lengths)).astype(np.float32) + 0.1
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     measured = np.arange(N_GENES) + N_SPECIAL
-    return AdaptationCells(indptr, np.concatenate(tokens), values, np.array(groups), measured, max(groups) + 1)
+    return InMemoryCells(indptr, np.concatenate(tokens), values, np.array(groups), measured, max(groups) + 1)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_the_value_of_a_perturbed_gene_is_not_read_and_its_identity_is(measured,
     cells, here = measured.cells, slice(*measured.cells.indptr[4:6])
     first = cells.tokens[here][0]
     own = np.array([first, -1, *TOKENS[2:]])
-    louder = AdaptationCells(
+    louder = InMemoryCells(
         cells.indptr, cells.tokens, np.where(cells.tokens == first, cells.values + 3, cells.values), cells.batch,
         cells.measured, cells.n_batches,
     )  # fmt: skip

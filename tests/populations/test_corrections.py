@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from scdiva.populations import corrections
-from scdiva.populations.corrections import fit_population, shift_to
+from scdiva.generation import corrections
+from scdiva.generation.corrections import fit_population, shift_to
 
 N_CELLS, N_GENES, STATE = 500, 60, 4
 

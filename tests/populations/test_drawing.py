@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from scdiva.populations.drawing import draw_counts, total_count
+from scdiva.generation.sampling import draw_counts, total_count
 
 N = 20_000
 

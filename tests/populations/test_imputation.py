@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scdiva.populations.imputation import _where_counted, expected_values
+from scdiva.generation.imputation import _where_counted, expected_values
 
 
 def test_mean_and_spread_are_those_of_a_log_normal_variable_with_a_zero_beside_it():

@@ -8,7 +8,7 @@ import torch
 
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.sampler import Predicted, likeliest_cell, predict_in_parts
-from scdiva.populations.inpainting import chance_and_value
+from scdiva.generation.inpainting import chance_and_value
 
 N_GENES, LENGTH = 12, 9
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from query_head import Context, SingleQueries
 
-from scdiva.nn import queries
-from scdiva.nn.queries import HEADS
+from scdiva.models import queries
+from scdiva.models.queries import HEADS
 
 B, M, N, GENES, STATE, READ = 3, 5, 11, 7, 6, 4
 

@@ -54,7 +54,7 @@ def test_the_seed_determines_the_model_and_the_cells_drawn_of_many(plain, batche
     one, two = (sd.tl.adapt(batched, plain, rng=1) for _ in range(2))
     assert same(weights(one), weights(two))
     assert one.adaptation["ratio"] == two.adaptation["ratio"]
-    monkeypatch.setattr("scdiva.tl._adapt.MOST_CELLS", 100)
+    monkeypatch.setattr("scdiva.embedding.adapt.MOST_CELLS", 100)
     drawn, other = (sd.tl.adapt(batched, plain, rng=np.random.default_rng(seed)) for seed in (1, 2))
     assert drawn.adaptation["n_cells"] == 100
     assert drawn.adaptation["ratio"] != other.adaptation["ratio"]

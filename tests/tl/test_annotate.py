@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva.tl import _annotate
+from scdiva.annotation import annotate as _annotate
 
 METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ("scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty")

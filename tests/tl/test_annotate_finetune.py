@@ -11,7 +11,7 @@ from torch import nn
 
 import scdiva as sd
 from scdiva.models import ScDiVa, load
-from scdiva.nn.layers import Block
+from scdiva.models.layers import Block
 
 pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not lower")
 

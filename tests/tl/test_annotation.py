@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 import scdiva as sd
-from scdiva.tl._annotation import ancestors, named, warn_of_shift
+from scdiva.annotation.prediction import ancestors, named, warn_of_shift
 
 METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ["scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty"]

@@ -11,7 +11,7 @@ import torch
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data.cells import log_normalised
-from scdiva.populations import inpainting
+from scdiva.generation import inpainting
 
 KINDS = {
     "learned": {"anchor": "learned"},
@@ -274,7 +274,7 @@ def test_places_ascend_and_fit(seed):
 def test_the_spread_of_values_is_that_around_what_is_predicted(build, adata):
     """A value head that always says 2: genes have the root mean squared difference from it."""
     from scdiva.data.cells import open_cells
-    from scdiva.train.adaptation import read_cells
+    from scdiva.data.memory import read_cells
 
     model = copy.deepcopy(build(**KINDS["learned"]))
     with torch.no_grad():

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.tl._corrected import predict_within
+from scdiva.integration.corrected_expression import predict_within
 
 LAYER = "scdiva_corrected"
 

@@ -240,7 +240,7 @@ def test_without_transformer_cells_share_batches_and_change_little(adata, build)
 def test_windows_and_workers_change_nothing(adata, one, monkeypatch):
     z = embedded(adata, one)
     monkeypatch.setattr("scdiva.data.batch.WINDOW", 20)
-    monkeypatch.setattr("scdiva.data.blocks.BLOCK_ROWS", 8)
+    monkeypatch.setattr("scdiva.data.matrix.BLOCK_ROWS", 8)
     for threads in (1, 2, 4):
         with sd.settings.override(threads=threads):
             np.testing.assert_array_equal(embedded(adata, one), z)
@@ -352,8 +352,7 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
 def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(adata, one, monkeypatch):
     """What CUDA is asked for, done on the CPU; blocks are traced, not compiled to machine code."""
     from scdiva import _running
-    from scdiva.models import inference
-    from scdiva.nn import Blocks
+    from scdiva.models import Blocks, inference
 
     opened, budgets, compiled = [], [], []
     open_encoder, fill_batches, compile_each = inference.open_encoder, batch.fill_batches, Blocks.compile_each

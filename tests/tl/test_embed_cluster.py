@@ -19,7 +19,8 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva import cli
-from scdiva.tl import _embed_file, _shards
+from scdiva.embedding import embed_file as _embed_file
+from scdiva.embedding import shards as _shards
 
 distributed = pytest.importorskip("distributed")
 
@@ -30,7 +31,7 @@ import os, time
 from pathlib import Path
 
 def dask_setup(worker):
-    from scdiva.tl._shards import Parts
+    from scdiva.embedding.shards import Parts
     save, folder = Parts.save, Path({folder!r})
     def watched(self, first, *given):
         save(self, first, *given)

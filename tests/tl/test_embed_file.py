@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.tl import _embed_file
+from scdiva.embedding import embed_file as _embed_file
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva._files import open_alone
-from scdiva.tl import _embed_file
-from scdiva.tl._shards import Parts
+from scdiva.embedding import embed_file as _embed_file
+from scdiva.embedding.shards import Parts
 
 N = 4096 * 3 + 100
 """Four windows."""
@@ -83,7 +83,7 @@ def same(one: Path, other: Path) -> bool:
 KILLED = """
 import os, signal, sys
 import scdiva as sd
-from scdiva.tl._shards import Parts
+from scdiva.embedding.shards import Parts
 sd.settings.progress, sd.settings.device = False, "cpu"
 save = Parts.save
 def killed(self, first, *given):

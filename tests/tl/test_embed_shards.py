@@ -18,10 +18,10 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.data.blocks import OpenMatrix
+from scdiva.data.matrix import OpenMatrix
 from scdiva.data.shards import as_shard, scan_once
-from scdiva.tl import _embed_file
-from scdiva.tl._shards import Parts
+from scdiva.embedding import embed_file as _embed_file
+from scdiva.embedding.shards import Parts
 
 N = 4096 * 4 + 100
 """Five windows."""
@@ -89,7 +89,7 @@ def test_one_shard_and_as_many_as_windows(embed, whole, tmp_path):
 KILLED = """
 import os, signal, sys
 import scdiva as sd
-from scdiva.tl import _embed_file
+from scdiva.embedding import embed_file as _embed_file
 sd.settings.progress, sd.settings.device = False, "cpu"
 save = _embed_file.Parts.save
 def killed(*args):

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 import scdiva as sd
 from scdiva._constants import BASELINES
+from scdiva.data.memory import InMemoryCells
 from scdiva.models import load
-from scdiva.models._folder import write_sums
+from scdiva.models.storage import write_sums
 from scdiva.perturbation.model import KINDS
-from scdiva.train.adaptation import AdaptationCells
 
 TUNE = {"finetune": True, "epochs": 1, "rng": 3}
 FILES = ["perturbation_model.json", "perturbation_model.safetensors", "model/SHA256SUMS"]
@@ -144,7 +144,7 @@ def test_the_prediction_is_the_mean_over_control_cells_one_by_one(perturbed_cell
 
     source = open_cells(control, fitted.model)
     (_, (indptr, tokens, values)), *_ = source.windows(4096)
-    cells = AdaptationCells(indptr, tokens, values, np.zeros(90, dtype=np.int64), source.measured_tokens, 1)
+    cells = InMemoryCells(indptr, tokens, values, np.zeros(90, dtype=np.int64), source.measured_tokens, 1)
     perturbed = fitted.model.vocabulary.match(list(name)).tokens
     head, changes = fitted.head, []
     for row in np.unique(np.linspace(0, 89, 64).round().astype(int)):

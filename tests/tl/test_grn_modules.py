@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from sklearn.metrics import adjusted_rand_score
 
 import scdiva as sd
-from scdiva.tl._grn_modules import strongest
+from scdiva.networks.modules import strongest
 
 
 @pytest.fixture

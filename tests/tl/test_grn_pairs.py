@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data.cells import open_cells
-from scdiva.networks import pairs
+from scdiva.networks import gene_selection as pairs
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 

@@ -11,7 +11,7 @@ import torch
 
 import scdiva as sd
 from scdiva.data.cells import log_normalised
-from scdiva.populations import imputation
+from scdiva.generation import imputation
 
 KEY = "scdiva_imputed"
 
@@ -280,7 +280,7 @@ def test_a_refused_call_leaves_all_as_it_was(adata, headed, contents, genes, arg
 
 
 def test_a_result_that_is_too_large_is_refused_before_anything_is_read(adata, headed, monkeypatch):
-    monkeypatch.setattr("scdiva.tl._impute.MOST_VALUES", 5_000)
+    monkeypatch.setattr("scdiva.generation.impute.MOST_VALUES", 5_000)
     with pytest.raises(ValueError, match=r"90 x 60 values, .*Name the genes"):
         sd.tl.impute(adata.copy(), model=headed)
     sd.tl.impute(adata.copy(), list(adata.var_names[:55]), headed)
@@ -323,8 +323,8 @@ def test_a_table_of_what_was_imputed(adata, headed):
 def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, querying):
     """Of a gene that is masked, a cell is not among the cells that it is predicted from."""
     from scdiva.data.cells import open_cells
-    from scdiva.populations.states import context_of, on_cpu, predicted, states_of
-    from scdiva.train.adaptation import read_cells
+    from scdiva.data.memory import read_cells
+    from scdiva.generation.states import context_of, on_cpu, predicted, states_of
 
     cells, _ = read_cells(open_cells(adata, querying), np.zeros(adata.n_obs, dtype=np.int64), whole=True)
     genes = cells.measured[[3, 12]].astype(np.int64)

@@ -13,8 +13,8 @@ import torch
 
 import scdiva as sd
 from scdiva._labels import label_numbers
-from scdiva.tl import _integrate
-from scdiva.tl._integrate import cramers_v
+from scdiva.integration import integrate as _integrate
+from scdiva.integration.integrate import cramers_v
 
 QUICK = {"steps": 6, "rng": 3}
 HISTORY = ["loss", "denoising", "reversal", "contrast", "pairs"]
@@ -302,7 +302,7 @@ def test_a_view_becomes_cells_of_its_own(plain, cells, contents):
 
 
 def test_an_interrupt_ends_with_what_was_learned(plain, cells, monkeypatch):
-    from scdiva.train.integration import IntegrationLoss
+    from scdiva.integration.objective import IntegrationLoss
 
     compute, seen = IntegrationLoss.losses, []
 

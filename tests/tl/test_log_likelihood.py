@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import scdiva as sd
-from scdiva.tl._log_likelihood import unusually_low
+from scdiva.generation.log_likelihood import unusually_low
 
 KEY = "scdiva_log_likelihood"
 COLUMNS = [KEY, f"{KEY}_se", f"{KEY}_per_gene", f"{KEY}_outlier"]

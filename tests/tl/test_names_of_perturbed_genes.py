@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.data.conditions import read_perturbations
 from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.perturbation.conditions import read_perturbations
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 KLF1 = ["KLF1", "EKLF", "ENSG00000105610"]

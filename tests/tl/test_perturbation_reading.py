@@ -7,8 +7,8 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import Naming, perturbations
-from scdiva.data.reading import Reading
+from scdiva.data.options import Reading
+from scdiva.perturbation.conditions import Naming, perturbations
 from scdiva.perturbation.screen import design, read_screen, refuse_unknown
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.data.reading import Reading
+from scdiva.data.options import Reading
 from scdiva.models import PerturbationModel
 from scdiva.perturbation.model import KINDS
 from scdiva.perturbation.predict import Targets, requested

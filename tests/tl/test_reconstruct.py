@@ -129,7 +129,7 @@ def test_with_nothing_masked_every_position_is_predicted(few, headed, how):
 @pytest.mark.parametrize("use_ranks", [False, True])
 def test_a_part_is_predicted_without_its_own_genes(few, headed, use_ranks):
     """Where the values of genes at masked positions change, so does nothing that is predicted at them."""
-    from scdiva.tl._reconstruct import N_PARTS, _filled_in
+    from scdiva.generation.reconstruct import N_PARTS, _filled_in
 
     length, row = 30, 4
     fill = _filled_in(headed, 0.0, 1, np.arange(3, 58), 1, by_rank=use_ranks, around=None)
@@ -214,7 +214,7 @@ def test_no_sample_is_malformed(few, headed, plan, **how):
 @pytest.mark.parametrize("n_steps", [1, 4])
 def test_without_ranks_nothing_depends_on_the_ranks_of_masked_genes(headed, n_steps):
     """Two cells that show the same genes and hide others, as many, at other ranks, are reconstructed alike."""
-    from scdiva.tl._reconstruct import _filled_in
+    from scdiva.generation.reconstruct import _filled_in
 
     measured, length = np.arange(3, 58), 30
     visible, values = np.arange(3, 24), np.linspace(4.0, 0.5, 21, dtype=np.float32)

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva._constants import BASELINES
 from scdiva.data.cells import log_normalised
-from scdiva.data.predictions import read_prediction
+from scdiva.perturbation.predictions import read_prediction
 
 NORMAN = (
     Path(__file__).parents[3] / "shared/data/benchmark/perturbench_devel_norman_mcfaline_5961_500g.h5ad"

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.blocks import row_blocks
+from scdiva.data.matrix import row_blocks
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, EPSILON, score_denominator, serialize, to_token_space
 
 N_TOKENS = 41_821

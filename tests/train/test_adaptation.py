@@ -11,12 +11,12 @@ import torch
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
+from scdiva.data import memory as A
 from scdiva.data.cells import open_cells, restricted
 from scdiva.tokenizer import Vocabulary
-from scdiva.train import adaptation as A
 
 
-def make_cells(n: int = 240, n_batches: int = 2) -> A.AdaptationCells:
+def make_cells(n: int = 240, n_batches: int = 2) -> A.InMemoryCells:
     """Cells of two types among the last 25 genes; the second batch has twice the values."""
     draw = np.random.default_rng(0)
     batch = np.sort(np.arange(n) % n_batches)
@@ -29,7 +29,7 @@ def make_cells(n: int = 240, n_batches: int = 2) -> A.AdaptationCells:
         lengths.append(length)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     measured = np.arange(5, 30) + N_SPECIAL
-    return A.AdaptationCells(
+    return A.InMemoryCells(
         indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32), batch, measured, n_batches
     )
 

@@ -17,10 +17,10 @@ from sklearn.utils.class_weight import compute_sample_weight
 from torch import nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva.nn.annotation import METHODS, AnnotationHead, HeadSizes, Neighbors
-from scdiva.train import annotation as A
-from scdiva.train import dataset_pcs
-from scdiva.train.adaptation import AdaptationCells
+from scdiva.annotation import fit as A
+from scdiva.annotation.head import METHODS, AnnotationHead, HeadSizes, Neighbors
+from scdiva.data.memory import InMemoryCells
+from scdiva.embedding import dataset_pcs
 
 N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
 
@@ -38,7 +38,7 @@ def make_reference(n: int = 90, unlabelled: int = 0, seed: int = 0) -> A.Referen
         values.append(draw.gamma(2, np.where(liked, 0.8, 0.4)[kept]))
         lengths.append(len(kept))
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    cells = AdaptationCells(
+    cells = InMemoryCells(
         indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32),
         np.arange(n) * 2 // n, np.arange(30) + N_SPECIAL, 2,
     )  # fmt: skip

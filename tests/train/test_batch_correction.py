@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from scdiva.train import batch_correction as B
+from scdiva.integration import batch_correction as B
 
 
 def unit(x):

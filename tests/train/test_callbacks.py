@@ -249,7 +249,7 @@ def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(small_run
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_out_of_memory_halves_what_runs_at_a_time(small_run, tmp_path, where, monkeypatch, caplog):
     """Memory for three cells at a time: batches of six run in two parts, and the steps are those of whole batches."""
-    from scdiva.nn.layers import Block
+    from scdiva.models.layers import Block
 
     settings = {"steps": 5}
     plain, _ = small_run(tmp_path / "plain", PretrainingModule, settings=settings)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
+from scdiva.data.memory import InMemoryCells, encoded
+from scdiva.embedding import dataset_pcs as D
 from scdiva.models.inference import read_out
-from scdiva.train import dataset_pcs as D
-from scdiva.train.adaptation import AdaptationCells, encoded
 
 N_GENES = 30  # of the tiny model
 N_TOKENS = N_GENES + N_SPECIAL
@@ -25,14 +25,14 @@ def tiny(tiny):
     return functools.partial(tiny, anchor_residual=False)
 
 
-def as_cells(dense: np.ndarray, batch: np.ndarray) -> AdaptationCells:
+def as_cells(dense: np.ndarray, batch: np.ndarray) -> InMemoryCells:
     rows, columns = np.nonzero(dense)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
     measured, n_batches = np.arange(dense.shape[1] - N_SPECIAL) + N_SPECIAL, int(batch.max()) + 1
-    return AdaptationCells(indptr, columns, dense[rows, columns].astype(np.float32), batch, measured, n_batches)
+    return InMemoryCells(indptr, columns, dense[rows, columns].astype(np.float32), batch, measured, n_batches)
 
 
-def make_cells(n: int = 300, n_batches: int = 2, signal: float = 2.0) -> tuple[AdaptationCells, np.ndarray]:
+def make_cells(n: int = 300, n_batches: int = 2, signal: float = 2.0) -> tuple[InMemoryCells, np.ndarray]:
     """Cells along two hidden directions, a shift between batches, and noise; also dense `(n, N_TOKENS)`."""
     draw = np.random.default_rng(0)
     batch = np.sort(np.arange(n) % n_batches)

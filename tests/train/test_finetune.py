@@ -14,11 +14,11 @@ from torch import nn
 from scdiva import settings
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.nn.annotation import AnnotationHead, HeadSizes
-from scdiva.nn.layers import Block
+from scdiva.annotation.head import AnnotationHead, HeadSizes
+from scdiva.data.memory import InMemoryCells
+from scdiva.models.layers import Block
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import finetune as T
-from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.config import FinetuneConfig
 
 N_GENES, N_LABELS = 30, 3
@@ -30,7 +30,7 @@ def _quiet():
         yield
 
 
-def make_cells(n: int = 96) -> tuple[AdaptationCells, np.ndarray]:
+def make_cells(n: int = 96) -> tuple[InMemoryCells, np.ndarray]:
     """Cells of three types, each with ten marker genes, by rank; and their labels."""
     draw = np.random.default_rng(0)
     labels = draw.permutation(np.arange(n) % N_LABELS)
@@ -45,7 +45,7 @@ def make_cells(n: int = 96) -> tuple[AdaptationCells, np.ndarray]:
         lengths.append(len(order))
     indptr, batch = np.concatenate([[0], np.cumsum(lengths)]), np.zeros(n, dtype=np.int64)
     values = np.concatenate(values).astype(np.float32)
-    return AdaptationCells(indptr, np.concatenate(tokens), values, batch, np.arange(N_GENES) + N_SPECIAL, 1), labels
+    return InMemoryCells(indptr, np.concatenate(tokens), values, batch, np.arange(N_GENES) + N_SPECIAL, 1), labels
 
 
 CELLS, LABELS = make_cells()

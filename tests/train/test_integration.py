@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from scdiva._constants import N_SPECIAL
-from scdiva.train import integration as I
-from scdiva.train.adaptation import AdaptationCells, encoded
-from scdiva.train.batch_correction import correct_batches, draw_partners, mutual_neighbors
+from scdiva.data.memory import InMemoryCells, encoded
+from scdiva.integration import objective as I
+from scdiva.integration.batch_correction import correct_batches, draw_partners, mutual_neighbors
 from scdiva.train.objectives import pair_contrast_loss, thinned_at_random
 
 N_GENES = 30  # of the tiny model
 
 
-def make_cells(n: int = 120, n_batches: int = 2) -> AdaptationCells:
+def make_cells(n: int = 120, n_batches: int = 2) -> InMemoryCells:
     """Cells of two types, the odd batches with more of some genes."""
     draw = np.random.default_rng(0)
     batch = np.sort(np.arange(n) % n_batches)
@@ -31,7 +31,7 @@ def make_cells(n: int = 120, n_batches: int = 2) -> AdaptationCells:
         lengths.append(length)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     measured = np.arange(N_GENES) + N_SPECIAL
-    return AdaptationCells(
+    return InMemoryCells(
         indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32), batch, measured, n_batches
     )
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from scdiva._checks import refuse_unwritable
 from scdiva._constants import DEFAULT_MODEL, INTEGRATE, OBS_LABEL, UNS
 from scdiva._files import output_path, parse_json, read_bytes
-from scdiva.data.blocks import BLOCK_ROWS, open_matrix, row_blocks
+from scdiva.data.backed import names_of, open_root
 from scdiva.data.genes import judge_genes, match_columns
+from scdiva.data.matrix import BLOCK_ROWS, open_matrix, row_blocks
 from scdiva.data.output import refuse_target, write_cells
 from scdiva.data.paths import as_path
-from scdiva.data.stored import names_of, open_root
-from scdiva.models._folder import VOCABULARY, WEIGHTS, in_words, kind_of, read_config, read_sums, refuse_foreign
 from scdiva.models.hub import find_model
+from scdiva.models.storage import VOCABULARY, WEIGHTS, in_words, kind_of, read_config, read_sums, refuse_foreign
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.vocabulary import Vocabulary
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from scdiva._lazy import lazily
 
 _WHERE = {
-    "open_matrix": "blocks",
-    "row_blocks": "blocks",
+    "open_matrix": "matrix",
+    "row_blocks": "matrix",
     "CellBatch": "batch",
     "CellSource": "cells",
     "open_cells": "cells",

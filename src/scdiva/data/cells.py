@@ -15,13 +15,13 @@ from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
 from scdiva._settings import progress_bar
 from scdiva._validate import Input, Scan
-from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
+from scdiva.data.backed import StoredNames
 from scdiva.data.columns import about_two_species, is_read_as_mouse, other_species, protein_columns
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, Matched, judge_genes, match_columns
+from scdiva.data.matrix import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
+from scdiva.data.options import AS_IT_IS, Reading
 from scdiva.data.paths import as_path, is_path
-from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.data.soma import SomaCells
-from scdiva.data.stored import StoredNames
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, on_count_scale, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 

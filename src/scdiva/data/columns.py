@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scdiva._constants import UNKNOWN
 from scdiva._validate import Names
-from scdiva.data.reading import Reading
+from scdiva.data.options import Reading
 from scdiva.tokenizer.names import FOREIGN, human_orthologs, looks_like_mouse, repeated_name, spelled_as_mouse
 from scdiva.tokenizer.vocabulary import Vocabulary
 

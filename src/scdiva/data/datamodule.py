@@ -20,11 +20,11 @@ from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import check_manifest, data_files, held_out_studies, manifest_of, study_names, warn_left_out
+from scdiva.data.options import Reading
 from scdiva.data.order import Order
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.pool import LEFT_OUT, CellPool, Source
-from scdiva.data.reading import Reading
 from scdiva.data.soma import SomaCells
 from scdiva.data.stream import TrainingStream, ValidationBatches
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR

@@ -14,7 +14,7 @@ import pandas as pd
 from scdiva._checks import is_second_argument, or_nearest, warn
 from scdiva._constants import UNKNOWN
 from scdiva.data.columns import GENOME, HUMAN_GENOMES
-from scdiva.data.reading import AS_IT_IS, Reading
+from scdiva.data.options import AS_IT_IS, Reading
 from scdiva.tokenizer.names import as_text, by_table, ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from scdiva._checks import refuse_unwritable
 from scdiva._files import refuse_full, whole_or_not
-from scdiva.data.stored import METADATA, open_root
+from scdiva.data.backed import METADATA, open_root
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -17,9 +17,9 @@ from fsspec.core import url_to_fs
 
 from scdiva._constants import N_SPECIAL
 from scdiva._files import MOST_INDEX, check_regular, parse_json
+from scdiva.data.backed import open_hdf5
 from scdiva.data.shards import digest
 from scdiva.data.soma import SomaCells
-from scdiva.data.stored import open_hdf5
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary
 

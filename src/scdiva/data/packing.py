@@ -29,15 +29,15 @@ from scdiva._files import open_alone, output_path, parse_json, put_whole, refuse
 from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Input
 from scdiva._version import __version__
-from scdiva.data.blocks import BLOCK_ROWS, open_matrix
+from scdiva.data.backed import open_hdf5
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import data_files, file_note, study_names, take_cells, warn_left_out
+from scdiva.data.matrix import BLOCK_ROWS, open_matrix
+from scdiva.data.options import Reading, Species
 from scdiva.data.output import new_hdf5
 from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, read_index, token_type
 from scdiva.data.paths import as_path
-from scdiva.data.reading import Reading, Species
 from scdiva.data.shards import as_shard, digest, scan_once, stamp
-from scdiva.data.stored import open_hdf5
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 

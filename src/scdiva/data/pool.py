@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource
+from scdiva.data.matrix import BLOCK_ROWS
 from scdiva.data.packed import PackedCells
 
 Source: TypeAlias = CellSource | PackedCells

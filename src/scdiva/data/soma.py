@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._checks import from_extra
-from scdiva.data.stored import StoredNames
+from scdiva.data.backed import StoredNames
 
 if TYPE_CHECKING:
     import pandas as pd

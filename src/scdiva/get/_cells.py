@@ -11,7 +11,7 @@ from anndata import AnnData
 
 from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, REJECTED, UNS
-from scdiva.data.writing import check_anndata, our_uns
+from scdiva.data.results import check_anndata, our_uns
 
 
 @check_arguments

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import PREDICTED, VARM_EMBEDDING, VARP_GRN
-from scdiva.data.network import genes_of, network_of
-from scdiva.data.predictions import read_prediction
-from scdiva.data.writing import check_anndata
+from scdiva.data.results import check_anndata
+from scdiva.networks.storage import genes_of, network_of
+from scdiva.perturbation.predictions import read_prediction
 
 
 @check_arguments

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import IMPUTED, MASKED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
-from scdiva.data.writing import check_anndata, our_uns
+from scdiva.data.results import check_anndata, our_uns
 
 
 @check_arguments

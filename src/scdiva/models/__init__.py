@@ -1,4 +1,4 @@
-"""The network, its configuration, and its folder on disk. Nothing is imported before it is asked for."""
+"""The network, its layers and configuration, and its folder on disk. Modules are imported on first access."""
 
 from __future__ import annotations
 
@@ -8,23 +8,45 @@ from scdiva._lazy import lazily
 
 if TYPE_CHECKING:
     from scdiva._loading import load as load
-    from scdiva.models.annotator import Annotator as Annotator
+    from scdiva.annotation.annotator import Annotator as Annotator
     from scdiva.models.config import ScDiVaConfig as ScDiVaConfig
+    from scdiva.models.encoder import SetEncoder as SetEncoder
+    from scdiva.models.heads import DatasetComponents as DatasetComponents
+    from scdiva.models.heads import DualHeads as DualHeads
+    from scdiva.models.heads import IntegrationHead as IntegrationHead
+    from scdiva.models.heads import StateHead as StateHead
     from scdiva.models.hub import available as available
     from scdiva.models.hub import push as push
+    from scdiva.models.layers import Attention as Attention
+    from scdiva.models.layers import Block as Block
+    from scdiva.models.layers import Blocks as Blocks
+    from scdiva.models.layers import GeneValueEmbedding as GeneValueEmbedding
+    from scdiva.models.layers import SwiGLU as SwiGLU
     from scdiva.models.network import ScDiVaOutput as ScDiVaOutput
     from scdiva.models.network import init_gene_embedding as init_gene_embedding
     from scdiva.models.network import save_model as save_model
     from scdiva.models.pretrained import load_model as load_model
+    from scdiva.models.queries import QueryHead as QueryHead
     from scdiva.models.scdiva import ScDiVa as ScDiVa
     from scdiva.perturbation.model import PerturbationModel as PerturbationModel
 
 _WHERE = {
-    "Annotator": "annotator",
+    "Annotator": "scdiva.annotation.annotator",
+    "Attention": "layers",
+    "Block": "layers",
+    "Blocks": "layers",
+    "DatasetComponents": "heads",
+    "DualHeads": "heads",
+    "GeneValueEmbedding": "layers",
+    "IntegrationHead": "heads",
     "PerturbationModel": "scdiva.perturbation.model",
+    "QueryHead": "queries",
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
     "ScDiVaOutput": "network",
+    "SetEncoder": "encoder",
+    "StateHead": "heads",
+    "SwiGLU": "layers",
     "available": "hub",
     "init_gene_embedding": "network",
     "load": "scdiva._loading",

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from scdiva._files import output_path, printable
 from scdiva._version import __version__
-from scdiva.models._folder import (
+from scdiva.models.pretrained import load_model, read_tensors
+from scdiva.models.scdiva import ScDiVa
+from scdiva.models.storage import (
     CHECKSUMS,
     FORMAT_VERSION,
     MODEL,
@@ -33,8 +35,6 @@ from scdiva.models._folder import (
     write_sums,
     written_beside,
 )
-from scdiva.models.pretrained import load_model, read_tensors
-from scdiva.models.scdiva import ScDiVa
 
 
 class Fitted:

@@ -45,8 +45,8 @@ class ScDiVaConfig:
         undefined. Default `"encoder"`: in a single denoising pass nothing trains `[LAT]` directly, and on its own it
         stays a weak summary of the cell.
     anchor_linear_dim, anchor_learned_dim, anchor_hidden, anchor_balance
-        Of the set encoder (:class:`~scdiva.nn.SetEncoder`): widths of the two parts of its state and of its MLP, and
-        the weight of the linear part. Without effect for other anchors.
+        Of the set encoder (:class:`~scdiva.models.SetEncoder`): widths of the two parts of its state and of its MLP,
+        and the weight of the linear part. Without effect for other anchors.
     anchor_length
         Most genes of a cell that the set encoder sees, the first of its ranking. It costs next to nothing per gene, so
         it sees practically all, where the transformer sees `max_length`. Without effect for other anchors.
@@ -55,18 +55,18 @@ class ScDiVaConfig:
         transformer. Off: in studies that nothing was trained on, a residual trained for two CPU hours lowered the
         accuracy of cell types.
     state_head, state_rank
-        Whether the heads read the cell state too (:class:`~scdiva.nn.StateHead`), and through how many numbers. Off, as
-        in the paper, whose heads see the hidden state alone; with it the network need not learn first how frequent each
-        gene is in which cells, which takes a small one most of its training.
+        Whether the heads read the cell state too (:class:`~scdiva.models.StateHead`), and through how many numbers. Off,
+        as in the paper, whose heads see the hidden state alone; with it the network need not learn first how frequent
+        each gene is in which cells, which takes a small one most of its training.
     query_head
-        Whether a :class:`~scdiva.nn.QueryHead` predicts genes of a cell from other cells of its study, beside the state
-        head, which it needs.
+        Whether a :class:`~scdiva.models.QueryHead` predicts genes of a cell from other cells of its study, beside the
+        state head, which it needs.
     integrated, integrated_own_dim, integrated_hidden
-        Whether an :class:`~scdiva.nn.IntegrationHead` turns the cell state into the embedding, as `tl.integrate` leaves
-        it; width of its own projection, and of its hidden layers.
+        Whether an :class:`~scdiva.models.IntegrationHead` turns the cell state into the embedding, as `tl.integrate`
+        leaves it; width of its own projection, and of its hidden layers.
     adapted
-        Width of the embedding of a model from `tl.adapt`, which a :class:`~scdiva.nn.DatasetComponents` makes of the
-        cell state and of principal components of the dataset; 0: the model is not adapted.
+        Width of the embedding of a model from `tl.adapt`, which a :class:`~scdiva.models.DatasetComponents` makes of
+        the cell state and of principal components of the dataset; 0: the model is not adapted.
     position
         `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
     entropy_floor

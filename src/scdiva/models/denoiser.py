@@ -8,10 +8,10 @@ from torch import Tensor
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.ranks import Ranked
 from scdiva.diffusion.sampler import Denoiser
+from scdiva.models.heads import Expected
 from scdiva.models.network import ScDiVaOutput
+from scdiva.models.queries import Context
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.heads import Expected
-from scdiva.nn.queries import Context
 
 
 def denoiser_of(
@@ -40,9 +40,9 @@ def denoiser_of(
         bool `(T,)`, the positions by which ranks are known: those given, and not those drawn since. None: all that is
         visible.
     context, own
-        Other cells, and which of them are those asked about, as :meth:`scdiva.nn.QueryHead.weigh` takes it: the query
-        head then predicts in the place of the state head, and `stream` is off. The context has the columns `genes`.
-    genes
+        Other cells, and which of them are those asked about, as :meth:`scdiva.models.QueryHead.weigh` takes it: the
+        query head then predicts in the place of the state head, and `stream` is off. The context has the columns
+    `genes`. genes
         int64 `(n,)` ascending, tokens that may be drawn, such as those that a panel measures. Cells then hold the
         numbers of their genes among these, counted from `N_SPECIAL`, and nothing is computed of others. None: all.
     stream

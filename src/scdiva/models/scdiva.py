@@ -18,11 +18,11 @@ from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import gene_logits
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import positions
+from scdiva.models.encoder import SetEncoder
+from scdiva.models.heads import DatasetComponents, DualHeads, Expected, IntegrationHead, StateHead, hidden_gene_logits
+from scdiva.models.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, linear
 from scdiva.models.network import Network, ScDiVaOutput, check_input, mean_of_cells
-from scdiva.nn.encoder import SetEncoder
-from scdiva.nn.heads import DatasetComponents, DualHeads, Expected, IntegrationHead, StateHead, hidden_gene_logits
-from scdiva.nn.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, linear
-from scdiva.nn.queries import QueryHead
+from scdiva.models.queries import QueryHead
 
 
 class ScDiVa(Network):
@@ -173,7 +173,7 @@ class ScDiVa(Network):
         r"""Logits of which gene stands at masked positions, :math:`\log p(x_0 \mid x_t)` up to a constant.
 
         The sum of what is there: what the transformer predicts at the position, :math:`W h`; what the state of the cell
-        predicts (:func:`scdiva.nn.heads.hidden_gene_logits`); what the rank of the position implies
+        predicts (:func:`scdiva.models.heads.hidden_gene_logits`); what the rank of the position implies
         (:func:`scdiva.diffusion.rank_log_prior`).
 
         Parameters
@@ -276,7 +276,7 @@ class ScDiVa(Network):
         """Yield layer, cell and attention weights of uncorrupted cells, one layer of one cell at a time.
 
         `(H, L + 1, L + 1)` float32 (head, query, key); row and column 0 are `[LAT]`'s. See
-        :meth:`scdiva.nn.Blocks.attention_weights`.
+        :meth:`scdiva.models.Blocks.attention_weights`.
         """
         longest = check_input(self.config, tokens, values, cu_seqlens, None, None)
         anchor = self.encode_anchor(tokens, values, cu_seqlens)

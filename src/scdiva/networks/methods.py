@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scdiva._running import Running, embed_cells, run_cells
 from scdiva.models import ScDiVa
-from scdiva.networks.pairs import Pairs
+from scdiva.networks.gene_selection import Pairs
 
 Name = Literal["embedding", "attention", "correlation"]
 Floats = NDArray[np.floating]

@@ -1,1 +1,1 @@
-"""Perturbations: a screen, what it predicts of other conditions, and predicted cells. `scdiva.tl` has the calls."""
+"""Perturbation screens: predicted responses, saved models, scores."""

@@ -18,13 +18,14 @@ from scdiva._constants import BASELINES, EXPECTED, FINETUNED, N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva._running import model_name
 from scdiva._settings import logger, progress_bar, settings
-from scdiva.data.conditions import Naming, guides_as_noted, perturbations, read_perturbations
-from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_columns
+from scdiva.data.options import Reading, Species
+from scdiva.data.results import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models.pretrained import load_for
 from scdiva.models.scdiva import ScDiVa
+from scdiva.perturbation.conditions import Naming, guides_as_noted, perturbations, read_perturbations
 from scdiva.perturbation.response import Similarities, baselines, expected_response, similarities_of
+from scdiva.perturbation.response_head import ResponseHead, predicted_change
 from scdiva.perturbation.screen import (
     Conditions,
     Controls,
@@ -36,7 +37,6 @@ from scdiva.perturbation.screen import (
     read_screen,
 )
 from scdiva.train.config import FinetuneConfig
-from scdiva.train.response import ResponseHead, predicted_change
 
 if TYPE_CHECKING:
     from anndata import AnnData

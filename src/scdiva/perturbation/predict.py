@@ -18,7 +18,9 @@ from scdiva._labels import read_labels
 from scdiva._rng import step_seed
 from scdiva._settings import logger, progress_bar
 from scdiva.data.cells import open_cells
-from scdiva.data.conditions import (
+from scdiva.data.genes import check_unique
+from scdiva.data.options import Reading, Species
+from scdiva.perturbation.conditions import (
     Naming,
     genes_among,
     listed,
@@ -28,8 +30,6 @@ from scdiva.data.conditions import (
     wanted_groups,
     whole_names,
 )
-from scdiva.data.genes import check_unique
-from scdiva.data.reading import Reading, Species
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
 from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
 
@@ -144,7 +144,7 @@ def distinct_parts(
     measured
         Labels that the data hold.
     called
-        Of parts that have another name in the data, that name (:func:`scdiva.data.conditions.same_genes`).
+        Of parts that have another name in the data, that name (:func:`scdiva.perturbation.conditions.same_genes`).
 
     Raises
     ------

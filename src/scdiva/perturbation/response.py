@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva._constants import BASELINES, N_SPECIAL
-from scdiva.data.conditions import match_perturbed
-from scdiva.data.reading import Species
+from scdiva.data.options import Species
 from scdiva.models.scdiva import ScDiVa
+from scdiva.perturbation.conditions import match_perturbed
 from scdiva.perturbation.screen import Conditions, Screen
 
 COMPONENTS = 10
@@ -84,7 +84,7 @@ def part_similarity(model: ScDiVa, names: Sequence[str], species: Species = None
     names
         Perturbed genes, or labels.
     species
-        Whose genes they are, see :func:`scdiva.data.conditions.species_of`.
+        Whose genes they are, see :func:`scdiva.perturbation.conditions.species_of`.
     """
     tokens, _ = match_perturbed(names, model.vocabulary, species)
     known = tokens >= N_SPECIAL

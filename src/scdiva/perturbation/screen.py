@@ -16,17 +16,17 @@ from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
 from scdiva._running import Running, embed_all
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.conditions import (
+from scdiva.data.corpus import take_cells, warn_left_out
+from scdiva.data.genes import check_unique
+from scdiva.data.memory import InMemoryCells, means_by
+from scdiva.data.options import Reading, Species
+from scdiva.models.scdiva import ScDiVa
+from scdiva.perturbation.conditions import (
     Perturbations,
     doses,
     match_perturbed,
     species_of,
 )
-from scdiva.data.corpus import take_cells, warn_left_out
-from scdiva.data.genes import check_unique
-from scdiva.data.reading import Reading, Species
-from scdiva.models.scdiva import ScDiVa
-from scdiva.train.adaptation import AdaptationCells, means_by
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -164,7 +164,7 @@ class Controls(NamedTuple):
     states
         float32 `(n_groups, state_dim)`, mean state of each group's cells.
     species
-        Whose genes these are, see :func:`scdiva.data.conditions.species_of`.
+        Whose genes these are, see :func:`scdiva.perturbation.conditions.species_of`.
     cells
         The serialised cells, in the order of `rows`; their `batch` is the number of the group.
     """
@@ -177,7 +177,7 @@ class Controls(NamedTuple):
     rows: np.ndarray
     states: np.ndarray
     species: Species
-    cells: AdaptationCells
+    cells: InMemoryCells
 
     @property
     def means(self) -> np.ndarray:
@@ -372,7 +372,7 @@ def controls_of(
             f"in {(there == 0).sum()} of {len(names)} groups no control cell has a gene that the model knows, the "
             f"first is {str(names[there.argmin()])!r}: leave such groups out."
         )
-    cells = AdaptationCells(*take_cells(ragged, order), number[order], source.measured_tokens, len(names))
+    cells = InMemoryCells(*take_cells(ragged, order), number[order], source.measured_tokens, len(names))
     return Controls(
         var=source.var,
         names=np.asarray(source.obs_names)[rows],
@@ -386,7 +386,7 @@ def controls_of(
     )
 
 
-def group_states(model: ScDiVa, cells: AdaptationCells, device: str) -> NDArray[np.float32]:
+def group_states(model: ScDiVa, cells: InMemoryCells, device: str) -> NDArray[np.float32]:
     """Mean cell state of each group of control cells, float32 `(n_groups, state_dim)`.
 
     Parameters

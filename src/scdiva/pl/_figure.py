@@ -23,7 +23,7 @@ from scdiva._checks import check_arguments, refuse_unwritable
 from scdiva._constants import UNS
 from scdiva._docs import with_shared_docs
 from scdiva._files import output_path, whole_or_not
-from scdiva.data.writing import check_anndata
+from scdiva.data.results import check_anndata
 
 Names: TypeAlias = Sequence[str] | NDArray[np.object_]
 F = TypeVar("F", bound=Callable[..., Figure | None])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scdiva._checks import no_entry, warn
 from scdiva._constants import UMAP
 from scdiva._settings import settings, torch_threads_kept, tqdm_keywords
-from scdiva.data.writing import check_writable, our_uns, write
+from scdiva.data.results import check_writable, our_uns, write
 from scdiva.pl._figure import axes_for, grid_of_axes, text_inches, write_names
 from scdiva.pl._groups import MAX_GROUPS, MISSING
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from scdiva._checks import check_least, no_entry
 from scdiva._constants import VAR_MODULE, VARP_GRN
-from scdiva.data.network import Network, genes_of, network_of
 from scdiva.get import grn_df
+from scdiva.networks.storage import Network, genes_of, network_of
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches, write_names
 from scdiva.pl._groups import distinct_colours, gene_names
 

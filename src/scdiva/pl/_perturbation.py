@@ -17,10 +17,17 @@ from numpy.typing import NDArray
 from scdiva import metrics
 from scdiva._checks import check_least, nearest
 from scdiva._constants import OBS_CONDITION, PREDICTED
-from scdiva.data.conditions import naming_as_noted, same_genes, species_of
 from scdiva.data.genes import check_unique
-from scdiva.data.predictions import OURS, Prediction, Responses, observed_responses, read_prediction, response_score
 from scdiva.get import perturbation_df
+from scdiva.perturbation.conditions import naming_as_noted, same_genes, species_of
+from scdiva.perturbation.predictions import (
+    OURS,
+    Prediction,
+    Responses,
+    observed_responses,
+    read_prediction,
+    response_score,
+)
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches, write_names
 from scdiva.pl._groups import gene_names
 from scdiva.tokenizer.vocabulary import load_vocabulary

@@ -15,8 +15,8 @@ from scdiva._docs import with_shared_docs
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import check_unique, tokens_of_var
-from scdiva.data.reading import Empty, Reading, Species
-from scdiva.data.writing import check_writable, write
+from scdiva.data.options import Empty, Reading, Species
+from scdiva.data.results import check_writable, write
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 

@@ -1,21 +1,21 @@
 """Tools: what the model makes of cells and genes."""
 
-from scdiva.tl._adapt import adapt
-from scdiva.tl._annotate import annotate
-from scdiva.tl._corrected import corrected_expression
-from scdiva.tl._embed import embed
-from scdiva.tl._embed_file import embed_file
-from scdiva.tl._gene_embedding import gene_embedding
-from scdiva.tl._generate import generate
-from scdiva.tl._grn import grn
-from scdiva.tl._grn_modules import grn_modules
-from scdiva.tl._impute import impute
-from scdiva.tl._integrate import integrate
-from scdiva.tl._log_likelihood import log_likelihood
-from scdiva.tl._perturbation import fit_perturbation, predict_perturbation, rank_perturbations, score_perturbation
-from scdiva.tl._reconstruct import reconstruct
-from scdiva.tl._regulon import regulon
-from scdiva.tl._umap import umap
+from scdiva.annotation.annotate import annotate
+from scdiva.embedding.adapt import adapt
+from scdiva.embedding.embed import embed
+from scdiva.embedding.embed_file import embed_file
+from scdiva.embedding.gene_embedding import gene_embedding
+from scdiva.embedding.umap import umap
+from scdiva.generation.generate import generate
+from scdiva.generation.impute import impute
+from scdiva.generation.log_likelihood import log_likelihood
+from scdiva.generation.reconstruct import reconstruct
+from scdiva.integration.corrected_expression import corrected_expression
+from scdiva.integration.integrate import integrate
+from scdiva.networks.grn import grn
+from scdiva.networks.modules import grn_modules
+from scdiva.networks.regulon import regulon
+from scdiva.perturbation.calls import fit_perturbation, predict_perturbation, rank_perturbations, score_perturbation
 
 __all__ = [
     "adapt",

@@ -79,7 +79,7 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
     Parameters
     ----------
     block
-        Cells, (n_cells, n_vars), canonical CSR as :func:`scdiva.data.blocks.row_blocks` yields it; no value negative
+        Cells, (n_cells, n_vars), canonical CSR as :func:`scdiva.data.matrix.row_blocks` yields it; no value negative
         or not finite.
     tokens
         Token of each column, int (n_vars,); negative = unknown, dropped.

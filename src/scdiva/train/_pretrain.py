@@ -20,13 +20,13 @@ from scdiva._rng import step_generator
 from scdiva._settings import logger
 from scdiva._validate import Input
 from scdiva.data.corpus import data_files, held_out_studies, study_names
+from scdiva.data.options import Reading, Species
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
-from scdiva.data.reading import Reading, Species
 from scdiva.data.soma import open_soma
-from scdiva.models._folder import read_config, read_sums
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.hub import SCHEME, find_model
+from scdiva.models.storage import read_config, read_sums
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -407,9 +407,9 @@ def _module(
 
     Of the SVD a set encoder gets its linear part too. Genes that the other network lacks get drawn weights.
     """
+    from scdiva.models import SetEncoder
     from scdiva.models.network import copy_weights, init_gene_embedding
     from scdiva.models.scdiva import ScDiVa
-    from scdiva.nn import SetEncoder
     from scdiva.train.linear_map import fit_linear_map, set_linear_map
     from scdiva.train.pretraining import PretrainingModule
 

@@ -25,22 +25,22 @@ from scdiva._constants import FINETUNED
 from scdiva._files import output_path
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
+from scdiva.annotation.fit import VARIANCE_OFFSET, balanced_weights
+from scdiva.annotation.head import AnnotationHead, Read
 from scdiva.data.batch import CellBatch
+from scdiva.data.memory import InMemoryCells
+from scdiva.integration.objective import reversed_gradient
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.inference import out_of_memory, runs_transformer
+from scdiva.models.layers import Block, perceptron
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.annotation import AnnotationHead, Read
-from scdiva.nn.layers import Block, perceptron
-from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.annotation import VARIANCE_OFFSET, balanced_weights
+from scdiva.perturbation.response_head import ResponseHead, head_inputs, predicted_change
 from scdiva.train.base import Result, TaskModule, decay_groups
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY, read_checkpoint
 from scdiva.train.config import FinetuneConfig
-from scdiva.train.integration import reversed_gradient
 from scdiva.train.loop import shuffled
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
-from scdiva.train.response import ResponseHead, head_inputs, predicted_change
 from scdiva.train.runner import fit
 
 HEAD_RATE = 10.0
@@ -252,7 +252,7 @@ class IntegrationObjective(Objective):
 
     def __init__(
         self,
-        cells: AdaptationCells,
+        cells: InMemoryCells,
         batches: list[np.ndarray],
         labels: np.ndarray | None,
         *,
@@ -324,7 +324,7 @@ class AnnotationObjective(Objective):
         Label numbers from 0, int64 `(n_cells,)`.
     head
         A head of method `"probe"`; its classifier is trained in place. Its moments are not used and not changed:
-        :func:`scdiva.train.annotation.set_moments`.
+        :func:`scdiva.annotation.fit.set_moments`.
     context
         Genes kept of each cell.
     """
@@ -332,7 +332,7 @@ class AnnotationObjective(Objective):
     task = "annotate"
     weights: Tensor
 
-    def __init__(self, cells: AdaptationCells, labels: np.ndarray, head: AnnotationHead, *, context: int) -> None:
+    def __init__(self, cells: InMemoryCells, labels: np.ndarray, head: AnnotationHead, *, context: int) -> None:
         super().__init__()
         self.cells, self.labels, self.context, self.n_items = cells, labels, context, cells.n_cells
         self.head = head.requires_grad_(True)
@@ -668,7 +668,7 @@ def finetune(
 
 def finetune_for_integration(
     model: ScDiVa,
-    cells: AdaptationCells,
+    cells: InMemoryCells,
     batches: list[np.ndarray],
     labels: np.ndarray | None,
     fields: dict[str, Any],
@@ -705,7 +705,7 @@ def finetune_for_integration(
 
 def finetune_for_annotation(
     model: ScDiVa,
-    cells: AdaptationCells,
+    cells: InMemoryCells,
     labels: np.ndarray,
     head: AnnotationHead,
     config: FinetuneConfig,
@@ -763,7 +763,7 @@ class MeasuredChanges:
         float32 `(n_groups, n_genes)`, mean of the control cells.
     """
 
-    cells: AdaptationCells
+    cells: InMemoryCells
     parts: np.ndarray
     part_tokens: np.ndarray
     group: np.ndarray

@@ -12,7 +12,7 @@ import torch
 
 from scdiva._constants import TARGET_SUM
 from scdiva._settings import progress_bar
-from scdiva.nn.encoder import SetEncoder
+from scdiva.models.encoder import SetEncoder
 
 DISPERSION_OFFSET = 1e-3
 """Added to the mean before the dispersion var / mean is taken, so that hardly seen genes do not lead."""
@@ -23,9 +23,9 @@ ROUNDING = 1e-10
 CLIP = 10.0
 """Largest standardised value, as scanpy's `scale(max_value=10)`."""
 FULL_SHARE = 0.7
-"""Share of the mean cell's total from which on a cell gets the whole bias, see :class:`scdiva.nn.SetEncoder`. A larger
-share keeps more of thinned cells, and takes the number of genes, which distinguishes some types of blood, from more of
-the whole ones."""
+"""Share of the mean cell's total from which on a cell gets the whole bias, see :class:`scdiva.models.SetEncoder`. A
+larger share keeps more of thinned cells, and takes the number of genes, which distinguishes some types of blood, from more
+of the whole ones."""
 LEAST_EIGENVALUE = 1e-6
 """Eigenvalues below this share of the largest are rounding, and their directions noise."""
 BLOCK_ROWS = 2048

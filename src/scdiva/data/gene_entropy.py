@@ -1,0 +1,266 @@
+"""The genes of a data set: matched with those that a model knows, and their entropy over cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from anndata import AnnData
+
+from scdiva._checks import check_arguments
+from scdiva._constants import MATCH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
+from scdiva._docs import with_shared_docs
+from scdiva._validate import Input
+from scdiva.data.cells import CellSource, open_cells
+from scdiva.data.genes import tokens_of_var
+from scdiva.data.matrix import BLOCK_ROWS
+from scdiva.data.options import Duplicates, Reading, Species
+from scdiva.data.paths import as_path, is_path
+from scdiva.data.results import check_writable, write
+from scdiva.data.soma import SomaCells
+from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
+from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
+
+
+@check_arguments
+@with_shared_docs
+def match_genes(
+    adata: AnnData,
+    vocabulary: Vocabulary | str | Path = "human",
+    *,
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Duplicates = "sum",
+    layer: str | None = None,
+    use_raw: bool = False,
+    copy: bool = False,
+) -> AnnData | None:
+    """Match gene names with a vocabulary and report how much of the data it covers.
+
+    Names may be current symbols, previous symbols, aliases, Ensembl ids (with or without version), or a mixture: see
+    :meth:`scdiva.tokenizer.Vocabulary.match`. The matrix is read once, to weigh genes by their counts and to refuse
+    what is neither counts nor log-normalised. Other calls match genes themselves: this one is for looking.
+
+    Parameters
+    ----------
+    adata
+        Cells by genes, counts or log-normalised values (which are weighed on the count scale).
+    vocabulary
+        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
+    %(gene_ids)s
+    %(species)s
+    %(duplicates)s
+    %(layer)s
+    %(use_raw)s
+    copy
+        Write into a copy and return it.
+
+    Returns
+    -------
+    None, or the copy. Written are
+
+    `adata.var["scdiva_token"]`
+        int32 token of each gene, -1 where the vocabulary does not hold it.
+    `adata.uns["scdiva"]["match"]`
+        `n_genes`, `n_mapped`, `share_genes`, `share_counts`, `n_duplicates`, `vocabulary` (its fingerprint), `how`
+        (names found as "ensembl", "symbol", "previous", "alias", "ortholog", "unknown"), and the arguments under
+        `params`.
+
+    Raises
+    ------
+    ValueError
+        If less than half of the counts fall on known genes, with the call that mends it where the genes are in the rows
+        or cells of human and mouse are in one matrix; if columns are no genes by `var["feature_types"]`; if
+        `duplicates="error"` and two columns mean one gene; if the matrix is absent, empty, scaled, or holds NaN,
+        infinite or negative values.
+    KeyError
+        If there is no such column or layer.
+
+    Warns
+    -----
+    UserWarning
+        If less than 80% of the counts fall on known genes; if genes are read as their human orthologs; if there are
+        cells of both human and mouse; if columns hold antibody counts by their names and counts.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy()
+    >>> sd.pp.match_genes(adata)
+    >>> adata.uns["scdiva"]["match"]["share_counts"]
+    1.0
+    """
+    check_writable(adata, copy=copy, call="pp.match_genes", entry=MATCH, var=[VAR_TOKEN])
+    reading = Reading(layer, use_raw, "auto", gene_ids, species, duplicates, empty="nan")
+    cells = open_cells(adata, vocabulary, reading, ranked=False, keep=False)
+    tokens = tokens_of_var(adata, cells.tokens, use_raw)
+    report = dict(cells.report)
+    report["params"] = {
+        "vocabulary": str(vocabulary) if isinstance(vocabulary, str | Path) else "given",
+        **{name: value for name, value in reading.parameters().items() if name != "input"},
+    }
+
+    return write(adata, "pp.match_genes", MATCH, report, copy=copy, var={VAR_TOKEN: tokens})
+
+
+@check_arguments
+@with_shared_docs
+def gene_entropy(
+    adata: AnnData,
+    vocabulary: Vocabulary | str | Path = "human",
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Duplicates = "sum",
+    key_added: str = VAR_ENTROPY,
+    copy: bool = False,
+) -> AnnData | None:
+    r"""Compute the Shannon entropy of each gene's expression over cells.
+
+    :math:`H_g = -\sum_b p_{g,b} \log p_{g,b}` over bins b of log-normalised expression (paper, appendix, eq.
+    gene_entropy): one bin for zero and fixed bins of width 0.5 above it. Ubiquitous and rare genes have little entropy.
+    Models rank genes by the entropy of their training corpus, not by this one; this call is for looking, and for
+    :func:`scdiva.pp.entropy_serialize` with ``entropy_key``.
+
+    Parameters
+    ----------
+    adata
+        Cells by genes. Many data sets are counted together by :func:`scdiva.pp.corpus_entropy`.
+    vocabulary
+        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
+        Genes that it does not hold get no entropy.
+    %(reading)s
+    key_added
+        Column to write.
+    copy
+        Write into a copy and return it.
+
+    Returns
+    -------
+    None, or the copy. Written are
+
+    `adata.var[key_added]`
+        float32, nats; NaN for genes that the vocabulary does not hold. Columns of one gene get that of
+        their sum.
+    `adata.uns["scdiva"][key_added]`
+        `n_cells` counted, the vocabulary's fingerprint, and the arguments.
+
+    Raises
+    ------
+    KeyError, ValueError
+        As :func:`scdiva.pp.match_genes`.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy()
+    >>> sd.pp.gene_entropy(adata)
+    >>> adata.var["scdiva_entropy"].dtype
+    dtype('float32')
+    """
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
+    check_writable(adata, copy=copy, call="pp.gene_entropy", entry=key_added, var=[key_added])
+    genes = load_vocabulary(vocabulary)
+    histogram = EntropyHistogram.empty(genes.n_genes + N_SPECIAL, genes.fingerprint)
+    source = open_cells(adata, genes, reading, ranked=False)
+    _count(source, histogram)
+    tokens, entropy = tokens_of_var(adata, source.tokens, use_raw), histogram.entropy()
+    found = {
+        "n_cells": histogram.n_cells,
+        "vocabulary": genes.fingerprint,
+        "bin_width": BIN_WIDTH,
+        **reading.parameters(),
+    }
+    values = np.where(tokens >= 0, entropy[tokens], np.float32(np.nan)).astype(np.float32)
+    return write(adata, "pp.gene_entropy", key_added, found, copy=copy, var={key_added: values})
+
+
+@check_arguments
+@with_shared_docs
+def corpus_entropy(
+    data: AnnData | SomaCells | str | Path | Sequence[AnnData | SomaCells | str | Path],
+    vocabulary: Vocabulary | str | Path = "human",
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Duplicates = "sum",
+    min_genes: int = 0,
+    block_rows: int = BLOCK_ROWS,
+) -> EntropyHistogram:
+    """Count the expression histograms of a corpus, file by file and block by block.
+
+    Histograms hold integers: files may be counted by different workers, in any order and block size, and added. The sum
+    is the histogram of one pass, bit for bit (see the example).
+
+    Parameters
+    ----------
+    data
+        AnnData objects or ``.h5ad`` / ``.zarr`` files, each a study: its cells count for the genes that it has a column
+        for. Human and mouse files may be mixed: each is found out by itself. A matrix of dask chunks is computed
+        `block_rows` rows at a time.
+    vocabulary
+        As in :func:`gene_entropy`.
+    %(reading)s
+    min_genes
+        Cells with fewer known genes are not counted, as they are not trained on.
+    block_rows
+        Rows read at once.
+
+    Returns
+    -------
+    The histogram. ``vocabulary.with_entropy(histogram.entropy()[3:])`` is the vocabulary with its entropies (3 special
+    tokens come first).
+
+    Raises
+    ------
+    ValueError
+        If there are no data, or some do not pass the checks; the message names the file.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> studies = [sd.datasets.toy(rng=1), sd.datasets.toy(rng=2)]
+    >>> histogram = sd.pp.corpus_entropy(studies)
+    >>> histogram == sd.pp.corpus_entropy(studies[0]) + sd.pp.corpus_entropy(studies[1])
+    True
+
+    Many files on many workers, with dask (extra ``dist``)::
+
+        from functools import reduce
+        from operator import add
+
+        from dask.distributed import Client
+
+        with Client() as client:  # or Client("scheduler:8786")
+            histogram = reduce(add, client.gather(client.map(sd.pp.corpus_entropy, paths)))
+    """
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
+    studies = list(data) if isinstance(data, list | tuple) else [data]
+    if not studies:
+        raise ValueError("no files were given.")
+    genes = load_vocabulary(vocabulary)
+    histogram = EntropyHistogram.empty(genes.n_genes + N_SPECIAL, genes.fingerprint)
+    for number, study in enumerate(studies):
+        try:
+            source = open_cells(study, genes, reading, ranked=False, block_rows=block_rows)
+        except (KeyError, ValueError) as error:
+            name = as_path(study).name if is_path(study) else f"data set {number}"
+            raise ValueError(f"{name}: {error.args[0]}") from error
+        _count(source, histogram, min_genes)
+        source.close()
+    return histogram
+
+
+def _count(source: CellSource, histogram: EntropyHistogram, min_genes: int = 0) -> None:
+    measured = source.measured_tokens
+    for start, cells in source.expression_blocks("counting"):
+        if min_genes > 0:
+            cells = cells[np.flatnonzero(source.lengths[start : start + cells.shape[0]] >= min_genes)]
+        histogram.update(cells, measured)

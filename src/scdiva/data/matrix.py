@@ -1,0 +1,410 @@
+"""Expression matrices of every kind, read as the same canonical row blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from scdiva._checks import check_least, is_second_argument, or_nearest
+from scdiva._validate import Input, Names, Scan, scan, with_matrix
+from scdiva.data.backed import StoredNames, StoredRows, file_of, names_of, naming, open_root, whole
+from scdiva.data.paths import as_path, is_path, reaching
+from scdiva.data.results import check_anndata
+from scdiva.data.soma import SomaCells, SomaRows
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+BLOCK_ROWS = 1024
+"""Rows read at once. Checking a block takes about 80 bytes a stored value for a moment: 160 MB for 1,024 cells of 2,000
+detected genes."""
+CSC_LIMIT = 1 << 32
+"""Bytes of values and indices from which a column-compressed matrix of a file is refused: it can't be read by rows, and
+is held whole."""
+
+
+@dataclass
+class OpenMatrix:
+    """An expression matrix with the names of its rows and columns.
+
+    Attributes
+    ----------
+    matrix
+        Anything that :func:`row_blocks` reads, (n_obs, n_vars).
+    obs_names, var
+        Names of the cells; annotation of the genes (its index are the gene names).
+    where
+        What errors call the matrix, for instance ``adata.layers['counts']``.
+    """
+
+    matrix: Any
+    obs_names: pd.Index | StoredNames
+    var: pd.DataFrame
+    where: str
+    _file: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.matrix, pd.DataFrame):
+            self.matrix = self.matrix.to_numpy()
+        try:
+            _check_numbers(self.matrix, self.where, self.obs_names, self.var.index)
+        except TypeError:
+            self.close()
+            raise
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of cells and genes."""
+        return int(self.matrix.shape[0]), int(self.matrix.shape[1])
+
+    def scan(
+        self, blocks: Iterable[tuple[int, sp.csr_matrix]], input: Input = "auto", known: np.ndarray | None = None
+    ) -> Scan:
+        """Check blocks of the matrix, with errors that name its cells and genes.
+
+        Parameters
+        ----------
+        blocks, input, known
+            As for :func:`scdiva._validate.scan`.
+        """
+        return scan(
+            blocks,
+            self.shape[1],
+            input=input,
+            known=known,
+            obs_names=self.obs_names,
+            var_names=self.var.index,
+            where=self.where,
+        )
+
+    def close(self) -> None:
+        """Close the file behind the matrix, if there is one."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> OpenMatrix:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_matrix(data: AnnData | SomaCells | str | Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:
+    """Open the expression matrix of AnnData, of an ``.h5ad`` or ``.zarr``, or of a SOMA experiment, without loading it.
+
+    Of a file only the chosen matrix, the gene table and the cell names are touched.
+
+    Parameters
+    ----------
+    data
+        Annotated data, in memory, a view, backed, or dask-backed; the path or URL of a file that AnnData wrote; or what
+        :func:`open_soma` chose. AnnData reads the matrix of a view of a backed object whole; open the file itself to
+        read it by rows.
+    layer
+        Key of `adata.layers`; `None` takes `adata.X`. Of a SOMA experiment a layer of `X`, see :func:`open_soma`.
+    use_raw
+        Take `adata.raw.X`, which has genes of its own.
+
+    Returns
+    -------
+    The opened matrix; :meth:`OpenMatrix.close` (or a ``with`` block) releases the file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the path does not exist.
+    KeyError
+        If there is no such layer.
+    ValueError
+        If `layer` and `use_raw` are both given, `adata.raw` or `adata.X` is absent, or the file is no AnnData file.
+    """
+    if layer is not None and use_raw:
+        raise ValueError(f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers; pass one.")
+    if isinstance(data, SomaCells):
+        if use_raw:
+            raise ValueError(f"{str(data)!r} has no raw: pass the layer of X that holds counts, as layer.")
+        rows = SomaRows(data, layer)
+        return OpenMatrix(rows, rows.obs_names, rows.var, rows.where, rows)
+    if is_path(data):
+        with reaching(path := as_path(data)):
+            return _open_file(path, layer, use_raw)
+    check_anndata(data)
+    adata = cast("AnnData", data)
+    _refuse_absent("adata", adata.layers, adata.raw is not None, adata.X is not None, layer, use_raw)
+    if use_raw:
+        return OpenMatrix(adata.raw.X, adata.obs_names, adata.raw.var, "adata.raw.X")
+    if layer is not None:
+        return OpenMatrix(adata.layers[layer], adata.obs_names, adata.var, f"adata.layers[{layer!r}]")
+    return OpenMatrix(adata.X, adata.obs_names, adata.var, "adata.X")
+
+
+def _refuse_absent(where: str, layers: Any, has_raw: bool, has_x: bool, layer: str | None, use_raw: bool) -> None:
+    """Refuse a matrix that is not there, and name those that are."""
+    names = [str(name) for name in layers if name is not None]  # anndata 0.13 lists adata.X among them, as None
+    held = " or ".join([*(f"layer={name!r}" for name in names), *(["use_raw=True"] if has_raw and not use_raw else [])])
+    mend = f"Pass {held}." if held else "It has no layers either."
+    no_raw = "Pass use_raw=False." if has_x else mend
+    if is_second_argument() and has_x:  # the call reads the other argument alike, and may well do so
+        no_raw = "If its X holds the counts: adata.raw = adata.copy()."
+        mend = f"If its X holds the same values: adata.layers[{layer!r}] = adata.X.copy()."
+    if use_raw and not has_raw:
+        raise ValueError(f"use_raw=True, but {where} has no raw. {no_raw}")
+    if layer is not None and layer not in names:
+        raise KeyError(f"{where} has no layer {layer!r}{or_nearest(layer, names)}. {mend}")
+    if not use_raw and layer is None and not has_x:
+        raise ValueError(f"{where} has no X. {mend}")
+
+
+def _open_file(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
+    import anndata.io
+
+    root, file = open_root(path)
+    try:
+        for within in ("mod", "tables"):
+            if within in root and "X" not in root:
+                raise ValueError(
+                    f"{str(path)!r} holds several AnnData objects: {', '.join(sorted(root[within]))}. Pass the one of "
+                    f"RNA: of .zarr its own path, such as {str(path / within / 'rna')!r}; of .h5mu write it to a file "
+                    f"first, mudata.read({path.name!r})['rna'].write_h5ad(new)."
+                )
+        if "obs" not in root or "var" not in root:
+            raise ValueError(f"{str(path)!r} has no obs and var: expected an .h5ad or .zarr that AnnData wrote.")
+        has_x = "X" in root and dict(root["X"].attrs).get("encoding-type") != "null"
+        _refuse_absent(repr(str(path)), root.get("layers", {}), "raw" in root, has_x, layer, use_raw)
+        of = root["raw"] if use_raw else root
+        what = "raw.X" if use_raw else f"layers[{layer!r}]" if layer is not None else "X"
+        names = names_of(root, "obs", path)
+        names_of(of, "var", path)
+        var = anndata.io.read_elem(of["var"])
+        # Only the index of obs: annotation of an atlas can be larger than memory allows.
+        obs_names = StoredNames(names) if hasattr(names, "shape") else pd.Index(anndata.io.read_elem(names)).astype(str)
+        element = of["X"] if layer is None else root["layers"][layer]
+        matrix = whole(element, f"{what} of {str(path)!r}") if hasattr(element, "shape") else _stored_sparse(element)
+        if len(matrix.shape) == 2 and tuple(matrix.shape) != (len(obs_names), len(var)):
+            raise ValueError(
+                f"{what} of {str(path)!r} is {matrix.shape[0]} × {matrix.shape[1]}, but there are names of "
+                f"{len(obs_names)} cells and {len(var)} genes. The file is damaged; write it anew from its source."
+            )
+    except BaseException:
+        if file is not None:
+            file.close()
+        raise
+    return OpenMatrix(matrix, obs_names, var, f"{what} of {path.name}", file)
+
+
+def _stored_sparse(group: Any) -> Any:
+    import anndata.io
+
+    kind = str(group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", "")))
+    if kind.startswith("csr"):
+        return StoredRows(group)
+    if kind.startswith("csc"):
+        return anndata.io.sparse_dataset(group)
+    raise ValueError(
+        f"{group.name.strip('/')} of {file_of(group)!r} is no matrix (encoding-type {kind!r}): expected a dense, "
+        "CSR or CSC matrix that AnnData wrote."
+    )
+
+
+def row_blocks(matrix: Any, block_rows: int = BLOCK_ROWS) -> Iterator[tuple[int, sp.csr_matrix]]:
+    """Read a matrix as canonical CSR blocks of rows, whatever its storage.
+
+    Rows come in order. A block is a fresh float32 CSR matrix with sorted, unique indices and no explicit zeros; what
+    the user holds is never touched. NaN and Inf pass through (:func:`scdiva._validate.scan` reports them).
+
+    Parameters
+    ----------
+    matrix
+        (n_obs, n_vars): scipy sparse of any format, numpy array or matrix, AnnData view, backed sparse or dense matrix
+        (HDF5 or zarr), or dask array with dense or sparse chunks. Column-compressed storage cannot be read by rows and
+        is converted once, whole, in memory; of a file not above 4 GiB.
+    block_rows
+        Rows of a block; the last one may be shorter.
+
+    Yields
+    ------
+    The row number of the block's first row, and the block, (rows, n_vars).
+
+    Raises
+    ------
+    TypeError
+        If the matrix holds no real numbers, or has a mask.
+    ValueError
+        If `block_rows` is not positive, or sparse indices point outside of the matrix; if a file is damaged, or holds a
+        large matrix by columns.
+
+    Examples
+    --------
+    >>> from scdiva.data import open_matrix, row_blocks
+    >>> from scdiva.datasets import toy
+    >>> [block.shape for _, block in row_blocks(open_matrix(toy(60, 100)).matrix, 40)]
+    [(40, 100), (20, 100)]
+    """
+    check_least(block_rows=(block_rows, 1))
+    matrix = row_readable(matrix)
+    n_obs = int(matrix.shape[0])
+    for start in range(0, n_obs, block_rows):
+        yield start, read_ranges(matrix, [(start, min(start + block_rows, n_obs))])
+
+
+def row_readable(matrix: Any) -> Any:
+    """Return the matrix itself, or a CSR copy of it where its storage can't be read by rows.
+
+    Parameters
+    ----------
+    matrix
+        As in :func:`row_blocks`.
+    """
+    if len(matrix.shape) != 2:
+        raise ValueError(f"expected a matrix of cells × genes, got shape {tuple(matrix.shape)}.")
+    _check_numbers(matrix)
+    stored = not sp.issparse(matrix) and hasattr(matrix, "group")  # anndata's backed sparse matrices
+    if stored and matrix.format == "csr":
+        return StoredRows(matrix.group)
+    if stored and matrix.format == "csc":
+        return _csc_to_memory(matrix)
+    if sp.issparse(matrix) and matrix.format != "csr":
+        return matrix.tocsr()
+    return matrix
+
+
+def _csc_to_memory(matrix: Any) -> sp.csr_matrix:
+    group = matrix.group
+    n_bytes = sum(int(np.prod(group[k].shape)) * group[k].dtype.itemsize for k in ("data", "indices"))
+    if n_bytes > CSC_LIMIT:
+        raise ValueError(
+            f"{group.name.strip('/')} of {file_of(group)!r} is compressed by columns (CSC) and cannot be read by rows; "
+            f"converting it would take about {2 * n_bytes / 2**30:.1f} GiB of memory. Write it anew by rows: "
+            "adata = anndata.read_h5ad(path); adata.X = adata.X.tocsr(); adata.write_h5ad(new)."
+        )
+    return matrix.to_memory().tocsr()
+
+
+def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
+    """Read ranges of rows, one after another, as one canonical float32 CSR block (see :func:`row_blocks`).
+
+    Parameters
+    ----------
+    matrix
+        What :func:`row_readable` returned.
+    ranges
+        First row and the row to end before, of each.
+
+    Returns
+    -------
+    The rows in the order of the ranges, owned by the caller.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`row_blocks` does.
+    """
+    if isinstance(matrix, StoredRows | SomaRows):
+        return _canonical(*matrix.read(ranges), int(matrix.shape[1]), matrix.where)
+    if len(ranges) != 1:
+        parts = [read_ranges(matrix, [one]) for one in ranges]
+        return sp.vstack(parts, format="csr") if parts else sp.csr_matrix((0, int(matrix.shape[1])), dtype=np.float32)
+    start, stop = ranges[0]
+    if sp.issparse(matrix):
+        # Slice the three arrays ourselves: scipy trusts cached flags about sorted indices that a user may have broken.
+        lo, hi = int(matrix.indptr[start]), int(matrix.indptr[stop])
+        data, indices = matrix.data[lo:hi], matrix.indices[lo:hi]
+        indptr = np.asarray(matrix.indptr[start : stop + 1]) - lo
+    else:
+        in_file = hasattr(matrix, "file") or hasattr(matrix, "store")  # a dense array of HDF5 or zarr
+        with naming(f"{matrix.name.strip('/')} of {file_of(matrix)!r}") if in_file else nullcontext():
+            part = matrix[start:stop]
+        if hasattr(part, "compute"):
+            part = part.compute()
+        if not sp.issparse(part):
+            part = np.asarray(part)
+            _check_numbers(part)
+            if part.dtype.itemsize < 4 or not part.dtype.isnative:  # scipy has neither float16 nor foreign byte order
+                part = part.astype(np.float32 if part.dtype.itemsize < 4 else part.dtype.newbyteorder("="))
+            part = sp.csr_matrix(part)
+        part = part.tocsr()
+        data, indices, indptr = part.data, part.indices, part.indptr
+    return _canonical(data.copy(), indices.copy(), indptr.copy(), int(matrix.shape[1]), f"rows {start} to {stop}")
+
+
+def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars: int, where: str) -> sp.csr_matrix:
+    """Make a block of three arrays that it may keep."""
+    _check_numbers(data)
+    if not (data.dtype.isnative and indices.dtype.isnative and indptr.dtype.isnative):  # of a file from elsewhere
+        data, indices, indptr = (part.astype(part.dtype.newbyteorder("=")) for part in (data, indices, indptr))
+    # as unsigned numbers the negative ones are the largest: one look is enough
+    if len(indices) and int(indices.view(f"u{indices.dtype.itemsize}").max()) >= n_vars:
+        raise ValueError(
+            f"{where}: sparse column indices run from {int(indices.min())} to {int(indices.max())}, but "
+            f"the matrix has {n_vars} columns. The file or matrix is damaged; write it anew from its source."
+        )
+    index_dtype = np.int32 if n_vars <= np.iinfo(np.int32).max and len(indices) <= np.iinfo(np.int32).max else np.int64
+    # Small types can't hold the sum of entries that stand twice, and scipy knows no float16.
+    block = sp.csr_matrix(
+        (
+            data.astype(np.float32 if data.dtype.itemsize < 4 else data.dtype, copy=False),
+            indices.astype(index_dtype, copy=False),
+            indptr.astype(index_dtype, copy=False),
+        ),
+        shape=(len(indptr) - 1, n_vars),
+    )
+    block.sum_duplicates()
+    if block.dtype != np.float32:
+        with np.errstate(over="ignore"):  # becomes Inf, which the scan reports
+            block = block.astype(np.float32)
+    if (block.data == 0).any():  # several times as fast as to eliminate none
+        block.eliminate_zeros()
+    return block
+
+
+def _check_numbers(
+    matrix: Any, where: str = "the matrix", obs_names: Names | None = None, var_names: Names | None = None
+) -> None:
+    """Refuse a matrix of anything but real numbers, and name the first value that is none."""
+    if isinstance(matrix, np.ma.MaskedArray):  # read as it is, what the mask hides would count
+        raise TypeError(
+            f"{where} has a mask, which hides {int(np.ma.getmaskarray(matrix).sum())} values. Say what they stand for; "
+            f"if they are zeros: {with_matrix(where, '{0} = {0}.filled(0)')}."
+        )
+    dtype = getattr(matrix, "dtype", None)
+    if dtype is None or np.dtype(dtype).kind in "biuf":
+        return
+    numbers = "{0} = {0}.astype(np.float32)"
+    what = f"{where} has dtype {dtype}, which is not a dtype of real numbers"
+    if np.dtype(dtype).kind not in "OSU":
+        raise TypeError(f"{what}. Pass the counts with layer=... or use_raw=True.")
+    if (place := _first_text(matrix)) is None:
+        raise TypeError(f"{what}. All of its values are numbers: {with_matrix(where, numbers)}.")
+    value, row, column = place
+    cell = f"row {row}" if obs_names is None else f"cell {str(obs_names[row])!r}"
+    gene = f"column {column}" if var_names is None else f"gene {str(var_names[column])!r}"
+    if pd.isna(value):
+        fill = with_matrix(where, "{0} = pd.DataFrame({0}).astype('Float64').to_numpy(np.float32, na_value=0)")
+        raise TypeError(f"{what}: the first missing value is at {cell}, {gene}. If these are missing counts: {fill}.")
+    drop = f"adata = adata[:, adata.var_names != {'...' if var_names is None else str(var_names[column])!r}].copy()"
+    mend = with_matrix(where, f"{drop.replace('{', '{{').replace('}', '}}')}; {numbers}")
+    raise TypeError(f"{what}: {value!r:.40} at {cell}, {gene}. If this column is no gene, leave it out: {mend}.")
+
+
+def _first_text(matrix: Any) -> tuple[Any, int, int] | None:
+    """Find the first value of a matrix that can't be read as a number, with its row and column."""
+    for start in range(0, int(matrix.shape[0]), BLOCK_ROWS):
+        part = matrix[start : start + BLOCK_ROWS]
+        part = part.toarray() if sp.issparse(part) else np.asarray(part)
+        try:
+            part.astype(np.float64)
+        except (TypeError, ValueError):
+            for row, column in np.ndindex(part.shape):
+                try:
+                    float(part[row, column])
+                except (TypeError, ValueError):
+                    return part[row, column], start + row, column
+    return None

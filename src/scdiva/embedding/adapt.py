@@ -1,0 +1,197 @@
+"""`tl.adapt`: joint principal components of a dataset and of a model's cell state, without labels."""
+
+from __future__ import annotations
+
+import re
+import time
+from os import PathLike
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from scdiva._checks import check_arguments, warn
+from scdiva._constants import DEFAULT_MODEL
+from scdiva._docs import with_shared_docs
+from scdiva._labels import batch_numbers
+from scdiva._rng import seed_of
+from scdiva._settings import logger, settings, torch_threads_kept
+from scdiva.data.cells import open_cells
+from scdiva.data.options import Reading, Species
+from scdiva.data.results import check_anndata
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from anndata import AnnData
+    from torch import Tensor
+
+    from scdiva.data.memory import InMemoryCells
+    from scdiva.models import ScDiVa
+
+MOST_CELLS = 50_000
+"""Most cells that are fitted to; of more, so many are drawn."""
+LIKELY = re.compile(
+    r"(^|[._ ])(batch|donor|patient|subject|individual|sample|library|assay|chemistry|technology|tech|platform|"
+    r"protocol|method|plate|lane|run|replicate|study|dataset|site)s?([._ ]?(id|name|key|\d+))?$",
+    re.IGNORECASE,
+)
+"""Columns of `obs` that are likely to name batches."""
+MOST_BATCHES = 100
+LOOKED_AT = 1000
+"""Cells whose neighbours are looked at."""
+APART = 0.5
+"""Share of the way from chance (0) to batches entirely apart (1) from which on it is said."""
+
+
+@check_arguments
+@with_shared_docs
+def adapt(
+    adata: AnnData,
+    model: ScDiVa | str | PathLike[str] = DEFAULT_MODEL,
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    batch_key: str | None = None,
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> ScDiVa:
+    r"""Adapt the embedding of a model to a dataset, without labels.
+
+    The new model embeds a cell in 20 dimensions, which are computed in these steps:
+
+    1. 50 principal components of the dataset: of the log-normalised expression of the 2,000 highly variable genes
+       (:func:`scanpy.pp.highly_variable_genes`) that the model has a token for, centred, each cell scaled to length 1.
+    2. 50 principal components of the model's cell state.
+    3. The 50 joint principal components of both, each block scaled to unit total variance, the second with weight 0.7.
+    4. The 20 directions with the largest ratio of the variance over all cells to the variance within neighbourhoods of
+       15 cells, scaled to the latter (linear discriminant analysis with neighbourhoods in the place of classes).
+
+    The first block describes what varies in these cells, the second what the model learned from its corpus. Nothing is
+    trained. A cell's embedding does not depend on other cells.
+
+    All cells are read, by blocks of rows, backed or not; twice if the matrix is larger than 128 MiB, first to check it.
+    Of more than 50,000 cells, 50,000 are drawn, and only these are held in memory, 8 bytes per value above zero; cell
+    states are computed for 5,000 of them. No dense matrix of cells × genes is made. Cell states, the state head and the
+    transformer stay those of the model: :func:`impute` or :func:`generate` give the same results with both models.
+
+    With few cells or genes there are fewer components: at most as many as cells minus batches. Of fewer than 2,000
+    known genes all are used, down to a single one.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression; not changed. Cells without a known gene are left out,
+        with a warning.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. If it is
+        adapted to another dataset, the components of that dataset are replaced.
+    %(reading)s
+    batch_key
+        Column of `adata.obs` with the batch of each cell. All covariances are then computed within batches, so that
+        differences between batches alone give no component. Highly variable genes are selected within batches if each
+        batch has at least 20 cells. The embedding of a later cell needs no batch.
+    rng
+        Seed for drawing cells, of more than 50,000; None takes `scdiva.settings.seed`. Global random state is never
+        touched. On a CPU the same seed gives the same model.
+    device
+        Torch device to compute on; None takes `scdiva.settings.device`. The model returned stays there.
+
+    Returns
+    -------
+    A new model for `model=` of every tool; :meth:`new.save(folder) <scdiva.models.ScDiVa.save>` saves it. It embeds
+    these cells and later ones of the same tissue. Its `adaptation`, which is saved with it, is a dict of `n_components`
+    (width of the embedding), `n_genes` (number of genes that components are computed from), `ratio` (variance of
+    each dimension, where the variance within neighbourhoods is 1), `n_cells`, `n_batches`, `seconds` and `seed`.
+
+    Raises
+    ------
+    ValueError
+        If the batch of a cell is missing, fewer than 20 cells have a known gene, the cells are identical within
+        batches, the model has integrated batches, or the matrix is refused as by :func:`embed`.
+    KeyError
+        If `layer`, `gene_ids` or `batch_key` does not exist.
+    TypeError
+        If `adata` is no AnnData object.
+
+    Warns
+    -----
+    UserWarning
+        If no `batch_key` is given and the cells fall apart along a column of `adata.obs` that is likely to name
+        batches.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> adapted = sd.tl.adapt(adata)
+    >>> sd.tl.embed(adata, adapted)
+    >>> adata.obsm["X_scdiva"].shape
+    (60, 20)
+    """
+    begun = time.monotonic()
+    check_anndata(adata)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    target = settings.resolve_device(device)
+    batch = batch_numbers(adata, batch_key)
+
+    from scdiva.data.memory import read_cells
+    from scdiva.embedding.dataset_pcs import sampled_states, with_dataset_components
+    from scdiva.models.inference import runs_transformer
+    from scdiva.models.pretrained import load_for
+
+    seed = seed_of(rng)
+    pretrained = load_for(model, target)
+    if pretrained.integration is not None:
+        raise ValueError("This model has integrated batches, and adapting would change their states. Adapt first.")
+    cells, rows = read_cells(open_cells(adata, pretrained, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
+    pretrained = pretrained.to(target)
+    with torch_threads_kept(None if runs_transformer(pretrained) else 1):  # products of the set encoder are too small
+        sample = sampled_states(pretrained, cells)
+        new, notes = with_dataset_components(pretrained, cells, sample)
+        if batch_key is None:
+            _warn_of_batches(new, cells, sample, adata.obs.iloc[rows], seed)
+    notes |= {
+        "n_cells": cells.n_cells,
+        "n_batches": cells.n_batches,
+        "seconds": time.monotonic() - begun,
+        "seed": str(seed),
+    }
+    metadata = getattr(pretrained, "metadata", None) or {}
+    object.__setattr__(new, "metadata", {**metadata, "adaptation": notes})
+    logger.info("adapted: %s components of %s genes", notes["n_components"], notes["n_genes"])
+    return new
+
+
+def _warn_of_batches(
+    model: ScDiVa, cells: InMemoryCells, sample: tuple[np.ndarray, Tensor], obs: pd.DataFrame, seed: int
+) -> None:
+    """Say so if cells that lie together share a column that is likely to name batches."""
+    likely = {name: obs[name] for name in obs if isinstance(name, str) and LIKELY.search(name)}
+    likely = {name: column for name, column in likely.items() if 1 < column.nunique() <= MOST_BATCHES}
+    if not likely:
+        return
+    from sklearn.neighbors import NearestNeighbors
+
+    rows, states = sample
+    chosen = np.sort(np.random.default_rng([seed, 2]).permutation(len(rows))[:LOOKED_AT])
+    some, device = rows[chosen], next(model.parameters()).device
+    assert model.dataset_components is not None
+    embedding = model.dataset_components(states[chosen].to(device), *cells.take(some).to(device).packed)
+    finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy(force=True))
+    near = finder.kneighbors(return_distance=False)
+    found = []
+    for name, values in likely.items():
+        _, number = np.unique(values.astype(str).to_numpy()[some], return_inverse=True)
+        chance = float(np.square(np.bincount(number) / len(number)).sum())
+        same = float((number[near] == number[:, None]).mean())
+        found.append(((same - chance) / max(1 - chance, 1e-12), same, chance, name))
+    apart, shared, expected, name = max(found, key=lambda one: one[0])
+    if apart > APART:
+        warn(
+            f"{shared:.0%} of a cell's nearest neighbours share its adata.obs[{name!r}], {expected:.0%} would by "
+            f"chance: if that is technical, adapt within it, tl.adapt(adata, batch_key={name!r})."
+        )

@@ -1,0 +1,409 @@
+"""Embed a file of any size into another file, in a memory that does not grow with it.
+
+Finished parts stand on disk beside the result, so that what a killed run had done is not done again. A part is a window
+of rows in a file of its own, which numpy writes with a checksum and which gets its name once it is whole. Parts lie in
+a folder that is named by all that their bits depend on: another model, file or argument is another folder. Jobs of an
+array fill one folder together, and whoever finds it complete writes the result. So do the workers of a cluster, whose
+client writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scdiva import _constants as C
+from scdiva._checks import check_arguments
+from scdiva._docs import with_shared_docs
+from scdiva._files import (
+    FULL,
+    naming_output,
+    open_alone,
+    output_path,
+    put_whole,
+    read_bytes,
+    refuse_full,
+    tidy,
+    whole_or_not,
+)
+from scdiva._running import Running, embed_cells, embedding_key, how_to_run, model_name, open_for
+from scdiva._settings import logger, settings
+from scdiva._validate import Scan
+from scdiva._version import __version__
+from scdiva.data.cells import CellSource, open_cells
+from scdiva.data.matrix import BLOCK_ROWS, open_matrix
+from scdiva.data.options import Reading, Species
+from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target
+from scdiva.data.paths import as_path, is_path
+from scdiva.data.results import check_key
+from scdiva.data.shards import as_shard, digest, folder_of, scan_once, stamp
+from scdiva.data.soma import SomaCells
+from scdiva.embedding.shards import Parts, map_shards, named_everywhere
+
+if TYPE_CHECKING:
+    from dask.distributed import Client
+
+    from scdiva.models import ScDiVa
+
+
+@check_arguments
+@with_shared_docs
+def embed_file(
+    path: str | PathLike[str] | SomaCells,
+    out: str | PathLike[str],
+    *,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    empty: Literal["error", "nan"] = "error",
+    batch_size: int | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
+    key_added: str | None = None,
+    overwrite: bool = False,
+    shard: tuple[int, int] | None = None,
+    client: Client | str | None = None,
+) -> Path:
+    """Embed the cells of an ``.h5ad`` or ``.zarr`` file into a new one, block by block.
+
+    As :func:`embed`, for files that do not fit into memory: neither the matrix nor the embedding is ever held whole.
+    The new file holds the embedding and the annotation of the cells, no matrix.
+
+    A run that is cut off, by a kill, an interrupt or an error, leaves its finished parts beside `out`, in a hidden
+    folder that ends in ``.parts``. The same call goes on after them, once it has checked the matrix anew, and gives the
+    same to the bit. If file, model, versions or arguments have changed, it starts anew, and says so at
+    ``scdiva.settings.verbosity = "info"``.
+
+    Parameters
+    ----------
+    path
+        The ``.h5ad`` file or ``.zarr`` folder to read, or its URL; or cells that :func:`scdiva.data.open_soma` chose.
+        It is not changed.
+    out
+        The file to write: a ``.zarr`` folder if its name ends so, else an ``.h5ad`` file. It is written beside `out`
+        and renamed, so it is there whole or not at all.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    %(reading)s
+    empty
+        What to do with a cell without any gene of the vocabulary: raise an error, or write a row of NaN (`"nan"`).
+    batch_size
+        Maximum number of cells per forward pass. None: `scdiva.settings.batch_size`. It changes speed and memory;
+        results change by rounding at most.
+    device
+        Torch device such as `"cpu"` or `"cuda:0"`. None: `scdiva.settings.device`.
+    precision
+        Arithmetic of the transformer: `"fp32"`, `"bf16"` or `"auto"` (bf16 if the device supports it in hardware).
+        None: `scdiva.settings.precision`.
+    key_added
+        Key of `obsm` in the new file. None: `"X_scdiva"`, or of a model of `tl.integrate` `"X_scdiva_integrated"`.
+    overwrite
+        Replace `out` if it exists.
+    shard
+        `(i, n)`: do only the i-th of n ranges of rows, i from 0. Call it n times, in any order, on any number of
+        machines that share the disk, otherwise with the same arguments; the call that finds all parts finished joins
+        them, to the same bits as one call without shards. Unfinished ranges are taken up by calling again.
+    client
+        A client of dask's distributed (extra ``dist``), or the address of its scheduler, such as
+        ``"tcp://scheduler:8786"``: the workers embed ranges of rows, and this call joins them, to the same bits as
+        without one. Workers share the disk and have the same versions and kind of device. If one is lost, another goes
+        on after its last finished part. None: no cluster.
+
+    Returns
+    -------
+    The path of the new file; with `shard` it is there once all ranges are finished. It holds `obs` of the old one, and
+
+    `obsm[key_added]`
+        float32, as wide as :func:`embed` writes it.
+    `uns["scdiva"][key_added]`
+        As :func:`embed` writes it.
+
+    Raises
+    ------
+    FileExistsError
+        If `out` exists and `overwrite` is False, or is the file that is read, or a folder that is no ``.zarr`` or
+        contains files that are no part of it.
+    FileNotFoundError
+        If there is no file at `path`.
+    RuntimeError
+        If another call is writing the same `out`; if workers of `client` die again and again of a range, or do not
+        share disk, versions and kind of device.
+    ImportError, TypeError
+        With `client`, if distributed is not installed, or `model` is loaded: name the folder it is saved in.
+    KeyError, ValueError
+        If `out` is a URL.
+        If `shard` is no such pair, or comes with `client`, as do cells of SOMA; or there are more shards than windows
+        of 4,096 cells; if `path` is no file that AnnData wrote, is damaged, or was changed while it was read; or for
+        what :func:`embed` refuses.
+        The message names the file.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> sd.datasets.toy(60, 100).write_h5ad("cells.h5ad")
+    >>> out = sd.tl.embed_file("cells.h5ad", "embedded.h5ad")
+    >>> import anndata
+    >>> anndata.read_h5ad("embedded.h5ad").obsm["X_scdiva"].shape
+    (60, 192)
+    >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
+    >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", client=client)  # of dask.distributed  # doctest: +SKIP
+    """
+    path, out = _one_path(path, "path"), output_path(out)
+    if key_added is not None:
+        check_key(key_added, "key_added")
+    if isinstance(path, Path) and not path.exists():
+        raise FileNotFoundError(f"no file {str(path)!r}.")
+    refuse_target(out, overwrite or bool(_joined(out)), path)
+    if client is not None and (shard is not None or isinstance(path, SomaCells)):
+        raise ValueError("client runs all shards of a file or its URL: pass one of the two, and for SOMA cells shard.")
+    shard = None if shard is None else as_shard(shard)
+    with _naming(path), open_matrix(path, layer, use_raw) as opened:  # before its content is hashed, which takes long
+        n_obs = opened.shape[0]
+    embed = partial(
+        _embed_shard,
+        reading=Reading(layer, use_raw, input, gene_ids, species, duplicates, empty),
+        # what is set here goes for workers, too
+        how=(
+            settings.batch_size if batch_size is None else batch_size,
+            settings.device if device is None else device,
+            settings.precision if precision is None else precision,
+        ),
+        key_added=key_added,
+        overwrite=overwrite,
+    )
+    if client is None:
+        with naming_output(out):
+            embed(shard, path, out, model)
+        return out
+    everywhere = partial(embed, path=path.absolute(), out=out.absolute(), model=named_everywhere(model), joins=False)
+    made, *others = map_shards(client, everywhere, -(-n_obs // _window()))
+    if any(made.parts != other.parts for other in others) or made.parts.missing():
+        raise RuntimeError(
+            f"the workers left no whole result in {made.parts.folder}: they don't share the disk, or differ in "
+            "versions of scdiva and torch, or in their kind of device. device='cuda' refuses workers without a GPU."
+        )
+    made.parameters["model"] = model_name(model)
+    _join(out, path, made)
+    return out
+
+
+JOINED = "joined"
+"""File beside the parts that says which result was made of them."""
+
+
+class _Made(NamedTuple):
+    """What all shards of an embedding have in common: their parts, what the result notes of them, the file's stamp."""
+
+    parts: Parts
+    key: str
+    parameters: dict[str, Any]
+    at_first: str
+
+
+def _embed_shard(
+    shard: tuple[int, int] | None,
+    path: Path,
+    out: Path,
+    model: ScDiVa | str | PathLike[str],
+    *,
+    reading: Reading,
+    how: tuple[int | None, str, str],
+    key_added: str | None,
+    overwrite: bool,
+    joins: bool = True,
+) -> _Made:
+    """Make the parts of a shard, or of all; join them if that makes them complete, or leave it to whoever maps shards.
+
+    A worker that was given up may be alive still. So a mapped shard waits for another call that is at it.
+    """
+    from scdiva.models.pretrained import load_for
+
+    (number, n_shards), window = shard or (0, 1), _window()
+    running = how_to_run(*how)
+    loaded = load_for(model, running.device)
+    key = embedding_key(loaded) if key_added is None else key_added
+    at_first = stamp(path)
+    given = {**vars(reading), "file": at_first}
+
+    def scan() -> Scan:
+        opened = open_cells(path, loaded, reading)
+        opened.close()
+        return opened.scan
+
+    with _naming(path):
+        of_scan = given | {"vocabulary": loaded.vocabulary.fingerprint, "scdiva": __version__}
+        scanned = None if shard is None else scan_once(out, of_scan, scan)
+        _, source, parameters = open_for(loaded, path, running, reading, scanned=scanned)
+    parameters["model"] = model_name(model)
+    run = _run(loaded, source, running, given, parameters["precision"]) | {"window": window}
+    try:
+        parts = Parts(folder_of(out) / digest(run), source.n_obs, window, running.width(loaded))
+        made, same = _Made(parts, key, parameters, at_first), _joined(out) == parts.folder.name
+        first, stop = parts.range_of(number, n_shards)
+        with _alone(parts.folder.parent, f"{number}-of-{n_shards}", waits=not joins):
+            if same and joins:  # it was killed before it could delete the parts
+                tidy(out)
+                shutil.rmtree(parts.folder.parent, ignore_errors=True)
+                return made
+            refuse_target(out, overwrite or same, path)  # another call may have finished it
+            for other in set(parts.folder.parent.glob("*/")) - {parts.folder} if shard is None else ():
+                logger.info("%s is of another run: starting anew", other)
+                shutil.rmtree(other, ignore_errors=True)
+            parts.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                for start, end in parts.gaps(first, stop):
+                    if start > first:
+                        logger.info("going on at row %d, after those that %s holds", start, parts.folder)
+                    for rows, states in embed_cells(loaded, source, running, start=start, stop=end):
+                        parts.save(int(rows[0]) // window * window, rows, states)
+                    for left_out in parts.missing(start, end):  # no cell of these has a known gene
+                        parts.save(left_out)
+            finally:
+                if shard is None and len(parts.missing()) == parts.n_parts:  # nothing to go on from
+                    shutil.rmtree(parts.folder, ignore_errors=True)
+            if left := len(parts.missing()):
+                logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
+            elif joins:
+                _join(out, path, made)
+    finally:
+        source.close()
+    return made
+
+
+def _join(out: Path, path: Path, made: _Made) -> None:
+    """Write the result and delete what it was made of, unless another call is at it or has done it."""
+    parts = made.parts
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(_alone(parts.folder.parent, "joining"))
+        except RuntimeError:
+            logger.info("all parts are finished; another call joins them")
+            return
+        if parts.missing():
+            return
+        refuse_full(out, 4 * parts.n_obs * parts.width)
+        with whole_or_not(out) as new:
+            _write(new, path, made)
+            if stamp(path) != made.at_first:
+                shutil.rmtree(parts.folder.parent, ignore_errors=True)
+                raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
+            note = f"{parts.folder.name} {_identity(new)}"
+            put_whole(parts.folder.parent / JOINED, lambda file: file.write(note.encode()))
+        shutil.rmtree(parts.folder, ignore_errors=True)
+        shutil.rmtree(parts.folder.parent, ignore_errors=True)
+
+
+def _joined(out: Path) -> str:
+    """Give the run whose result stands at `out`, if its call was killed before it could delete its parts."""
+    with contextlib.suppress(OSError, ValueError):
+        run, _, identity = read_bytes(folder_of(out) / JOINED, limit=4096).decode().partition(" ")
+        if identity == _identity(out):
+            return run
+    return ""
+
+
+def _identity(path: Path) -> str:
+    """Tell a file or folder from any other and from itself after a change; a new name changes nothing."""
+    found = path.stat()
+    return f"{found.st_dev} {found.st_ino} {found.st_mtime_ns}"
+
+
+def _write(new: Path, path: Path, made: _Made) -> None:
+    """Write the new file: obs copied, no genes, the embedding part by part."""
+    import anndata.io
+
+    parts = made.parts
+    with open_store(new, "w") as file:
+        if isinstance(path, SomaCells):
+            anndata.io.write_elem(file, "obs", path.obs())
+        else:
+            with open_store(path) as old:
+                copy_frame(old["obs"], file, "obs")
+        anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
+        anndata.io.write_elem(file, "obsm", {})
+        embedding = new_rows(file["obsm"], made.key, (parts.n_obs, parts.width))
+        for first in range(0, parts.n_obs, parts.window):
+            if (states := parts.load(first)) is None:
+                raise ValueError(f"the part from row {first} on is damaged: run the shard of that row again.")
+            embedding[first : first + len(states)] = states
+        anndata.io.write_elem(file, "uns", {C.UNS: {made.key: made.parameters}})
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, what: str, *, waits: bool = False) -> Iterator[None]:
+    """Hold a lock in the folder of a result's parts for the block; if another call holds it, wait, or RuntimeError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{what}.lock"
+    with open_alone(path, waits=waits):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # unless it holds anything
+                folder.rmdir()
+
+
+def _window() -> int:
+    """Give the rows of a part: which cells share a batch must not depend on where a run was cut off."""
+    from scdiva.data.batch import WINDOW  # torch comes after what can be refused without it
+
+    return -(-WINDOW // BLOCK_ROWS) * BLOCK_ROWS
+
+
+def _one_path(given: Any, name: str) -> Path:
+    """Give the path; refuse what is none."""
+    if is_path(given):
+        return as_path(given)
+    mend = "scdiva.tl.embed(adata) takes cells in memory"
+    if isinstance(given, list | tuple | set):
+        mend = "call embed_file once for each file, with an out of its own"
+    raise TypeError(f"{name} must be the path of one file, got {type(given).__name__}: {mend}.")
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let every error about a file name it."""
+    try:
+        yield
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        if path.name in said or getattr(error, "errno", None) in FULL:
+            raise
+        kind = KeyError if isinstance(error, KeyError) else ValueError
+        raise kind(f"{str(path)!r} can't be embedded: {said}") from error
+
+
+def _run(model: ScDiVa, source: CellSource, running: Running, given: dict[str, Any], precision: str) -> dict[str, Any]:
+    """Gather what every bit of the embedding depends on, as JSON values; the precision is that of what is run."""
+    import torch
+
+    from scdiva.models.network import fingerprint
+
+    found = source.scan
+    content = hashlib.sha256()
+    for part in (found.counts_per_gene, found.genes_per_cell, found.known_per_cell, source.tokens):
+        content.update(np.ascontiguousarray(part).tobytes())
+    return {
+        "scdiva": __version__,
+        "torch": torch.__version__,
+        "content": content.hexdigest(),
+        "model": fingerprint(model),
+        **given,
+        "input": source.kind,
+        "batch_size": running.batch_size,
+        "device": running.device,
+        "precision": precision,
+    }

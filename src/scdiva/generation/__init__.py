@@ -1,0 +1,1 @@
+"""Reconstructed, imputed and generated expression, and the likelihood of cells."""

@@ -1,0 +1,1 @@
+"""Batch integration, and expression corrected for it."""

@@ -1,0 +1,276 @@
+"""`tl.integrate`: an embedding corrected for batch effects, and a model that embeds later cells likewise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from scdiva import _constants as C
+from scdiva._checks import check_arguments, check_least, warn
+from scdiva._docs import with_shared_docs
+from scdiva._labels import batch_numbers, label_numbers
+from scdiva._rng import seed_of
+from scdiva._running import embed_all, how_to_run, model_name, open_for
+from scdiva._settings import logger, torch_threads_kept
+from scdiva.data.options import Reading, Species
+from scdiva.data.results import check_writable, write
+
+if TYPE_CHECKING:
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import ScDiVa
+
+CONFOUNDED = 0.5
+"""Cramér's V of batch and label above which a warning is given."""
+STEPS = 1000
+"""Maximum number of training steps without fine-tuning."""
+
+
+@check_arguments
+@with_shared_docs
+def integrate(
+    adata: AnnData,
+    batch_key: str | Sequence[str],
+    labels_key: str | None = None,
+    *,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    unlabeled_category: str | None = None,
+    steps: int | None = None,
+    finetune: bool = False,
+    epochs: int | None = None,
+    lr: float | None = None,
+    freeze: int | None = None,
+    lora: int | None = None,
+    context: int | None = None,
+    checkpoint_dir: str | PathLike[str] | None = None,
+    key_added: str = C.OBSM_INTEGRATED,
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> ScDiVa:
+    r"""Integrate batches, with or without labels, and return a model that embeds later cells in the same space.
+
+    By default the model stays as it is and a head is trained on it. The head maps the cell state, and a projection of
+    the cell's genes fitted on these cells (principal components within batches), to an integrated state. Its losses are
+
+    - denoising: from the whole cell, and from the cell with each gene left out with probability t ~ U(0, 0.3), it
+      predicts the state of the whole cell, corrected for batch effects cluster by cluster [1]_;
+    - gradient reversal: a discriminator predicts the batch from the integrated state, and its reversed gradient removes
+      what it uses beyond the batch frequencies among similar cells (paper, section on batch integration; schedule of
+      [2]_);
+    - with labels, a supervised contrastive loss over the labelled cells [3]_; clusters then never join two labels;
+    - without labels, a contrastive loss of pairs: each cell against the others, with two positives, the same cell with
+      genes left out and one of its mutual nearest neighbours [4]_ in another batch. Similar cells (such neighbours, and
+      cosines of the corrected states above 0.85) are not pushed apart.
+
+    With `finetune=True` all weights of the model are trained instead, as in the paper: gradient reversal against a
+    batch discriminator, with the same schedule, plus the supervised contrastive loss. Without labels, the positive of a
+    cell is the same cell with genes left out, and the negatives are the other cells of its batch. The embedding is then
+    the cell state itself.
+
+    The model is not given the batch. A cell's embedding does not depend on the other cells, and cells of a new batch
+    are mapped without refitting: `tl.embed(query, model)`.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression.
+    batch_key
+        Column of `adata.obs` with the batch of each cell, or several, all of which are corrected for.
+    labels_key
+        Column of `adata.obs` with cell types, of all cells or of some.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
+    %(reading)s
+    unlabeled_category
+        Value of `labels_key` that means "no label", as a missing value always does.
+    steps
+        Without fine-tuning: maximum number of training steps, of 256 cells; None: 1,000. The reversal rises in the
+        first quarter. Once the other losses no longer fall, the learning rate does, in half of the steps, and training
+        ends; weights are averaged over the last steps. Products are in bfloat16 where the device multiplies it in
+        hardware and `scdiva.settings.precision` allows it, weights and losses in float32.
+    %(finetuning)s
+    key_added
+        Key of `adata.obsm` to write.
+    rng
+        Seed of clusters, order, thinning and initial weights; None takes `scdiva.settings.seed`. Global random state is
+        never touched. On a CPU the same seed gives the same result.
+    device
+        Torch device to train on; None takes `scdiva.settings.device`. The model returned stays there.
+
+    Returns
+    -------
+    A model for `tl.embed(query, model)`, to be kept by `new.save(folder)`; :func:`corrected_expression` predicts genes
+    from what is written. Written are
+
+    `adata.obsm[key_added]`
+        float32 array of shape `(n_cells, dim)`, rows of length 1 unless fine-tuned; NaN for a cell without a known
+        gene.
+    `adata.uns["scdiva"]["integrate"]`
+        `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`, `stopped`
+        (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays with a value for each step:
+        `loss`, `denoising`, `reversal`, `contrast`, 0 without labels, and `pairs`, 0 with labels; of fine-tuning
+        `loss`, `reversal` and `contrast`), `finetuned`, `model` and `seed`.
+
+    Raises
+    ------
+    KeyError
+        If a column, layer or gene does not exist.
+    ValueError
+        If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, there is
+        one batch only and `finetune=True`, `checkpoint_dir` holds another run, the model has integrated batches before,
+        or the matrix is refused as by :func:`embed`.
+    TypeError
+        If `adata` is no AnnData object.
+    FloatingPointError
+        If the loss becomes NaN or infinite.
+
+    Warns
+    -----
+    UserWarning
+        If training is interrupted (Ctrl-C): the embedding at that step is written. If there is one batch only: nothing
+        is fitted, and the embedding of the model as it is is written. If no cell has the `unlabeled_category`. If batch
+        and label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be separated from its
+        effect.
+
+    References
+    ----------
+    .. [1] Korsunsky et al., Fast, sensitive and accurate integration of single-cell data with Harmony, Nature Methods
+       2019.
+    .. [2] Ganin & Lempitsky, Unsupervised domain adaptation by backpropagation, ICML 2015.
+    .. [3] Khosla et al., Supervised contrastive learning, NeurIPS 2020.
+    .. [4] Haghverdi et al., Batch effects in single-cell RNA-sequencing data are corrected by matching mutual nearest
+       neighbors, Nature Biotechnology 2018.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> adata, query = cells[:80].copy(), cells[80:].copy()
+    >>> model = sd.tl.integrate(adata, "batch", steps=20)
+    >>> sd.tl.embed(query, model)
+    >>> query.obsm["X_scdiva_integrated"].shape[0]
+    40
+    """
+    begun = time.monotonic()
+    check_writable(adata, call="tl.integrate", entry=key_added, obsm=[key_added])
+    check_writable(adata, call="tl.integrate", entry=C.INTEGRATE)
+    keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
+    if not keys or len(set(keys)) < len(keys):
+        raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys!r:.80}.")
+    if finetune and steps is not None:
+        raise ValueError(f"steps={steps!r} trains a head on a fixed model. With finetune=True pass epochs instead.")
+    check_least(steps=(1 if steps is None else steps, 1))
+    if labels_key is None and unlabeled_category is not None:
+        raise ValueError(f"unlabeled_category={unlabeled_category!r} is a value of labels_key: name that column too.")
+    running = how_to_run(None, device, None)
+    batches = [batch_numbers(adata, key) for key in keys]
+    labels = None if labels_key is None else label_numbers(adata, labels_key, unlabeled_category)[0]
+    associated = np.nan if labels is None else max(cramers_v(b[labels >= 0], labels[labels >= 0]) for b in batches)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+
+    import torch
+
+    from scdiva.data.memory import read_cells
+    from scdiva.integration.objective import HISTORY, integrate_model, of_cells, with_head
+    from scdiva.models.pretrained import load_for
+    from scdiva.train.finetune import IntegrationObjective, finetune_config, finetune_for_integration
+
+    given = load_for(model, running.device)
+    if given.integration is not None or given.finetuned_for == "integrate":
+        raise ValueError(
+            "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "
+            f"with the model it came from, such as {C.DEFAULT_MODEL!r}."
+        )
+    tuning = finetune_config(
+        finetune, given, IntegrationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
+        checkpoint_dir=checkpoint_dir,
+    )  # fmt: skip
+    if tuning is not None and all(batch.max(initial=0) == 0 for batch in batches):
+        raise ValueError(
+            f"adata.obs[{keys[0]!r}] names one batch only, so there is nothing to integrate. To fine-tune on labels: "
+            "sd.tl.annotate(query, labels_key, adata, finetune=True)."
+        )
+    seed = seed_of(rng)
+
+    _, source, parameters = open_for(given, adata, running, reading)
+    _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
+    cells, rows = read_cells(source, together.ravel())
+    known = None if labels is None else labels[rows]
+    numbers = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
+    found: dict[str, Any] = {"own_directions": 0, "steps": 0, "finetuned": finetune}
+    if cells.n_batches == 1:
+        warn(
+            f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
+            "model as it is is written."
+        )
+        new, integrated = given, embed_all(given, cells, running)
+        found |= {"stopped": "one batch", "history": {name: [] for name in HISTORY}}
+    elif associated > CONFOUNDED:
+        warn(
+            f"batch and label are confounded (Cramér's V {associated:.2f}): differences between types that come from "
+            "one batch each may be taken for batch effects, or the other way round."
+        )
+    if cells.n_batches > 1 and tuning is not None:
+        logger.info("fine-tuning on %d cells of %d batches on %s", adata.n_obs, cells.n_batches, running.device)
+        new, history = finetune_for_integration(
+            given, cells, numbers, known, tuning, seed, running.precision, running.device, checkpoint_dir
+        )
+        integrated = embed_all(new, cells.subset(np.arange(cells.n_cells), new.config.input_length), running)
+        found |= {"steps": len(history["loss"]), "stopped": "steps", "history": history}
+    elif cells.n_batches > 1:
+        logger.info("integrating %d cells on %s", adata.n_obs, running.device)
+        states = torch.from_numpy(embed_all(given, cells, running._replace(what="state"))).to(running.device)
+        new = with_head(given, seed).to(running.device)
+        with torch_threads_kept(1):  # products too small to share
+            found |= integrate_model(
+                new, cells, states, numbers, known, steps=steps or STEPS, seed=seed, precision=running.precision
+            )
+        if found["stopped"] == "interrupted":
+            warn(
+                f"training was interrupted after {found['steps']} of {steps or STEPS} steps: the embedding of the "
+                "weights at that step is written, and adata.uns['scdiva']['integrate']['stopped'] is 'interrupted'. "
+                "Repeat the call to train to the end."
+            )
+        assert new.integration is not None
+        integrated = of_cells(new.integration, cells, states).numpy(force=True)
+    embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)
+    embedding[rows] = integrated
+
+    notes: dict[str, Any] = {
+        "batch_key": keys,
+        "labels_key": labels_key or "",
+        "cramers_v": float(associated),
+        "model": model_name(model),
+        "seed": str(seed),
+        **found,
+        "seconds": time.monotonic() - begun,
+        "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
+    }
+    write(adata, "tl.integrate", key_added, parameters, obsm={key_added: embedding})
+    write(adata, "tl.integrate", C.INTEGRATE, notes)
+    return new
+
+
+def cramers_v(one: np.ndarray, other: np.ndarray) -> float:
+    """Association of two groupings, 0 (none) to 1 (one follows from the other): Cramér's V, from chi squared.
+
+    Parameters
+    ----------
+    one, other
+        Group numbers, `(n,)`.
+    """
+    from scipy.stats.contingency import association, crosstab
+
+    table = crosstab(one, other).count
+    return float(association(table, "cramer")) if min(table.shape) > 1 else 0.0

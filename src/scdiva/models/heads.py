@@ -1,0 +1,199 @@
+"""What leaves the network: genes and values (paper, eq. `dual_heads`), what the cell state adds, its last steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scdiva._constants import N_SPECIAL
+from scdiva.models.encoder import weighted_sum
+from scdiva.models.layers import linear, perceptron
+
+N_DATASET_COMPONENTS = 50
+"""Principal components of a dataset that a :class:`DatasetComponents` reads; unused ones are 0."""
+STEP = 0.3
+"""Scale of what the network of an :class:`IntegrationHead` adds, so that untrained it changes little."""
+
+
+class DualHeads(nn.Module):
+    r"""Linear gene head and linear value head.
+
+    :math:`\mathrm{Linear}_{gene}(h) \in \mathbb{R}^{|V|}` without bias and :math:`\mathrm{Linear}_{val}(h) \in
+    \mathbb{R}`. The gene head has no row for special tokens: they are never predicted.
+
+    Parameters
+    ----------
+    dim
+        Width of the stream.
+    n_genes
+        Genes of the vocabulary.
+    tied
+        Whether the gene head is the gene rows of the embedding table; then no weight of its own exists.
+    """
+
+    def __init__(self, dim: int, n_genes: int, *, tied: bool = False) -> None:
+        super().__init__()
+        self.gene = None if tied else linear(dim, n_genes)
+        self.value = linear(dim, 1, bias=True)
+
+    def gene_weight(self, table: Tensor) -> Tensor:
+        """Weight of the gene head `(n_genes, dim)`, given the embedding table `(n_genes + N_SPECIAL, dim)`."""
+        return table[N_SPECIAL:] if self.gene is None else self.gene.weight
+
+
+class Expected(NamedTuple):
+    """What cell states predict: `log_odds` that the cells express genes, `values` where they do, both `(B, n)`."""
+
+    log_odds: Tensor
+    values: Tensor
+
+
+class StateHead(nn.Module):
+    r"""What the state of a cell predicts of each gene, beside the prediction at each position. Ours, not the paper's.
+
+    With z the state and n the number of genes whose values are visible,
+    :math:`u = W_2\,\mathrm{SiLU}(W_1 [z / \sqrt{\overline{z^2}},\, \log(1 + n)])`; n says how far z can be trusted. The
+    log-odds that such a cell expresses gene g are :math:`\ell_g = u \cdot d_g + b_g`, and the value expected of it
+    there is :math:`u \cdot e_g + c_g`. d, b, e and c start at zero.
+
+    In a cell with the share t of its genes masked, each with that probability, a gene that is not visible is masked
+    with probability :math:`t p / (1 - p + t p)`, :math:`p = 1 / (1 + e^{-\ell})`; so the gene at a masked position has
+    the logit :math:`-\log(t + e^{-\ell_g})`. A gene that nearly every cell expresses and that is not visible in this
+    one is surely masked.
+
+    Parameters
+    ----------
+    state_dim
+        Width of the cell state.
+    rank
+        Width of u.
+    n_genes
+        Genes of the vocabulary.
+    """
+
+    def __init__(self, state_dim: int, rank: int, n_genes: int) -> None:
+        super().__init__()
+        self.read = nn.Sequential(nn.Linear(state_dim + 1, 2 * rank), nn.SiLU(), nn.Linear(2 * rank, rank))
+        # the last column holds the biases b and c
+        self.gene = nn.Parameter(torch.zeros(n_genes, rank + 1))
+        self.value = nn.Parameter(torch.zeros(n_genes, rank + 1))
+
+    def forward(self, state: Tensor, n_visible: Tensor) -> Tensor:
+        """Map states `(B, state_dim)` of cells with `(B,)` visible genes to u beside a one, `(B, rank + 1)`."""
+        known = torch.log1p(n_visible.to(state.dtype))[:, None]
+        u = self.read(torch.cat([nn.functional.rms_norm(state, state.shape[-1:]), known], dim=1))
+        return torch.cat([u, torch.ones_like(known)], dim=1)
+
+    def log_odds(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
+        """Log-odds that cells `(B, rank + 1)` express each gene, or these, `(B, n)`."""
+        return read @ (self.gene if genes is None else self.gene[genes]).T
+
+    def values(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
+        """Give the log-normalised value expected of each gene, or these, where it is expressed, `(B, n)`."""
+        return read @ (self.value if genes is None else self.value[genes]).T
+
+    def expected(self, read: Tensor, genes: Tensor | None = None) -> Expected:
+        """Predict what cells `(B, rank + 1)` express, of these genes, tokens `(n,)`; None: of all."""
+        columns = None if genes is None else genes - N_SPECIAL
+        return Expected(self.log_odds(read, columns), self.values(read, columns))
+
+
+def hidden_gene_logits(log_odds: Tensor, share: Tensor) -> Tensor:
+    r"""Logits of the gene at a masked position, :math:`-\log(t + e^{-\ell})`, from the log-odds of cells to express it.
+
+    Parameters
+    ----------
+    log_odds
+        `(B, n_genes)`.
+    share
+        `(B,)`, share of a cell's genes that is hidden, t.
+
+    Returns
+    -------
+    Shape of `log_odds`.
+    """
+    return -torch.logaddexp(share.clamp_min(torch.finfo(log_odds.dtype).tiny).log()[:, None], -log_odds)
+
+
+class IntegrationHead(nn.Module):
+    r"""Map of a cell's state and of a projection of its genes to an integrated state; it is given no batch.
+
+    .. math::
+
+        u = \tfrac{1}{\sqrt 2}\,[\hat z,\; \hat x], \qquad x = \sum v\,A_g, \qquad
+        w = \frac{u + 0.3\,\mathrm{MLP}(\sqrt{k}\,u)}{\lVert\cdot\rVert}
+
+    with z the state of the model, x a projection fitted on the integrated cells
+    (:func:`scdiva.integration.objective.integrate_model`) and k the width of u. As no batch enters, a cell gets the
+    same state in whatever company it comes, and cells of a batch that was never seen can be mapped.
+
+    Parameters
+    ----------
+    n_tokens
+        Rows of the table A: special tokens and genes.
+    state_dim, own_dim
+        Widths of z and x; `dim` is their sum, the width of the integrated state.
+    hidden
+        Width of the two hidden SiLU layers.
+    """
+
+    def __init__(self, n_tokens: int, state_dim: int, own_dim: int, hidden: int) -> None:
+        super().__init__()
+        self.dim = state_dim + own_dim
+        self.table = nn.Embedding(n_tokens, own_dim)
+        self.mlp = perceptron(self.dim, hidden, self.dim)
+        nn.init.zeros_(self.table.weight)
+
+    def features(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Return u, `(B, dim)`, of cells with these states `(B, state_dim)`."""
+        own = weighted_sum(self.table.weight, tokens, values, cu_seqlens)
+        return torch.cat([F.normalize(state, dim=1), F.normalize(own, dim=1)], dim=1) / 2**0.5
+
+    def integrated(self, features: Tensor) -> Tensor:
+        """Return w, `(..., dim)`, of u."""
+        return F.normalize(features + STEP * self.mlp(features * self.dim**0.5), dim=-1)
+
+    def forward(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Map cells to integrated states `(B, dim)`; arguments as in :meth:`features`."""
+        return self.integrated(self.features(state, tokens, values, cu_seqlens))
+
+
+class DatasetComponents(nn.Module):
+    r"""Joint principal components of a dataset's expression and of the cell state, as an embedding of single cells.
+
+    .. math::
+
+        w = \frac{x}{\lVert x \rVert}\,R_x + z\,R_z + o, \qquad x = \sum v\,A_g - c
+
+    with z the state of the model and A the loadings of principal components of the dataset
+    (:mod:`scdiva.embedding.dataset_pcs`). The norm of x grows with the sequencing depth of a cell; scaled to length 1,
+    x describes what the cell expresses. The embedding of a cell does not depend on other cells, so later cells of the
+    same tissue can be mapped.
+
+    Parameters
+    ----------
+    n_tokens
+        Rows of the table A: special tokens and genes.
+    state_dim
+        Width of z.
+    dim
+        Width of the embedding.
+    """
+
+    def __init__(self, n_tokens: int, state_dim: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.table = nn.Embedding(n_tokens, N_DATASET_COMPONENTS)
+        nn.init.zeros_(self.table.weight)
+        self.center = nn.Parameter(torch.zeros(N_DATASET_COMPONENTS))
+        self.dataset_map = nn.Parameter(torch.zeros(N_DATASET_COMPONENTS, dim))
+        self.state_map = nn.Parameter(torch.zeros(state_dim, dim))
+        self.offset = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Embed B cells with these states `(B, state_dim)`, given as a packed batch; `(B, dim)`."""
+        x = weighted_sum(self.table.weight, tokens, values, cu_seqlens) - self.center
+        return F.normalize(x, dim=1) @ self.dataset_map + state.to(x) @ self.state_map + self.offset

@@ -1,0 +1,252 @@
+"""Changes of mean expression under perturbations, read off the transformer: its input, and the head on its output."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_seed
+from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.data.corpus import take_cells
+from scdiva.data.memory import InMemoryCells
+from scdiva.diffusion import cell_of_token
+from scdiva.models.layers import perceptron
+from scdiva.models.scdiva import ScDiVa
+
+HIDDEN = 256
+"""Hidden width of the response head."""
+LEAST_SD = 0.05
+"""Floor of the standard deviation that the head's input is divided by; hidden states are of size 1."""
+MAX_RANK = 64
+"""Maximum number of directions that changes are composed of."""
+
+
+class ResponseHead(nn.Module):
+    r"""Change of the mean expression of all genes, from the hidden states of control cells with perturbed genes first.
+
+    .. math::
+
+        \hat\Delta = \sigma\, s \sum_p \bigl(b + u_p G\bigr), \qquad
+        u_p = \mathrm{MLP}(\mathrm{RMSNorm}(([\bar h, h_p] - m) / v))
+
+    Here :math:`\bar h` is the mean of a cell's hidden states, :math:`h_p` the hidden state at the place of the
+    perturbed gene p (a learned vector if p is not a gene of the vocabulary), s the strength of the perturbation,
+    :math:`\sigma` a fixed scale, and b, G and the MLP are learned. m and v are the mean and the standard deviation of
+    the input before training: most of a hidden state is the same for all genes. Each half is then scaled to a mean
+    square of 1, which bounds the input for genes that were never perturbed. The last layer of the MLP starts at zero,
+    so that the effects of several parts add up at first.
+
+    Parameters
+    ----------
+    dim
+        Width of the hidden states.
+    n_genes
+        Genes whose change is predicted.
+    rank
+        Rows of G.
+    part_tokens
+        int64 `(n_parts,)`, tokens of the genes that are perturbed in the screen; -1 for a label that is not a gene.
+
+    Attributes
+    ----------
+    part_tokens
+        The same, as a buffer.
+    """
+
+    def __init__(self, dim: int, n_genes: int, rank: int, part_tokens: Tensor) -> None:
+        super().__init__()
+        self.part_tokens = nn.Buffer(part_tokens)
+        self.scale = nn.Buffer(torch.ones(()))
+        self.mean, self.sd = nn.Buffer(torch.zeros(2 * dim)), nn.Buffer(torch.ones(2 * dim))
+        self.labels = nn.Parameter(torch.randn(int((part_tokens < 0).sum()), dim))
+        self.mlp = perceptron(2 * dim, HIDDEN, rank)
+        self.base = nn.Parameter(torch.zeros(n_genes))
+        self.basis = nn.Parameter(torch.zeros(rank, n_genes))
+        last = self.mlp[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    @classmethod
+    def for_changes(
+        cls, dim: int, part_tokens: np.ndarray, delta: np.ndarray, n_parts: np.ndarray, strength: np.ndarray, seed: int
+    ) -> ResponseHead:
+        """Make a head that predicts the mean change by one part, and whose G holds the main directions of the changes.
+
+        Parameters
+        ----------
+        dim, part_tokens
+            As for the class.
+        delta
+            `(n, n_genes)`, measured changes.
+        n_parts, strength
+            `(n,)`, number of parts of each perturbation, and their strength.
+        seed
+            Of the MLP and the vectors of labels.
+        """
+        n, n_genes = delta.shape
+        rank = min(n, n_genes, MAX_RANK)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(step_seed(seed, 0, "response head"))
+            head = cls(dim, n_genes, rank, torch.from_numpy(np.asarray(part_tokens, dtype=np.int64)))
+        wide, amount = delta.astype(np.float64), n_parts * strength
+        alone = n_parts == 1 if (n_parts == 1).any() else np.ones(n, dtype=bool)
+        base = amount[alone] @ wide[alone] / np.square(amount[alone]).sum()
+        scale = float(np.sqrt(np.square(wide).mean())) or 1.0
+        vectors = np.linalg.eigh(wide @ wide.T)[1][:, ::-1][:, :rank]
+        basis = vectors.T @ wide / np.sqrt(n)  # right singular vectors, by their share of the changes
+        with torch.no_grad():
+            for parameter, value in ((head.scale, scale), (head.base, base / scale), (head.basis, basis / scale)):
+                parameter.copy_(torch.as_tensor(value))
+        return head
+
+    @torch.no_grad()
+    def standardise(self, inputs: Tensor) -> None:
+        """Set m and v by inputs of the MLP, `(P, 2 * dim)`."""
+        variance, mean = torch.var_mean(inputs, dim=0, correction=0)
+        self.mean.copy_(mean)
+        self.sd.copy_((variance + LEAST_SD**2).sqrt())
+
+    def forward(self, inputs: Tensor, part_cells: Tensor, strength: Tensor) -> Tensor:
+        """Predict the change of each cell's mean expression.
+
+        Parameters
+        ----------
+        inputs
+            `(P, 2 * dim)`, of each perturbed part the mean hidden state of the cell, and the state of the part.
+        part_cells
+            int64 `(P,)`, number of the cell that each part perturbs, of B.
+        strength
+            `(B,)`.
+
+        Returns
+        -------
+        `(B, n_genes)`.
+        """
+        n = len(strength)
+        wide = ((inputs - self.mean) / self.sd).unflatten(1, (2, -1))
+        u = self.mlp(F.rms_norm(wide, wide.shape[-1:]).flatten(1)).to(inputs.dtype)
+        summed = u.new_zeros(n, u.shape[1]).index_add(0, part_cells, u)
+        number = torch.bincount(part_cells, minlength=n)[:, None]
+        change: Tensor = self.scale * strength[:, None] * (number * self.base + summed @ self.basis)
+        return change
+
+
+def perturbed_input(
+    cells: InMemoryCells, rows: np.ndarray, tokens: list[np.ndarray], context: int
+) -> tuple[CellBatch, np.ndarray]:
+    """Make a batch of cells with perturbed genes first, whose values are to be masked.
+
+    Parameters
+    ----------
+    cells
+        Control cells.
+    rows
+        Numbers of B cells.
+    tokens
+        Tokens of the perturbed genes of each.
+    context
+        Maximum number of genes of a cell, the perturbed ones among them.
+
+    Returns
+    -------
+    The batch, each cell with its perturbed genes and then its other genes by rank; and the positions of the perturbed
+    genes in it, ascending.
+    """
+    indptr, of_cell, values = take_cells((cells.indptr, cells.tokens, cells.values), rows, context)
+    n_first = np.array([len(part) for part in tokens], dtype=np.int64)
+    number, first = np.repeat(np.arange(len(rows)), np.diff(indptr)), np.repeat(np.arange(len(rows)), n_first)
+    perturbed = np.concatenate([np.empty(0, dtype=np.int64), *tokens])
+    stride = int(max(of_cell.max(initial=0), perturbed.max(initial=0))) + 1
+    other = ~np.isin(number * stride + of_cell, first * stride + perturbed)
+    number, of_cell, values = number[other], of_cell[other], values[other]
+    begins = np.searchsorted(number, np.arange(len(rows)))
+    fits = np.arange(len(number)) - begins[number] < context - n_first[number]
+    number = np.concatenate([first, number[fits]])
+    order = np.argsort(number, kind="stable")  # perturbed genes come first of each cell
+    made = from_ragged(
+        np.concatenate([[0], np.bincount(number, minlength=len(rows)).cumsum()]),
+        np.concatenate([perturbed, of_cell[fits]])[order],
+        np.concatenate([np.zeros(len(perturbed), dtype=np.float32), values[fits]])[order],
+    )
+    return made, np.flatnonzero(order < len(perturbed))
+
+
+def head_inputs(
+    network: ScDiVa,
+    head: ResponseHead,
+    cells: InMemoryCells,
+    rows: np.ndarray,
+    parts: np.ndarray,
+    part_tokens: np.ndarray,
+    context: int,
+) -> tuple[Tensor, Tensor]:
+    """Run a network over control cells with perturbed genes first, and collect what the head reads.
+
+    Parameters
+    ----------
+    network, head
+        The model and its response head.
+    cells, rows
+        Control cells, and the numbers of B of them.
+    parts
+        bool `(B, n_parts)`, what is perturbed in each cell.
+    part_tokens
+        int64 `(n_parts,)`, tokens of the parts; those without one (-1) are the head's labels, in this order.
+    context
+        Maximum number of genes of a cell.
+
+    Returns
+    -------
+    `inputs` and `part_cells`, as :meth:`ResponseHead.forward` takes them.
+    """
+    device = head.base.device
+    is_gene = part_tokens >= N_SPECIAL
+    label_of = np.cumsum(~is_gene) - 1
+    batch, places = perturbed_input(cells, rows, [part_tokens[row & is_gene] for row in parts], context)
+    (gene_cell, _), (label_cell, label) = np.nonzero(parts & is_gene), np.nonzero(parts & ~is_gene)
+    masked = torch.zeros(len(batch.tokens), dtype=torch.bool)
+    masked[places] = True
+    inputs = (part.to(device) for part in batch.packed)
+    hidden = network(*inputs, value_mask=masked.to(device)).hidden.float()
+
+    def sent(numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(device)
+
+    of_parts = torch.cat([hidden[sent(places)], head.labels[sent(label_of[label])]])
+    part_cells = sent(np.concatenate([gene_cell, label_cell]))
+    cells_of = cell_of_token(batch.cu_seqlens, len(batch.tokens)).to(device)
+    pooled = hidden.new_zeros(len(rows), hidden.shape[1]).index_add(0, cells_of, hidden)
+    pooled = pooled / torch.bincount(cells_of, minlength=len(rows)).clamp_min(1)[:, None]
+    return torch.cat([pooled[part_cells], of_parts], dim=1), part_cells
+
+
+def predicted_change(
+    network: ScDiVa,
+    head: ResponseHead,
+    cells: InMemoryCells,
+    rows: np.ndarray,
+    parts: np.ndarray,
+    part_tokens: np.ndarray,
+    strength: np.ndarray,
+    context: int,
+) -> Tensor:
+    """Predict by network and head how perturbations change the mean expression of control cells.
+
+    Parameters
+    ----------
+    network, head, cells, rows, parts, part_tokens, context
+        As for :func:`head_inputs`.
+    strength
+        `(B,)`, strength of the perturbation of each cell.
+
+    Returns
+    -------
+    `(B, n_genes)`.
+    """
+    inputs, part_cells = head_inputs(network, head, cells, rows, parts, part_tokens, context)
+    change: Tensor = head(inputs, part_cells, torch.from_numpy(strength.astype(np.float32)).to(inputs.device))
+    return change

@@ -12,8 +12,8 @@ from scdiva.models.queries import FEW, HEADS, LEAST, QueryHead
 
 
 class Context(NamedTuple):
-    """Other cells of the study, as the queries of training read them: :class:`scdiva.models.queries.Context` and
-`missed`. 
+    """Other cells of the study, as training reads them: :class:`scdiva.models.queries.Context` and `missed`.
+
     Attributes
     ----------
     missed

@@ -160,7 +160,7 @@ def test_cells_are_cut_to_the_context_that_the_model_was_tuned_on(cells, new, le
 
 
 def test_an_interrupted_call_goes_on(query, reference, learned, tmp_path, monkeypatch):
-    from scdiva.train.finetune import AnnotationObjective
+    from scdiva.annotation.finetune import AnnotationObjective
 
     arguments = {"finetune": True, "epochs": 3, "lora": 2, "freeze": 1}
     expected = annotate(query, reference, learned, **arguments)

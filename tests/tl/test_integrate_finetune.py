@@ -130,7 +130,7 @@ class _Stopped(Exception):
 
 
 def test_a_resumed_run_gives_the_same_bits(learned, data, tmp_path, monkeypatch):
-    from scdiva.train.finetune import IntegrationObjective
+    from scdiva.integration.finetune import IntegrationObjective
 
     how = TUNE | {"epochs": 3, "checkpoint_dir": tmp_path / "run"}
     whole = sd.tl.integrate(data, "batch", model=learned, finetune=True, epochs=3, rng=3)

@@ -14,8 +14,11 @@ from torch import nn
 from scdiva import settings
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
+from scdiva.annotation.finetune import AnnotationObjective
 from scdiva.annotation.head import AnnotationHead, HeadSizes
 from scdiva.data.memory import InMemoryCells
+from scdiva.integration.finetune import IntegrationObjective, reversal_schedule
+from scdiva.integration.objective import reversed_gradient
 from scdiva.models.layers import Block
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import finetune as T
@@ -79,7 +82,7 @@ def configured(**fields) -> FinetuneConfig:
     return T.planned({"epochs": 2, "context": 12} | fields, len(LABELS), seed, "fp32")
 
 
-def tune(model, config, objective=T.AnnotationObjective, checkpoint_dir=None, labels=LABELS):
+def tune(model, config, objective=AnnotationObjective, checkpoint_dir=None, labels=LABELS):
     """Fine-tune a copy; the copy, the head and the losses."""
     network, head = T.network_for(model, config, config.seed), make_head()
     made = objective(CELLS, labels, head, context=network.config.input_length)
@@ -104,7 +107,7 @@ def changed(before: nn.Module, after: nn.Module) -> set[str]:
 def test_cross_entropy_is_the_slow_reference(model):
     labels = np.where(np.arange(96) < 60, 0, LABELS)  # of unlike frequency
     head, rows = make_head(), np.array([3, 70, 71, 80, 95, 12])
-    objective = T.AnnotationObjective(CELLS, labels, head, context=5)
+    objective = AnnotationObjective(CELLS, labels, head, context=5)
     moments = weights(head)
     loss, parts = objective(model, rows, 0.5, torch.Generator())
     assert same(weights(head), moments)
@@ -187,11 +190,11 @@ def test_a_low_rank_layer_is_the_layer_plus_twice_the_product():
 
 
 def test_reversal():
-    assert T.reversal_schedule(0) == 0
-    assert T.reversal_schedule(0.1) == pytest.approx(np.tanh(0.5))  # 2 / (1 + exp(-x)) - 1 = tanh(x / 2)
-    assert T.reversal_schedule(1) == pytest.approx(np.tanh(5.0))
+    assert reversal_schedule(0) == 0
+    assert reversal_schedule(0.1) == pytest.approx(np.tanh(0.5))  # 2 / (1 + exp(-x)) - 1 = tanh(x / 2)
+    assert reversal_schedule(1) == pytest.approx(np.tanh(5.0))
     x = torch.tensor([1.0, -2.0], requires_grad=True)
-    out = T.reversed_gradient(x, 0.3)
+    out = reversed_gradient(x, 0.3)
     assert torch.equal(out, x)
     (out * torch.tensor([5.0, 7.0])).sum().backward()
     torch.testing.assert_close(x.grad, -0.3 * torch.tensor([5.0, 7.0]))
@@ -199,7 +202,7 @@ def test_reversal():
 
 def test_new_layers_learn_at_ten_times_the_rate(model):
     config = configured(learning_rate=1e-4)
-    objective = T.AnnotationObjective(CELLS, LABELS, make_head(), context=12)
+    objective = AnnotationObjective(CELLS, LABELS, make_head(), context=12)
     module = T.FinetuneModule(T.network_for(model, config, 0), objective, config)
     optimizer = module.configure_optimizers()["optimizer"]
     rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -237,22 +240,22 @@ def test_epochs_become_steps(model):
 )
 def test_arguments_out_of_range_are_refused(model, arguments, error, match):
     with pytest.raises(error, match=match):
-        T.finetune_config(True, model, T.AnnotationObjective, **arguments)
+        T.finetune_config(True, model, AnnotationObjective, **arguments)
     with pytest.raises(ValueError, match="pass finetune=True"):
-        T.finetune_config(False, model, T.AnnotationObjective, **arguments)
+        T.finetune_config(False, model, AnnotationObjective, **arguments)
 
 
 def test_arguments_without_effect_are_refused(tiny, model):
     encoder = tiny(anchor_residual=False, n_layers=2)
     with pytest.raises(ValueError, match="freeze and lora: the cell state of this model comes from its set encoder"):
-        T.finetune_config(True, encoder, T.AnnotationObjective, freeze=1, lora=2)
-    assert T.finetune_config(False, model, T.AnnotationObjective) is None
+        T.finetune_config(True, encoder, AnnotationObjective, freeze=1, lora=2)
+    assert T.finetune_config(False, model, AnnotationObjective) is None
     assert (
-        T.finetune_config(True, model, T.AnnotationObjective)["context"] == 30
+        T.finetune_config(True, model, AnnotationObjective)["context"] == 30
     )  # the default is more than the model reads
 
 
-class Halted(T.AnnotationObjective):
+class Halted(AnnotationObjective):
     """Stops in the middle of the second of three epochs, in the way of `how`."""
 
     how = "signal"
@@ -317,7 +320,7 @@ def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
 def test_a_network_in_evaluation_mode_is_trained_without_a_warning(model):
     config = configured(epochs=1)
     network, head = T.network_for(model, config, 0).eval(), make_head().eval()
-    objective = T.AnnotationObjective(CELLS, LABELS, head, context=12)
+    objective = AnnotationObjective(CELLS, LABELS, head, context=12)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         T.finetune(network, objective, config, device="cpu")
@@ -334,7 +337,7 @@ def test_the_seed_determines_every_bit_and_global_streams_go_on(model):
     assert not same(one, other)
 
 
-class Boundless(T.AnnotationObjective):
+class Boundless(AnnotationObjective):
     """Its loss is infinite."""
 
     def forward(self, network, rows, progress, generator):
@@ -396,7 +399,7 @@ def test_a_checkpoint_of_another_run_is_refused_before_cells_are_read(model, tmp
     """By task, arguments and weights, with and without low-rank updates; the run's own is accepted."""
 
     def asked(**given):
-        task, of = given.pop("task", T.AnnotationObjective), given.pop("model", model)
+        task, of = given.pop("task", AnnotationObjective), given.pop("model", model)
         return T.finetune_config(True, of, task, checkpoint_dir=tmp_path, **({"context": 12} | given))
 
     other = copy.deepcopy(model)
@@ -407,7 +410,7 @@ def test_a_checkpoint_of_another_run_is_refused_before_cells_are_read(model, tmp
         tune(model, configured(epochs=1, **fields), checkpoint_dir=tmp_path)
         assert asked(lora=lora)["context"] == 12
         refused = [
-            ({"task": T.IntegrationObjective}, "another task than integrate"),
+            ({"task": IntegrationObjective}, "another task than integrate"),
             ({"model": other}, "other weights"),
         ]
         refused += [({"lr": 1e-4}, "lr=0.0003, not 0.0001"), ({"freeze": 1}, "freeze=0, not 1")]

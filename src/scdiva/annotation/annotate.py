@@ -273,10 +273,11 @@ def annotate(
 
         import torch
 
+        from scdiva.annotation.finetune import AnnotationObjective
         from scdiva.annotation.fit import Reference
         from scdiva.data.memory import read_cells
         from scdiva.models.pretrained import load_for
-        from scdiva.train.finetune import AnnotationObjective, finetune_config
+        from scdiva.train.finetune import finetune_config
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
         tuning = finetune_config(

@@ -153,6 +153,7 @@ def finetune_annotator(
     """
     import torch
 
+    from scdiva.annotation.finetune import finetune_for_annotation
     from scdiva.annotation.fit import (
         BATCHES,
         Reference,
@@ -165,7 +166,7 @@ def finetune_annotator(
         state_centroids,
     )
     from scdiva.models.inference import runs_transformer
-    from scdiva.train.finetune import finetune_for_annotation, planned, tuned_config
+    from scdiva.train.finetune import planned, tuned_config
 
     n_labels, held = _checked(types, labels), hold_out(labels, cells.batch, seed)
     training, rest, asked = np.flatnonzero(~held & (labels >= 0)), np.flatnonzero(~held), np.flatnonzero(held)

@@ -182,9 +182,10 @@ def integrate(
     import torch
 
     from scdiva.data.memory import read_cells
+    from scdiva.integration.finetune import IntegrationObjective, finetune_for_integration
     from scdiva.integration.objective import HISTORY, integrate_model, of_cells, with_head
     from scdiva.models.pretrained import load_for
-    from scdiva.train.finetune import IntegrationObjective, finetune_config, finetune_for_integration
+    from scdiva.train.finetune import finetune_config
 
     given = load_for(model, running.device)
     if given.integration is not None or given.finetuned_for == "integrate":

@@ -72,7 +72,7 @@ def fit_perturbation(
     With `finetune=True` all weights of the model are trained instead, as in the paper. The transformer reads a control
     cell with the perturbed genes in front, their values masked, and a response head on its output predicts the change
     of all genes of the screen. The loss is the squared error of the change, weighted by the genes' mean expression in
-    control cells (the paper's signal-weighted MSE, :class:`scdiva.train.finetune.ResponseObjective`). What is
+    control cells (the paper's signal-weighted MSE, :class:`scdiva.perturbation.finetune.ResponseObjective`). What is
     predicted is the mean over up to 64 control cells of the group. An epoch draws 64 control cells for each measured
     condition. The head starts at the mean change of single perturbations, and the effects of several parts add up at
     first.

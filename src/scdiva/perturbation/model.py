@@ -410,7 +410,7 @@ def fit(
     found: dict[str, Any] = {"labels": labels, "validation": summary(scores), "seed": str(seed)}
     fitted = replace(opened, screen=screen, base=best_base(scores))
     if tuning is not None:
-        from scdiva.train.finetune import MeasuredChanges, finetune_for_perturbation
+        from scdiva.perturbation.finetune import MeasuredChanges, finetune_for_perturbation
 
         names = screen.conditions.part_names
         measured = MeasuredChanges(
@@ -457,7 +457,8 @@ def finetuning(opened: PerturbationModel, finetune: bool, **given: Any) -> dict[
     """
     if not finetune and all(value is None for value in given.values()):
         return None
-    from scdiva.train.finetune import ResponseObjective, finetune_config
+    from scdiva.perturbation.finetune import ResponseObjective
+    from scdiva.train.finetune import finetune_config
 
     fields = finetune_config(finetune, opened.model, ResponseObjective, **given, through=True)
     assert fields is not None

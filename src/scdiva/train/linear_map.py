@@ -24,8 +24,8 @@ CLIP = 10.0
 """Largest standardised value, as scanpy's `scale(max_value=10)`."""
 FULL_SHARE = 0.7
 """Share of the mean cell's total from which on a cell gets the whole bias, see :class:`scdiva.models.SetEncoder`. A
-larger share keeps more of thinned cells, and takes the number of genes, which distinguishes some types of blood, from more
-of the whole ones."""
+larger share keeps more of thinned cells, and takes the number of genes, which distinguishes some types of blood, from
+more of the whole ones."""
 LEAST_EIGENVALUE = 1e-6
 """Eigenvalues below this share of the largest are rounding, and their directions noise."""
 BLOCK_ROWS = 2048

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
-from scdiva._checks import no_column, warn
+from scdiva._checks import no_column, refuse_absent, warn
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -291,3 +291,30 @@ def _as_categories(column: pd.Series) -> tuple[pd.CategoricalDtype, np.ndarray]:
     values = np.array(list(dict.fromkeys(values.tolist())), dtype=dtype) if ordered else np.unique(values)
     labels = pd.CategoricalDtype(pd.Index(values, dtype=dtype), ordered)
     return labels, labels.categories.get_indexer(np.asarray(column, dtype=dtype)).astype(np.int64)
+
+
+def listed(given: Sequence[str] | str) -> list[str]:
+    """Give one name, or several, as a list."""
+    return [given] if isinstance(given, str) else [str(name) for name in given]
+
+
+def refuse_twice(given: Sequence[object], argument: str) -> None:
+    """Refuse what is asked for twice."""
+    if len(set(given)) < len(given):
+        raise ValueError(f"{argument} holds {max(given, key=given.count)!r} more than once.")
+
+
+def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], lack: str) -> list[str]:
+    """Name the groups that are asked for, all if None; refuse those that are not there.
+
+    Raises
+    ------
+    ValueError
+        If there is none, one is named twice, or some are not present; `lack` is what the message then states of them.
+    """
+    wanted = list(present) if groups is None else listed(groups)
+    if not wanted:
+        raise ValueError("groups names no group; leave it out to take all.")
+    refuse_twice(wanted, "groups")
+    refuse_absent(wanted, present, f"groups {lack}", f"; there are {', '.join(map(repr, present[:10]))}", ValueError)
+    return wanted

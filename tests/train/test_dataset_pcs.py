@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.memory import InMemoryCells, encoded
+from scdiva.data.memory import InMemoryCells
 from scdiva.embedding import dataset_pcs as D
-from scdiva.models.inference import read_out
+from scdiva.models.inference import encoded, read_out
 
 N_GENES = 30  # of the tiny model
 N_TOKENS = N_GENES + N_SPECIAL

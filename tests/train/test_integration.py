@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.memory import InMemoryCells, encoded
+from scdiva.data.memory import InMemoryCells
 from scdiva.integration import objective as I
 from scdiva.integration.batch_correction import correct_batches, draw_partners, mutual_neighbors
+from scdiva.models.inference import encoded
 from scdiva.train.objectives import pair_contrast_loss, thinned_at_random
 
 N_GENES = 30  # of the tiny model

@@ -7,20 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from torch import Tensor
 
 from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.cells import CellSource, Ragged
 from scdiva.data.corpus import take_cells, warn_left_out
-from scdiva.models.inference import ReadOut, read_out, runs_transformer
-from scdiva.models.scdiva import ScDiVa
 
 LEAST_CELLS = 20
 """Fewest cells that a model is fitted to."""
-BLOCK_CELLS = 1024
-"""Cells that are encoded at once."""
 
 
 @dataclass(frozen=True)
@@ -157,14 +151,3 @@ def means_by(x: np.ndarray, number: np.ndarray, n: int) -> np.ndarray:
     sums = np.zeros((n, x.shape[1]))
     np.add.at(sums, number, x)
     return sums / np.maximum(np.bincount(number, minlength=n), 1)[:, None]
-
-
-@torch.no_grad()
-def encoded(model: ScDiVa, cells: InMemoryCells, what: ReadOut = "state") -> Tensor:
-    """Cell states, or what else :func:`~scdiva.models.inference.read_out` returns, `(n_cells, width)`, on the CPU."""
-    device, parts = next(model.parameters()).device, []
-    size = 1 if runs_transformer(model) and device.type == "cpu" else BLOCK_CELLS
-    for start in range(0, cells.n_cells, size):
-        packed = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device).packed
-        parts.append(read_out(model, packed, what).float().cpu())
-    return torch.cat(parts)

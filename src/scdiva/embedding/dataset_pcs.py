@@ -14,9 +14,10 @@ from torch import Tensor
 
 from scdiva._rng import step_generator
 from scdiva.data.corpus import take_cells
-from scdiva.data.memory import LEAST_CELLS, InMemoryCells, encoded, means_by
+from scdiva.data.memory import LEAST_CELLS, InMemoryCells, means_by
 from scdiva.models.encoder import weighted_sum
 from scdiva.models.heads import N_DATASET_COMPONENTS
+from scdiva.models.inference import encoded
 from scdiva.models.scdiva import ScDiVa
 from scdiva.train.linear_map import (
     DISPERSION_OFFSET,

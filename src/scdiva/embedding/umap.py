@@ -1,19 +1,31 @@
-"""`tl.umap`: the map of an embedding, which `pl.umap` draws."""
+"""`tl.umap`: the UMAP of an embedding, which `pl.umap` draws."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import warnings
 from typing import TYPE_CHECKING
 
-from scdiva._checks import check_arguments
-from scdiva._constants import OBSM_EMBEDDING
+import numpy as np
+from numpy.typing import NDArray
+
+from scdiva._checks import no_entry, warn
+from scdiva._constants import OBSM_EMBEDDING, UMAP
 from scdiva._docs import with_shared_docs
-from scdiva.data.results import check_anndata
+from scdiva._settings import settings, torch_threads_kept, tqdm_keywords
+from scdiva.data.results import check_anndata, check_writable, our_uns, write
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
+MIN_CELLS = 5
+UMAP_KEY = "X_umap"
+"""Where scanpy looks for a UMAP."""
+_N_NEIGHBORS, _MIN_DIST = 15, 0.5
+"""Of every UMAP, as scanpy has them; whoever wants another makes it with scanpy and draws it as `basis`."""
 
-@check_arguments
+
 @with_shared_docs
 def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None) -> None:
     """Compute the UMAP of an embedding, for `scdiva.pl.umap` and `scanpy.pl.umap`.
@@ -65,6 +77,100 @@ def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None)
     (60, 2)
     """
     check_anndata(adata)
-    from scdiva.pl._maps import basis_of, coordinates  # which bring matplotlib
-
     coordinates(adata, basis_of(adata, basis), rng, for_scanpy=True)
+
+
+def basis_of(adata: AnnData, basis: str) -> str:
+    """Give the key of obsm that a basis names, with or without ``X_``, as in scanpy."""
+    return f"X_{basis}" if basis not in adata.obsm and f"X_{basis}" in adata.obsm else basis
+
+
+def embedding_of(adata: AnnData, basis: str, *, made_by: str | None = None) -> NDArray[np.floating]:
+    """Give the embedding, (n_obs, dim), once it is clear that it has enough cells for a map."""
+    if basis not in adata.obsm:
+        by_umap = "scdiva.tl.umap(adata)" if basis in ("umap", UMAP_KEY) else "scdiva.tl.embed(adata)"
+        raise no_entry("adata.obsm", basis, adata.obsm, made_by or by_umap)
+    z = adata.obsm[basis]
+    z = np.asarray(z.toarray() if hasattr(z, "toarray") else z)
+    z = z if z.ndim > 1 else z[:, None]
+    n = int(np.isfinite(z).all(axis=1).sum())
+    least = 1 if is_map(adata, basis) else MIN_CELLS
+    if n < least:
+        raise ValueError(f"obsm[{basis!r}] has {n} finite rows of {len(z)}: a map of them needs at least {least}")
+    return z
+
+
+def is_map(adata: AnnData, basis: str) -> bool:
+    """Whether an embedding is a map already, and drawn as it is: of two columns, or a UMAP or t-SNE of more."""
+    n = 1 if len(shape := adata.obsm[basis].shape) < 2 else shape[1]
+    return n == 2 or (n > 2 and basis.lower().endswith(("umap", "tsne")))
+
+
+def coordinates(adata: AnnData, basis: str, rng: int | None, *, for_scanpy: bool = False) -> NDArray[np.floating]:
+    """Give the map of `basis`, (n_obs, 2): itself if it is one, the one in obsm if it still fits, else a new one.
+
+    A new one is kept in obsm. With `for_scanpy` the map is also written to ``X_umap``, unless the user has another
+    there; a copy of an earlier map of ours is replaced in any case.
+    """
+    z = embedding_of(adata, basis)
+    if is_map(adata, basis):
+        _warn_of_left_out(z[:, :2])
+        return z[:, :2].astype(np.float64)
+    z = np.ascontiguousarray(z, dtype=np.float32)
+    key, seed = f"{basis}_umap", settings.seed if rng is None else int(rng)
+    digest = hashlib.sha256(z.tobytes()).hexdigest()
+    record = {"n_neighbors": _N_NEIGHBORS, "min_dist": _MIN_DIST, "seed": seed, "embedding_sha256": digest}
+    maps = our_uns(adata).get(UMAP, {})
+    here = key in adata.obsm and adata.obsm[key].shape[1:] in ((2,), (3,))
+    fits = here and (key not in maps or dict(maps[key]) == record)
+    ours = UMAP_KEY in adata.obsm and any(
+        np.array_equal(adata.obsm[UMAP_KEY], adata.obsm[one], equal_nan=True) for one in {*maps, key} & set(adata.obsm)
+    )
+    free = for_scanpy and UMAP_KEY not in adata.obsm
+    if not fits or free:
+        check_writable(adata, call="pl.umap", entry=UMAP, obsm=[] if fits else [key])
+    xy = np.asarray(adata.obsm[key])[:, :2] if fits else umap_of(z, seed)
+    new = {} if fits else {key: xy}
+    if free or (ours and (for_scanpy or not fits)):
+        new[UMAP_KEY] = xy.copy()
+    if new:
+        write(adata, "pl.umap", UMAP, maps if fits else {**maps, key: record}, obsm=new)
+    if for_scanpy and not free and not ours:
+        warn(
+            f"adata.obsm[{UMAP_KEY!r}] was not written by scdiva and is kept: sc.pl.umap(adata) draws it. Draw the map "
+            f"of {basis!r} with sc.pl.embedding(adata, {key!r}) or scdiva.pl.umap(adata, basis={basis!r})."
+        )
+    return xy
+
+
+def umap_of(z: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+    """Run umap-learn on the rows that are finite; the others (cells left without a gene) stay NaN."""
+    finite = np.isfinite(z).all(axis=1)
+    n = int(finite.sum())
+    _warn_of_left_out(z)
+    from sklearn.neighbors import NearestNeighbors
+    from umap import UMAP, umap_
+
+    for function in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
+        with contextlib.suppress(AttributeError, RuntimeError):  # where numba finds no place for it
+            function.enable_caching()  # else each process compiles them, for seconds
+    # The spectral start needs more points than it has dimensions to solve for; few cells start at random.
+    init = "spectral" if n > 50 else "random"
+    bar = {"desc": "laying out cells", "unit": "epoch", "bar_format": None, **tqdm_keywords()}
+    z, k, near = z[finite], min(_N_NEIGHBORS, n - 1), {}
+    if n < 4096:  # umap-learn would compare all pairs, each by a call from Python: seconds for 2,700 cells
+        near = {"precomputed_knn": NearestNeighbors(n_neighbors=k).fit(z).kneighbors(z)[::-1]}
+    # One job is what a fixed seed asks for.
+    reducer = UMAP(k, min_dist=_MIN_DIST, init=init, random_state=seed, n_jobs=1, tqdm_kwds=bar, **near)
+    xy = np.full((*finite.shape, 2), np.nan, dtype=np.float32)
+    with torch_threads_kept(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "precomputed_knn")  # no later cell is put on the map
+        xy[finite] = reducer.fit_transform(z)
+    return xy
+
+
+def _warn_of_left_out(z: NDArray[np.floating]) -> None:
+    """Warn of cells that are not on the map."""
+    n = int((~np.isfinite(z).all(axis=1)).sum())
+    if n:
+        warn(f"{n:,} of {len(z):,} cells have no finite embedding and are not drawn")

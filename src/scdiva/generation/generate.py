@@ -15,14 +15,13 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
-from scdiva._labels import is_unknown, read_labels
+from scdiva._labels import is_unknown, listed, read_labels, wanted_groups
 from scdiva._rng import seed_of, step_seed
 from scdiva._running import how_to_run, model_name, open_for
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import column_tokens, columns_of, or_in_raw
 from scdiva.data.options import Reading, Species
 from scdiva.data.results import check_anndata, check_columns
-from scdiva.perturbation.conditions import listed, wanted_groups
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from scdiva._constants import MASK, N_SPECIAL, TARGET_SUM
 from scdiva._rng import step_generator, step_seed
 from scdiva._running import Running, row_numbers, run_cells
 from scdiva._settings import progress_bar, settings, torch_threads_kept
-from scdiva.data.memory import InMemoryCells, encoded
+from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import sample
 from scdiva.diffusion.ranks import SPREAD
 from scdiva.diffusion.sampler import Predicted, predict_in_parts
@@ -22,7 +22,7 @@ from scdiva.generation.imputation import FEW, GENES, expected_values
 from scdiva.generation.sampling import Drawn, Ints, Order, as_cell, draw_counts, gathered, mixture, total_count
 from scdiva.models import ScDiVa
 from scdiva.models.denoiser import denoiser_of
-from scdiva.models.inference import open_encoder
+from scdiva.models.inference import encoded, open_encoder
 from scdiva.tokenizer.serialize import score_denominator
 
 N_PARTS = 4

@@ -56,8 +56,8 @@ class ScDiVaConfig:
         accuracy of cell types.
     state_head, state_rank
         Whether the heads read the cell state too (:class:`~scdiva.models.StateHead`), and through how many numbers.
-        Off, as in the paper, whose heads see the hidden state alone; with it the network need not learn first how frequent
-        each gene is in which cells, which takes a small one most of its training.
+        Off, as in the paper, whose heads see the hidden state alone; with it the network need not learn first how
+        frequent each gene is in which cells, which takes a small one most of its training.
     query_head
         Whether a :class:`~scdiva.models.QueryHead` predicts genes of a cell from other cells of its study, beside the
         state head, which it needs.

@@ -26,8 +26,12 @@ from torch import Tensor, nn
 
 from scdiva._device import sent
 from scdiva._settings import logger
+from scdiva.data.memory import InMemoryCells
 from scdiva.models.network import check_input
 from scdiva.models.scdiva import ScDiVa
+
+BLOCK_CELLS = 1024
+"""Cells that are encoded at once."""
 
 Packed = tuple[Tensor, Tensor, Tensor]
 """tokens int64 (T,), values float (T,), cu_seqlens int32 (B + 1,), as :meth:`ScDiVa.encode` takes them."""
@@ -297,3 +301,14 @@ class _Bf16Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x.to(torch.bfloat16), self.weight, self.bias)
+
+
+@torch.no_grad()
+def encoded(model: ScDiVa, cells: InMemoryCells, what: ReadOut = "state") -> Tensor:
+    """Cell states, or what else :func:`read_out` returns, `(n_cells, width)`, on the CPU."""
+    device, parts = next(model.parameters()).device, []
+    size = 1 if runs_transformer(model) and device.type == "cpu" else BLOCK_CELLS
+    for start in range(0, cells.n_cells, size):
+        packed = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device).packed
+        parts.append(read_out(model, packed, what).float().cpu())
+    return torch.cat(parts)

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from scdiva._checks import or_nearest
 from scdiva._constants import N_SPECIAL
-from scdiva._labels import read_labels
+from scdiva._labels import read_labels, wanted_groups
 from scdiva.data.cells import CellSource
 from scdiva.models import ScDiVa
-from scdiva.perturbation.conditions import wanted_groups
 
 MIN_CELLS = 10
 """Cells of a group, at least."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scdiva._checks import nearest, no_column, refuse_absent, warn
+from scdiva._checks import nearest, no_column, warn
 from scdiva._constants import UNKNOWN
-from scdiva._labels import read_labels
+from scdiva._labels import read_labels, refuse_twice
 from scdiva.data.options import Species
 from scdiva.tokenizer.names import looks_like_mouse, repeated_name
 from scdiva.tokenizer.vocabulary import Vocabulary
@@ -574,30 +574,3 @@ def guides_as_noted(notes: Mapping[str, Any]) -> dict[str, str]:
     """Gene of each guide, from the notes of a prediction or a fitted model (:attr:`Perturbations.notes`)."""
     stored = notes.get("guides", {"label": (), "gene": ()})
     return dict(zip(map(str, stored["label"]), map(str, stored["gene"]), strict=True))
-
-
-def listed(given: Sequence[str] | str) -> list[str]:
-    """Give one name, or several, as a list."""
-    return [given] if isinstance(given, str) else [str(name) for name in given]
-
-
-def refuse_twice(given: Sequence[object], argument: str) -> None:
-    """Refuse what is asked for twice."""
-    if len(set(given)) < len(given):
-        raise ValueError(f"{argument} holds {max(given, key=given.count)!r} more than once.")
-
-
-def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], lack: str) -> list[str]:
-    """Name the groups that are asked for, all if None; refuse those that are not there.
-
-    Raises
-    ------
-    ValueError
-        If there is none, one is named twice, or some are not present; `lack` is what the message then states of them.
-    """
-    wanted = list(present) if groups is None else listed(groups)
-    if not wanted:
-        raise ValueError("groups names no group; leave it out to take all.")
-    refuse_twice(wanted, "groups")
-    refuse_absent(wanted, present, f"groups {lack}", f"; there are {', '.join(map(repr, present[:10]))}", ValueError)
-    return wanted

@@ -14,22 +14,13 @@ from scipy.stats import rankdata
 
 from scdiva import _constants as C
 from scdiva._checks import refuse_absent, warn
-from scdiva._labels import read_labels
+from scdiva._labels import listed, read_labels, refuse_twice, wanted_groups
 from scdiva._rng import step_seed
 from scdiva._settings import logger, progress_bar
 from scdiva.data.cells import open_cells
 from scdiva.data.genes import check_unique
 from scdiva.data.options import Reading, Species
-from scdiva.perturbation.conditions import (
-    Naming,
-    genes_among,
-    listed,
-    refuse_twice,
-    same_genes,
-    species_of,
-    wanted_groups,
-    whole_names,
-)
+from scdiva.perturbation.conditions import Naming, genes_among, same_genes, species_of, whole_names
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
 from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
 

@@ -18,10 +18,10 @@ from scdiva._checks import check_least, no_entry, warn
 from scdiva._constants import OBS_LABEL, OBSM_EMBEDDING, PROBABILITY, REJECTED, UNS
 from scdiva.data.cells import log_normalised
 from scdiva.data.results import our_uns
+from scdiva.embedding.umap import basis_of
 from scdiva.get import annotation_df
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches
 from scdiva.pl._groups import distinct_colours, gene_names, groups_of, predicted_groups
-from scdiva.pl._maps import basis_of
 
 _NONE = "no label"
 _SIDE = 0.36

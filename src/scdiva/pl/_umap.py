@@ -19,9 +19,10 @@ from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGR
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
 from scdiva.data.genes import check_unique
+from scdiva.embedding.umap import MIN_CELLS, basis_of, coordinates, embedding_of, is_map, umap_of
 from scdiva.pl._figure import plot
 from scdiva.pl._groups import as_groups, column_of, groups_of, is_number, palette, predicted_groups
-from scdiva.pl._maps import MIN_CELLS, ON_DATA, Panel, basis_of, coordinates, draw_maps, embedding_of, is_map, umap_of
+from scdiva.pl._maps import ON_DATA, Panel, draw_maps
 
 
 @plot

@@ -99,6 +99,7 @@ lint: $(VENV)/.groups
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
 
 # What a stranger gets: sdist and wheel into dist/, installed and used in an empty environment elsewhere.
 package: $(VENV)/.core

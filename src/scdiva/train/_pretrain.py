@@ -371,7 +371,7 @@ def _with_entropies(genes: Vocabulary, train: list[Any], min_genes: int, reading
     new = np.arange(genes.n_genes) >= n_old
     if not new.any() or not np.isnan(entropy[new]).all() or any(is_packed(file) for file in train):
         return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
-    from scdiva.pp import corpus_entropy
+    from scdiva.data.gene_entropy import corpus_entropy
 
     logger.info("counting the entropy of each gene over %d files", len(train))
     counted = corpus_entropy(train, genes, min_genes=min_genes, **reading.arguments())

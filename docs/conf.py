@@ -49,7 +49,7 @@ nb_execution_mode = "off"  # `make docs` runs the tutorials apart; the site show
 
 default_role = "literal"  # docstrings write names in single backticks
 autosummary_generate = True
-autodoc_typehints = "signature"
+typehints_use_signature = typehints_use_signature_return = True
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 python_maximum_signature_line_length = 88  # longer ones take a line for each parameter

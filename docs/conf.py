@@ -33,8 +33,6 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True  # an example is copied without its prompts
 html_theme_options = {
-    "repository_url": "https://github.com/scdiva/scdiva",
-    "use_repository_button": True,
     "show_toc_level": 2,
     "navbar_persistent": [],  # one search field, at the side
     "secondary_sidebar_items": {  # wide tables take the room

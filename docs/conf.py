@@ -21,12 +21,14 @@ version = release = scdiva.__version__
 
 extensions = [
     *("sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.intersphinx"),
-    *("numpydoc", "myst_nb", "sphinx_copybutton", "sphinx_design"),
+    *("numpydoc", "myst_nb", "sphinx_autodoc_typehints", "sphinx_copybutton", "sphinx_design", "sphinxext.opengraph"),
 ]
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_templates", "**.ipynb_checkpoints", "jupyter_execute"]
 html_theme = "sphinx_book_theme"
 html_title = "scdiva"
+ogp_site_url = "https://scdiva.readthedocs.io/en/latest/"
+ogp_social_cards = {"enable": False}  # the build needs no fonts
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True  # an example is copied without its prompts
@@ -45,7 +47,7 @@ nb_execution_mode = "off"  # `make docs` runs the tutorials apart; the site show
 
 default_role = "literal"  # docstrings write names in single backticks
 autosummary_generate = True
-autodoc_typehints = "signature"
+typehints_use_signature = typehints_use_signature_return = True
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 python_maximum_signature_line_length = 88  # longer ones take a line for each parameter
@@ -154,27 +156,9 @@ def missing_reference(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return contnode
 
 
-def returns_with_type(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Put the annotated type above what a docstring says of the result.
-
-    Ours say in prose what comes back, the type being in the signature. numpydoc would take each line for a type.
-    """
-    heads = [i for i in range(len(lines) - 1) if lines[i].strip() == "Returns" and lines[i + 1].startswith("---")]
-    if not heads or not callable(thing):
-        return
-    start = heads[0] + 2
-    ends = (i for i in range(start + 1, len(lines) - 1) if lines[i + 1].startswith("---"))
-    end = next(ends, len(lines))
-    if start + 1 < end and lines[start + 1].startswith(" "):
-        return  # a type and its description
-    kind = inspect.signature(thing).return_annotation
-    lines[start:end] = [str(kind), *(f"    {line}" if line else "" for line in lines[start:end])]
-
-
 def setup(app: Any) -> None:
     """Connect to the build."""
     app.connect("missing-reference", missing_reference, priority=400)  # before intersphinx's
-    app.connect("autodoc-process-docstring", returns_with_type, priority=100)  # before numpydoc's
 
 
 def write_api(path: Path) -> None:
@@ -204,13 +188,6 @@ def write_api(path: Path) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
-def copy_notebooks(source: Path, target: Path) -> None:
-    """Copy the tutorials to where Sphinx looks."""
-    target.mkdir(exist_ok=True)
-    for notebook in source.glob("*.ipynb"):
-        shutil.copy(notebook, target / notebook.name)
-
-
 def write_inventory(source: Path, target: Path) -> str:
     """Write names and addresses of another site in the form that Sphinx reads; return where."""
     lines = (line.split() for line in source.read_text(encoding="utf-8").splitlines())
@@ -226,4 +203,4 @@ intersphinx_mapping = {}
 for site, address in SITES.items():
     kept = write_inventory(HERE / "_inventories" / f"{site}.txt", HERE / "generated" / f"{site}.inv")
     intersphinx_mapping[site] = (address, (None, kept) if os.environ.get("READTHEDOCS") else kept)
-copy_notebooks(HERE.parent / "tutorials", HERE / "notebooks")
+shutil.copytree(HERE.parent / "tutorials", HERE / "notebooks", dirs_exist_ok=True)

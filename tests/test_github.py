@@ -237,7 +237,7 @@ def test_the_tutorials_stand_where_the_ecosystem_entry_says():
 def test_the_conda_recipe_asks_for_what_pyproject_asks_for():
     read = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text(encoding="utf-8"))
     assert read["context"] == {"name": PROJECT["name"], "version": sd.__version__}
-    conda = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+    conda = {"docstring-parser": "docstring_parser", "torch": "pytorch", "matplotlib": "matplotlib-base"}
     bounds = [re.match(r"([\w-]+)(.*)", line).groups() for line in PROJECT["dependencies"]]
     wanted = [f"{conda.get(name, name)} {bound}" for name, bound in bounds]
     assert read["requirements"]["run"] == [f"python {PROJECT['requires-python']}", *wanted]

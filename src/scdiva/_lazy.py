@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazily(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Give a package its `__getattr__` and `__dir__`.
+    """`__getattr__` and `__dir__` of a package whose names are imported on first use.
 
     Parameters
     ----------

@@ -347,7 +347,7 @@ def annotate(
 def _labelled(
     adata: AnnData, reference: AnnData | None, labels_key: str, unlabeled_category: str | None, batch_key: str | None
 ) -> tuple[np.ndarray, pd.CategoricalDtype, np.ndarray]:
-    """Give label and batch of each labelled cell, as numbers, and between them the labels; refuse what can't be."""
+    """Label codes, labels and batch codes of the labelled cells; raise an error for invalid ones."""
     if reference is None:
         labels, types = label_numbers(adata, labels_key, unlabeled_category)
         if (labels >= 0).all():

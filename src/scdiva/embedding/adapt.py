@@ -169,7 +169,7 @@ def adapt(
 def _warn_of_batches(
     model: ScDiVa, cells: InMemoryCells, sample: tuple[np.ndarray, Tensor], obs: pd.DataFrame, seed: int
 ) -> None:
-    """Say so if cells that lie together share a column that is likely to name batches."""
+    """Warn if neighbouring cells share the values of a column that probably names batches."""
     likely = {name: obs[name] for name in obs if isinstance(name, str) and LIKELY.search(name)}
     likely = {name: column for name, column in likely.items() if 1 < column.nunique() <= MOST_BATCHES}
     if not likely:

@@ -364,7 +364,7 @@ def _window() -> int:
 
 
 def _one_path(given: Any, name: str) -> Path:
-    """Give the path; refuse what is none."""
+    """Path from an argument; raise TypeError for other objects."""
     if is_path(given):
         return as_path(given)
     mend = "scdiva.tl.embed(adata) takes cells in memory"

@@ -237,7 +237,7 @@ def _plan(
     between: tuple[str, str] | None,
     fraction: float | Sequence[float] | None,
 ) -> tuple[np.ndarray | None, list[Order]]:
-    """Give the group of each cell, and list what is to be drawn: from which rows, and how many."""
+    """Group of each cell, and the rows to draw from and number of cells to draw for each group."""
     from scdiva.generation.sampling import Order
 
     if fraction is not None and between is None:

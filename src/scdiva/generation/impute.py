@@ -219,7 +219,7 @@ def impute(
 
 
 def _named(adata: AnnData, genes: Sequence[str] | str, reading: Reading) -> list[str]:
-    """Give the genes that are asked for, each once; raise ValueError for those that can't be columns of a table."""
+    """Requested genes without duplicates; raise ValueError for names that can't be columns of a table."""
     genes = [genes] if isinstance(genes, str) else list(genes)
     if not genes:
         raise ValueError("genes names no gene; leave it out to impute all that the model knows.")

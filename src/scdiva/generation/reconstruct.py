@@ -207,7 +207,7 @@ def _plans(mask_ratio: float | Sequence[float], n_steps: int | Sequence[int]) ->
 
 
 def _by_rank(model: ScDiVa, use_ranks: bool | None, mask_free: str | None) -> bool:
-    """Say whether masked genes keep their ranks; raise ValueError for what the model was never trained with."""
+    """Whether masked genes keep their ranks; raise ValueError for an order that the model was not trained on."""
     c = model.config
     if use_ranks is False and c.by_transformer:
         raise ValueError(

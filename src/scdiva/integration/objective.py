@@ -55,7 +55,7 @@ HISTORY = ("loss", "denoising", "reversal", "contrast", "pairs")
 
 
 def reversed_gradient(x: Tensor, weight: float) -> Tensor:
-    """Give x itself, whose gradient is multiplied by minus a weight (Ganin & Lempitsky 2015)."""
+    """Gradient reversal: the identity, with the gradient multiplied by minus a weight (Ganin & Lempitsky 2015)."""
     same = x.view_as(x)
     same.register_hook(lambda gradient: -weight * gradient)
     return same

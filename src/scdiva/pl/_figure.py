@@ -67,7 +67,7 @@ def plot(function: F) -> F:
 
 
 def axes_for(ax: Axes | None, size: tuple[float, float], *, framed: bool = False) -> tuple[Figure, Axes]:
-    """Give the axes to draw on, the user's or those of a new figure (`size` in inches), and their figure.
+    """Figure and axes to draw on: the user's axes, or those of a new figure (`size` in inches).
 
     Unless `framed`, they have lines at the left and below alone.
     """
@@ -78,7 +78,7 @@ def axes_for(ax: Axes | None, size: tuple[float, float], *, framed: bool = False
 
 
 def grid_of_axes(n_rows: int, n_columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, NDArray[Any]]:
-    """Give a new figure (`size` in inches) and its axes, (n_rows, n_columns)."""
+    """New figure (`size` in inches) and its axes, (n_rows, n_columns)."""
     return plt.subplots(n_rows, n_columns, figsize=size, layout="constrained", squeeze=False, **options)
 
 
@@ -88,7 +88,7 @@ def draw_legend(axes: Axes, where: str = "right", **options: Any) -> Any:
 
 
 def text_inches(names: Names, fontsize: float = 8.0) -> float:
-    """Give the inches that the longest name takes, about."""
+    """Approximate width of the longest name in inches."""
     return max(map(len, names), default=0) * fontsize * 0.0088
 
 

@@ -115,7 +115,7 @@ def public_names(part: str) -> list[str]:
         for name, thing in sorted(things.items(), key=lambda item: (inspect.isclass(item[1]), item[0].lower()))
         if (inspect.isfunction(thing) or inspect.isclass(thing))
         and not name.startswith("_")
-        and thing.__module__.startswith(module.__name__)
+        and thing.__module__.startswith("scdiva.")
     ]
 
 

@@ -40,7 +40,7 @@ def public_functions(parts: tuple[str, ...]) -> Iterator[tuple[str, Callable]]:
         module = importlib.import_module(f"scdiva.{part}")
         for name in dir(module):
             thing = getattr(module, name)
-            if inspect.isfunction(thing) and not name.startswith("_") and thing.__module__.startswith(module.__name__):
+            if inspect.isfunction(thing) and not name.startswith("_") and thing.__module__.startswith("scdiva."):
                 yield f"{part}.{name}", thing
 
 

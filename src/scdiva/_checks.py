@@ -87,7 +87,6 @@ def check_arguments(function: F) -> F:
         if "text" in several and {"a path", "one or several names"} & set(several):
             several.remove("text")  # these take it too, and no number
 
-    called = f"{'.'.join(function.__module__.split('.')[:2])}.{function.__name__}"
     first = [name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(function)
@@ -97,15 +96,28 @@ def check_arguments(function: F) -> F:
         except TypeError as error:
             unknown = [name for name in kwargs if name not in signature.parameters]
             near = or_nearest(unknown[0], signature.parameters) if unknown else ""
-            raise TypeError(f"{called}() {error}{near}") from None
+            raise TypeError(f"{_public_name(function)}() {error}{near}") from None
         for name in given:
             if name in kinds and not any(_is_kind(given[name], kind) for kind in kinds[name]):
                 # such as two datasets where one and a name are expected
-                order = f" Call {called}({', '.join(first)})." if len(getattr(given[name], "shape", ())) > 1 else ""
+                order = (
+                    f" Call {_public_name(function)}({', '.join(first)})."
+                    if len(getattr(given[name], "shape", ())) > 1
+                    else ""
+                )
                 raise TypeError(_wrong_kind(name, given[name], kinds[name]) + order)
         return function(*args, **kwargs)
 
     return cast("F", checked)
+
+
+def _public_name(function: Callable[..., Any]) -> str:
+    """Return the name that a function is called by, such as `scdiva.tl.embed`, wherever it is defined."""
+    home, name = function.__module__.split(".")[1], function.__name__
+    for part in (home, "pp", "tl"):
+        if name in getattr(sys.modules.get(f"scdiva.{part}"), "__all__", ()):
+            return f"scdiva.{part}.{name}"
+    return f"scdiva.{home}.{name}"
 
 
 def _is_kind(value: Any, kind: str) -> bool:

@@ -13,6 +13,7 @@ import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data import memory as A
 from scdiva.data.cells import open_cells, restricted
+from scdiva.models.inference import encoded
 from scdiva.tokenizer import Vocabulary
 
 
@@ -118,9 +119,9 @@ def test_cells_of_some_genes_alone(opened, data):
 
 @pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])
 def test_states_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch):
-    monkeypatch.setattr(A, "BLOCK_CELLS", 7)
+    monkeypatch.setattr("scdiva.models.inference.BLOCK_CELLS", 7)
     model, cells = tiny(**fields).eval(), make_cells(20)
-    found = A.encoded(model, cells)
+    found = encoded(model, cells)
     for i in range(20):
         with torch.no_grad():
             expected = model.encode(*cells.take(np.array([i])).packed)

@@ -163,7 +163,7 @@ def test_the_command_line_trains_on_a_query(uri, cells, tmp_path, capsys):
         " --training.batch_size 8 --training.precision fp32 --model.dim 16 --model.n_layers 1 --model.n_heads 2"
         " --model.ffn_dim 24"
     )
-    query = ["--soma", uri, "--obs-filter", PRIMARY, "--study-key", "dataset_id", "--out", str(tmp_path / "far")]
+    query = ["--soma", uri, "--obs_filter", PRIMARY, "--study_key", "dataset_id", "--out", str(tmp_path / "far")]
     assert cli.main(["pretrain", *query, *arguments]) == 0, capsys.readouterr().err
     files = []
     for name in "abc":

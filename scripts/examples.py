@@ -23,7 +23,7 @@ from typing import Any
 
 PARTS = (
     *("datasets", "pp", "tl", "pl", "get", "metrics", "models"),
-    *("tokenizer", "data", "train", "diffusion", "nn", "kernels", "_about"),
+    *("tokenizer", "data", "train", "diffusion", "kernels", "_about"),
 )
 OPTIONS = doctest.NORMALIZE_WHITESPACE
 

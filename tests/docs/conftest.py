@@ -70,7 +70,7 @@ def folder(tmp_path, monkeypatch):
     # a UMAP and scanpy's neighbours would take longer; tests/pl and tests/tl have them
     monkeypatch.setattr("scanpy.pp.neighbors", lambda adata, use_rep: adata.obsm[use_rep])
     monkeypatch.setattr("scanpy.tl.leiden", lambda adata, *, flavor, n_iterations: None)  # wants those neighbours
-    for module in ("_maps", "_umap"):
-        monkeypatch.setattr(f"scdiva.pl.{module}.umap_of", lambda z, seed: np.ascontiguousarray(z[:, :2]))
+    for module in ("embedding.umap", "pl._umap"):
+        monkeypatch.setattr(f"scdiva.{module}.umap_of", lambda z, seed: np.ascontiguousarray(z[:, :2]))
     with sd.settings.override(progress=False), matplotlib.rc_context():  # decoupler, imported, changes legends
         yield tmp_path

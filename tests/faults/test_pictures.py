@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 import scdiva as sd
-from scdiva.pl import _maps
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -38,7 +37,7 @@ def dots(axes):
 def test_a_map_is_drawn_and_no_map_of_it(cells, hashed, monkeypatch, name, call):
     basis = name.split()[0]
     cells.obsm[basis] = np.random.default_rng(0).normal(size=(80, BASES[name]))
-    monkeypatch.delattr(_maps, "umap_of")
+    monkeypatch.delattr("scdiva.embedding.umap.umap_of")
     before = hashed(cells)
     shown = dots(DRAW[call](cells, basis).axes[0])
     assert hashed(cells) == before
@@ -90,7 +89,7 @@ COLOURS = {
 def test_a_colour_that_is_not_there_is_said_before_a_map_is_made(cells, refused, monkeypatch, name):
     color, options, error, said = COLOURS[name]
     cells.obsm["X_scdiva"] = np.random.default_rng(0).normal(size=(80, 5))
-    monkeypatch.delattr(_maps, "umap_of")
+    monkeypatch.delattr("scdiva.embedding.umap.umap_of")
     refused(lambda a: sd.pl.umap(a, color, **options), cells, error, said)
     assert plt.get_fignums() == []
 

@@ -8,7 +8,7 @@ import pytest
 
 import scdiva as sd
 from scdiva._settings import settings
-from scdiva.pl import _maps, _umap, umap
+from scdiva.pl import _umap, umap
 from scdiva.pl._figure import write_names
 
 
@@ -104,7 +104,8 @@ def test_groups_that_are_apart_stay_apart_on_the_map(drawn):
 def test_the_map_is_reused_until_embedding_or_seed_changes(drawn, monkeypatch):
     made = []
     monkeypatch.setattr(
-        _maps, "umap_of", lambda z, seed: made.append(seed) or np.random.default_rng(0).normal(size=(len(z), 2))
+        "scdiva.embedding.umap.umap_of",
+        lambda z, seed: made.append(seed) or np.random.default_rng(0).normal(size=(len(z), 2)),
     )
     adata = drawn.copy()
     umap(adata, "kind", legend="none")
@@ -134,7 +135,7 @@ def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch, store):
     path = tmp_path / f"cells.{store}"
     getattr(drawn, f"write_{store}")(path)
     adata = getattr(ad, f"read_{store}")(path)
-    monkeypatch.delattr(_maps, "umap_of")
+    monkeypatch.delattr("scdiva.embedding.umap.umap_of")
     umap(adata, "kind")
     assert np.array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
 
@@ -370,7 +371,7 @@ def test_scanpy_finds_the_map_of_tl_umap(drawn):
 
 
 def test_a_umap_of_the_users_own_is_kept_and_ours_is_replaced(drawn, monkeypatch):
-    monkeypatch.setattr(_maps, "umap_of", lambda z, seed: np.full((len(z), 2), seed, dtype=np.float32))
+    monkeypatch.setattr("scdiva.embedding.umap.umap_of", lambda z, seed: np.full((len(z), 2), seed, dtype=np.float32))
     adata = drawn.copy()
     sd.tl.umap(adata)
     sd.tl.umap(adata, rng=5)

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from matplotlib.figure import Figure
 
 import scdiva as sd
-from scdiva.pl import _maps, umap
+from scdiva.pl import umap
 
 GREY = (0.83, 0.83, 0.83, 1.0)
 
@@ -34,7 +34,7 @@ def adata() -> ad.AnnData:
 @pytest.fixture
 def no_umap(monkeypatch):
     """Fail where a UMAP is computed."""
-    monkeypatch.delattr(_maps, "umap_of")
+    monkeypatch.delattr("scdiva.embedding.umap.umap_of")
 
 
 def drawn_at(axes) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.pl import _maps, _umap, integration
+from scdiva.pl import _umap, integration
 
 
 def cells(n: int = 90) -> ad.AnnData:
@@ -73,7 +73,7 @@ def test_both_maps_are_computed_once_and_kept(monkeypatch):
     assert set(adata.uns["scdiva"]["umap"]) == {"X_scdiva_umap", "X_scdiva_integrated_umap"}
     assert adata.obsm["X_scdiva_umap"].shape == (90, 2)
     pd.testing.assert_frame_equal(adata.obs, before.obs)
-    monkeypatch.delattr(_maps, "umap_of")
+    monkeypatch.delattr("scdiva.embedding.umap.umap_of")
     integration(adata, "donor", rng=3)
 
 

@@ -25,7 +25,7 @@ from scdiva.tokenizer.vocabulary import Vocabulary
 
 INDEX = "index.json"
 FORMAT = 2
-"""Format of an index; that of a part is 1."""
+"""Format of an index; that of a part, and of a corpus in a single file, is 1."""
 PART_CELLS = 1 << 16
 """Cells of a part at most: 240 MB of cells of 600 genes, which is what a process that packs holds."""
 ARRAYS = ("lengths", "study", "measured", "denominator")
@@ -37,21 +37,24 @@ _HASHED = 1 << 24
 
 
 class _Part(NamedTuple):
-    """Cells of one study in one file.
+    """A range of cells in one file.
 
     Attributes
     ----------
     file
-        Its name; empty for a part that is opened without an index.
+        Its name.
+    start
+        Where its cells begin there, in values.
     at
-        Offset of each column in bytes.
+        Where each column begins, in bytes; None: in chunks.
     sha256
-        Checksum of the part.
+        Of the whole part; empty if its file does not say.
     """
 
     file: str
-    at: dict[str, int]
-    sha256: str
+    start: int
+    at: dict[str, int | None]
+    sha256: str = ""
 
 
 class PackedCells:
@@ -68,7 +71,8 @@ class PackedCells:
     Parameters
     ----------
     path
-        The folder, or its address (``s3://``, ``gs://``, ``https://`` or whatever fsspec reads); or a single part.
+        The folder, or its address (``s3://``, ``gs://``, ``https://`` or whatever fsspec reads); or a single part, or
+        a corpus in a single file, which holds several studies (`scripts/carry_corpus.py` writes such files).
     vocabulary
         If given, the corpus must have been packed with it.
 
@@ -121,8 +125,8 @@ class PackedCells:
         self.bounds = np.cumsum([0, *(operator.index(part["cells"]) for part in parts)])
         self._parts = []
         for part in parts:
-            at = {name: operator.index(part["at"][name]) for name in ("tokens", "values")}
-            self._parts.append(_Part(_in_folder(part["file"]), at, part["sha256"]))
+            at: dict[str, int | None] = {name: operator.index(part["at"][name]) for name in ("tokens", "values")}
+            self._parts.append(_Part(_in_folder(part["file"]), 0, at, part["sha256"]))
             if min(part["cells"], *part["at"].values()) < 0:
                 raise ValueError(f"{part['file']!r} has a negative number of cells or offset")
             if isinstance(self.path, Path) and (n := check_regular(self.path / part["file"])) != part["bytes"]:
@@ -162,12 +166,16 @@ class PackedCells:
             indptr, study, arrays = file["indptr"][:], file["study"][:], {name: file[name][:] for name in ARRAYS[1:]}
             self.study_names = [str(name) for name in file["study_names"].asstr()[:]]
             fits = len(study) == len(indptr) - 1 and all(len(column) == indptr[-1] for column in columns.values())
+            if not fits or (np.diff(indptr) < 0).any() or not np.isin(study, np.arange(len(self.study_names))).all():
+                raise ValueError("its parts do not fit each other")
+            # where cells lie is a sum of lengths since the last bound
+            edges = np.flatnonzero(np.diff(study)) + 1
+            self.bounds = np.unique(np.concatenate([[0], edges, np.arange(0, len(study), PART_CELLS), [len(study)]]))
             at = {name: column.id.get_offset() for name, column in columns.items()}
-            fits = fits and (np.diff(indptr) >= 0).all() and not study.any() and len(self.study_names) == 1
-            if not fits or None in at.values():
-                raise ValueError("its columns do not fit each other")
-            self.bounds = np.array([0, len(study)])
-            self._parts = [_Part("", at, str(parse_json(self.path, str(file.attrs["about"]).encode())["sha256"]))]
+            # of a part that is opened by itself; a corpus in a single file has no checksum
+            stated = parse_json(self.path, str(file.attrs.get("about", "{}")).encode()).get("sha256", "")
+            whole = stated if len(self.bounds) == 2 else ""
+            self._parts = [_Part("", int(indptr[first]), at, whole) for first in self.bounds[:-1]]
             self._types = {name: column.dtype for name, column in columns.items()}
             return dict(file.attrs), {"lengths": np.diff(indptr), **arrays}
 
@@ -239,7 +247,7 @@ class PackedCells:
             If it differs.
         """
         part = self._parts[number]
-        if part.file in self._verified or not isinstance(self.path, Path):
+        if part.file in self._verified or not part.sha256 or not isinstance(self.path, Path):
             return
         lengths = self.lengths[self.bounds[number] : self.bounds[number + 1]]
         indptr = np.concatenate([[0], lengths], dtype=np.int64).cumsum()
@@ -247,7 +255,7 @@ class PackedCells:
         try:
             with (self.path / part.file if part.file else self.path).open("rb") as file:
                 for name, dtype in self._types.items():
-                    file.seek(part.at[name])
+                    file.seek(part.at[name] or 0)
                     left = int(indptr[-1]) * dtype.itemsize
                     while left and (some := file.read(min(left, _HASHED))):
                         content.update(some)
@@ -263,8 +271,11 @@ class PackedCells:
         dtype, size = self._types[name], self._types[name].itemsize
         if not spans:
             return np.empty(0, dtype)
-        places = [(part.file, before, n, part.at[name]) for part, before, n in spans]
-        if isinstance(self.path, Path):
+        places = [(part.file, part.start + before, n, part.at[name] or 0) for part, before, n in spans]
+        if spans[0][0].at[name] is None:  # in chunks
+            with open_hdf5(Path(self.path)) as opened:
+                found = [opened[name][first : first + n] for _, first, n, _ in places]
+        elif isinstance(self.path, Path):
             found = [np.fromfile(self.path / file, dtype, n, offset=at + first * size) for file, first, n, at in places]
         else:
             store, root = url_to_fs(self.path)

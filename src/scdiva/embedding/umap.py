@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva._checks import no_entry, warn
+from scdiva._checks import check_arguments, no_entry, warn
 from scdiva._constants import OBSM_EMBEDDING, UMAP
 from scdiva._docs import with_shared_docs
 from scdiva._settings import settings, torch_threads_kept, tqdm_keywords
@@ -26,6 +26,7 @@ _N_NEIGHBORS, _MIN_DIST = 15, 0.5
 """Of every UMAP, as scanpy has them; whoever wants another makes it with scanpy and draws it as `basis`."""
 
 
+@check_arguments
 @with_shared_docs
 def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None) -> None:
     """Compute the UMAP of an embedding, for `scdiva.pl.umap` and `scanpy.pl.umap`.

@@ -17,7 +17,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,11 @@ from torch import Tensor, nn
 
 from scdiva._device import sent
 from scdiva._settings import logger
-from scdiva.data.memory import InMemoryCells
 from scdiva.models.network import check_input
 from scdiva.models.scdiva import ScDiVa
+
+if TYPE_CHECKING:
+    from scdiva.data.memory import InMemoryCells
 
 BLOCK_CELLS = 1024
 """Cells that are encoded at once."""

@@ -167,7 +167,7 @@ class PackedCells:
             self.study_names = [str(name) for name in file["study_names"].asstr()[:]]
             fits = len(study) == len(indptr) - 1 and all(len(column) == indptr[-1] for column in columns.values())
             if not fits or (np.diff(indptr) < 0).any() or not np.isin(study, np.arange(len(self.study_names))).all():
-                raise ValueError("its parts do not fit each other")
+                raise ValueError("its columns do not fit each other")
             # where cells lie is a sum of lengths since the last bound
             edges = np.flatnonzero(np.diff(study)) + 1
             self.bounds = np.unique(np.concatenate([[0], edges, np.arange(0, len(study), PART_CELLS), [len(study)]]))

@@ -131,7 +131,8 @@ def check_writable(
                     f"adata.{slot}[{name!r}] belongs to the result {owner[1]!r} of scdiva.{owner[0]} and would be "
                     f"overwritten by the result {result!r} of scdiva.{call}: choose another key."
                 )
-            if owner is None:
+            # an embedding from `tl.embed_file` has no record but its entry
+            if owner is None and (entry not in ours or _owner(ours, f"uns/{UNS}/{entry}")):
                 taken.append(f"adata.{slot}[{name!r}]")
     if taken:
         raise ValueError(

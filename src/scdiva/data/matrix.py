@@ -375,7 +375,9 @@ def _check_numbers(
             f"if they are zeros: {with_matrix(where, '{0} = {0}.filled(0)')}."
         )
     dtype = getattr(matrix, "dtype", None)
-    if dtype is None or np.dtype(dtype).kind in "biuf":
+    if dtype is not None and np.dtype(dtype).kind == "b":
+        raise ValueError(f"{where} is binary. Pass the counts: a layer (layer=), or use_raw=True.")
+    if dtype is None or np.dtype(dtype).kind in "iuf":
         return
     numbers = "{0} = {0}.astype(np.float32)"
     what = f"{where} has dtype {dtype}, which is not a dtype of real numbers"

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scdiva.models import pretrained, save_model
-from scdiva.models import storage as _folder
+from scdiva.models import _folder, pretrained, save_model
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

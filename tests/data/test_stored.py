@@ -71,7 +71,7 @@ def test_every_format_and_storage(kind, store, tmp_path):
         np.testing.assert_array_equal(got, counts().toarray())
 
 
-@pytest.mark.parametrize("dtype", [bool, np.uint16, np.int64, np.float64])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64, np.float64])
 def test_types_of_values_and_indices(dtype, tmp_path):
     x = counts().astype(dtype)
     path = write(tmp_path, x, "h5ad")
@@ -83,6 +83,14 @@ def test_types_of_values_and_indices(dtype, tmp_path):
     with open_matrix(path) as opened:
         assert opened.matrix.dtype == dtype
         np.testing.assert_array_equal(read_ranges(opened.matrix, [(3, 9)]).toarray(), x[3:9].toarray())
+
+
+def test_a_binary_matrix_is_refused(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"X of cells\.h5ad is binary\. Pass the counts: a layer"),
+        open_matrix(write(tmp_path, counts().astype(bool), "h5ad")),
+    ):
+        pass
 
 
 def test_the_matrix_of_a_backed_object_is_read_the_same_way(tmp_path):

@@ -18,7 +18,7 @@ import scdiva as sd
 from scdiva.annotation import annotator as annotators
 from scdiva.annotation.head import METHODS
 from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, _fitted, load, save_model
-from scdiva.models.storage import kind_of, write_sums
+from scdiva.models._folder import kind_of, write_sums
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 FITS = (*METHODS, "finetune")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from scdiva._constants import BASELINES
 from scdiva.models import PerturbationModel, _fitted, load, save_model
-from scdiva.models.storage import kind_of, write_sums
+from scdiva.models._folder import kind_of, write_sums
 from scdiva.perturbation import model as P
 from scdiva.perturbation.model import KINDS
 from scdiva.perturbation.screen import Conditions

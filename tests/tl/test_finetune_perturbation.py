@@ -14,7 +14,7 @@ import scdiva as sd
 from scdiva._constants import BASELINES
 from scdiva.data.memory import InMemoryCells
 from scdiva.models import load
-from scdiva.models.storage import write_sums
+from scdiva.models._folder import write_sums
 from scdiva.perturbation.model import KINDS
 
 TUNE = {"finetune": True, "epochs": 1, "rng": 3}

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from scdiva.annotation.head import AnnotationHead, HeadSizes
 from scdiva.models._fitted import Fitted, arrays, check_shapes
+from scdiva.models._folder import MODEL
 from scdiva.models.inference import width_of
 from scdiva.models.scdiva import ScDiVa
-from scdiva.models.storage import MODEL
 
 _MOST = {"n_labels": 100_000, "own_dim": 4096, "n_genes": 200_000, "n_known": 10_000_000, "n_neighbors": 10_000_000}
 """Largest sizes that are believed of a file."""

@@ -21,9 +21,7 @@ from torch import Tensor
 
 from scdiva._files import output_path, printable
 from scdiva._version import __version__
-from scdiva.models.pretrained import load_model, read_tensors
-from scdiva.models.scdiva import ScDiVa
-from scdiva.models.storage import (
+from scdiva.models._folder import (
     CHECKSUMS,
     FORMAT_VERSION,
     MODEL,
@@ -35,6 +33,8 @@ from scdiva.models.storage import (
     write_sums,
     written_beside,
 )
+from scdiva.models.pretrained import load_model, read_tensors
+from scdiva.models.scdiva import ScDiVa
 
 
 class Fitted:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from scdiva._checks import from_extra
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._files import beside
-from scdiva.models.storage import CARD, CHECKSUMS, CONFIG, SUMMED, read_checked, read_config, read_sums, write_sums
+from scdiva.models._folder import CARD, CHECKSUMS, CONFIG, SUMMED, read_checked, read_config, read_sums, write_sums
 
 if TYPE_CHECKING:
     from scdiva.models.scdiva import ScDiVa

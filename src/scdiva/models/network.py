@@ -18,9 +18,7 @@ from scdiva._files import output_path
 from scdiva._version import __version__
 from scdiva.diffusion import cell_of_token
 from scdiva.kernels._attention import longest_cell
-from scdiva.models.config import ScDiVaConfig
-from scdiva.models.layers import INIT_STD, Blocks, GeneValueEmbedding
-from scdiva.models.storage import (
+from scdiva.models._folder import (
     CARD,
     CONFIG,
     DTYPES,
@@ -32,6 +30,8 @@ from scdiva.models.storage import (
     write_sums,
     written_beside,
 )
+from scdiva.models.config import ScDiVaConfig
+from scdiva.models.layers import INIT_STD, Blocks, GeneValueEmbedding
 
 if TYPE_CHECKING:
     from scdiva.tokenizer.vocabulary import Vocabulary

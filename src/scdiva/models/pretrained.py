@@ -29,10 +29,7 @@ from torch.overrides import TorchFunctionMode
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._files import printable
 from scdiva._settings import logger, settings
-from scdiva.models.config import ScDiVaConfig
-from scdiva.models.hub import find_model
-from scdiva.models.scdiva import ScDiVa
-from scdiva.models.storage import (
+from scdiva.models._folder import (
     CARD,
     CONFIG,
     DTYPES,
@@ -43,6 +40,9 @@ from scdiva.models.storage import (
     read_config,
     read_sums,
 )
+from scdiva.models.config import ScDiVaConfig
+from scdiva.models.hub import find_model
+from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 

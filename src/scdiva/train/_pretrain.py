@@ -24,9 +24,9 @@ from scdiva.data.options import Reading, Species
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import open_soma
+from scdiva.models._folder import read_config, read_sums
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.hub import SCHEME, find_model
-from scdiva.models.storage import read_config, read_sums
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

@@ -285,7 +285,7 @@ def test_a_held_out_batch_is_predicted_from_the_other_batches(heads, reference, 
     classifier = copy.deepcopy(head.classifier)
     if method == "knn":
         classifier = Neighbors(45, head.sizes.dim, N_LABELS, head.sizes.n_neighbors)
-    A._train(classifier, x[:45], labels[:45], 0)
+    A._train(classifier, x[:45], labels[:45], 0, A.FOLD_TOLERANCE)
     np.testing.assert_allclose(found.logits[second], classifier(x[found.rows[second]]), atol=1e-5)
     centroids = A.state_centroids(head, u[:45], labels[:45])
     np.testing.assert_allclose(found.cosines[second], head.cosines(u[found.rows[second]], centroids), atol=1e-5)

@@ -30,7 +30,7 @@ def make_head(method: str, n_labels: int = 4, **more) -> AnnotationHead:
                 value.copy_(torch.tensor([3, 5, 8, 12, 13, 19])[: sizes.n_genes])
             elif name == "classifier.label":
                 value.copy_(torch.randint(n_labels, value.shape, generator=draw))
-            elif name.endswith("scale") or name in ("temperature", "gene_weight"):
+            elif name.endswith("scale") or name in ("temperature", "gene_weight", "state_factor", "gene_factor"):
                 value.copy_(torch.rand(value.shape, generator=draw) + 0.3)
             elif name in ("centroids", "classifier.known"):
                 value.copy_(nn.functional.normalize(torch.randn(value.shape, generator=draw), dim=1))
@@ -84,6 +84,15 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
         seen = measured is None or measured[k]
         genes.append(min(max(gene, -CLIP), CLIP) * p["gene_weight"][0] if seen else 0.0)
     x = np.concatenate([x, genes])
+    of_novelty = None
+    if s.method == "linear":
+        of_novelty = p["novelty_classifier.weight"] @ x + p["novelty_classifier.bias"]
+        genes = []
+        for k in range(s.n_genes):
+            here = [v for t, v in zip(tokens, values, strict=True) if t == p["gene_tokens"][k]]
+            seen = measured is None or measured[k]
+            genes.append(((here[0] if here else 0.0) if seen else p["gene_mean"][k]) * p["gene_factor"][0])
+        x = np.concatenate([(u - p["feature_mean"])[:STATE_DIM] * p["state_factor"][0], genes])
     if s.method == "knn":
         k = min(s.n_neighbors, s.n_known // s.n_labels)
         near = np.argsort(((p["classifier.known"] - u) ** 2).sum(axis=1))[:k]
@@ -98,11 +107,12 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
     else:
         logits = p["classifier.weight"] @ x + p["classifier.bias"]
     e = np.exp((logits - logits.max()) / p["temperature"][0])
+    share, logits = e / e.sum(), logits if of_novelty is None else of_novelty
     c = logits.argmax()
     cosines = p["centroids"] @ unit(state)
     by_logit = (logits[c] - p["logit_mean"][c]) / p["logit_scale"][c]
     by_cosine = ((cosines - p["cosine_mean"]) / p["cosine_scale"]).max()
-    return e / e.sum(), -(by_logit + by_cosine) / 2 - p["novelty_mean"][0]
+    return share, -(by_logit + by_cosine) / 2 - p["novelty_mean"][0]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -123,16 +133,16 @@ def test_genes_that_are_not_measured_count_as_average():
     for i, cell in enumerate(cells):
         expected = slow(head, cell, measured.numpy())
         np.testing.assert_allclose(found[0][i], expected[0], atol=1e-5)
-    x = head.inputs(head.features(read(cells)), head.genes(read(cells)), measured)
+    x = head.novelty_inputs(head.features(read(cells)), head.genes(read(cells)), measured)
     assert not x[:, head.sizes.dim :][:, ~measured].any()
     average = head.gene_mean.expand(9, -1)
-    assert not head.inputs(head.features(read(cells)), average)[:, head.sizes.dim :].any()
+    assert not head.novelty_inputs(head.features(read(cells)), average)[:, head.sizes.dim :].any()
 
 
 def test_a_gene_far_off_its_mean_is_clipped():
     head = make_head("linear")
     genes = head.gene_mean + torch.tensor([[1e6], [-1e6]]) * head.gene_scale
-    x = head.inputs(torch.zeros(2, head.sizes.dim), genes)[:, head.sizes.dim :]
+    x = head.novelty_inputs(torch.zeros(2, head.sizes.dim), genes)[:, head.sizes.dim :]
     torch.testing.assert_close(x, torch.tensor([[CLIP], [-CLIP]]) * head.gene_weight.expand(2, 6))
 
 
@@ -191,7 +201,9 @@ def test_sizes_and_layout():
         HeadSizes("forest", 3, 4, 5)
     assert HeadSizes("linear", 3, 4, 20, own_dim=2, n_genes=9).dim == 6
     head = make_head("linear")
-    assert head.classifier.weight.shape == (4, STATE_DIM + 3 + 6)
+    assert head.classifier.weight.shape == (4, STATE_DIM + 6)
+    assert head.novelty_classifier.weight.shape == (4, STATE_DIM + 3 + 6)
+    assert make_head("knn").novelty_classifier is make_head("probe").novelty_classifier is None
     assert make_head("knn").own is None
     probe = make_head("probe")
     assert probe.own is None
@@ -212,7 +224,8 @@ def test_a_fresh_head_answers_without_bias():
     head = AnnotationHead(HeadSizes("linear", 3, STATE_DIM, N_TOKENS, own_dim=2, n_genes=4))
     u = torch.randn(6, 7, generator=torch.Generator().manual_seed(0))
     genes = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(head.inputs(u, genes), torch.cat([u, genes], dim=1))
+    assert torch.equal(head.novelty_inputs(u, genes), torch.cat([u, genes], dim=1))
+    assert torch.equal(head.inputs(u, genes), torch.cat([u[:, :STATE_DIM], genes], dim=1))
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     assert float(head.novelty(logits, torch.tensor([[0.2, 0.1, -0.5]]))) == pytest.approx(-(3 + 0.2) / 2)
 

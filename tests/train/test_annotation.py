@@ -20,7 +20,6 @@ from scdiva._constants import N_SPECIAL
 from scdiva.annotation import fit as A
 from scdiva.annotation.head import METHODS, AnnotationHead, HeadSizes, Neighbors
 from scdiva.data.memory import InMemoryCells
-from scdiva.embedding import dataset_pcs
 
 N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
 
@@ -93,28 +92,51 @@ def test_moments_are_those_of_the_reference(heads, reference):
         torch.testing.assert_close(head.centroids[label], mean / mean.norm())
 
 
-def test_genes_are_the_measured_ones_of_highest_dispersion(heads, reference, monkeypatch):
+def test_genes_are_the_measured_ones_of_highest_variance(heads, reference, monkeypatch):
     tokens = heads["linear"][0].gene_tokens.numpy()
     assert set(tokens) <= set(reference.cells.measured)
     assert (np.diff(tokens) > 0).all()
-    monkeypatch.setattr(dataset_pcs, "N_GENES", 7)
+    monkeypatch.setattr(A, "N_GENES", 7)
     few = fit(reference, "linear").gene_tokens.numpy()
     x = dense(reference)
-    dispersion = x.var(axis=0) / np.maximum(x.mean(axis=0), dataset_pcs.DISPERSION_OFFSET)
     measured = reference.cells.measured
-    assert set(few) == set(measured[np.argsort(-dispersion[measured])[:7]])
+    assert set(few) == set(measured[np.argsort(-x.var(axis=0)[measured])[:7]])
 
 
-def test_linear_is_the_logistic_regression_of_sklearn(reference, monkeypatch):
+@pytest.mark.parametrize("novelty", [False, True])
+def test_linear_is_the_logistic_regression_of_sklearn(reference, monkeypatch, novelty):
     monkeypatch.setattr(A, "INVERSE_PENALTY", 0.3)
+    monkeypatch.setattr(A, "NOVELTY_INVERSE_PENALTY", 0.3)
     rare = np.where((reference.labels == 2) & (np.arange(90) > 40), 0, reference.labels)
     given = reference._replace(labels=rare)
     head = fit(given, "linear")
-    x = head.inputs(*A.read_cells(head, given, np.arange(90))).detach().numpy()
+    layer, inputs = (head.novelty_classifier, head.novelty_inputs) if novelty else (head.classifier, head.inputs)
+    x = inputs(*A.read_cells(head, given, np.arange(90))).detach().numpy()
     weights = compute_sample_weight("balanced", rare)
-    theirs = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8).fit(x.astype(np.float64), rare, sample_weight=weights)
-    found = head.classifier(torch.from_numpy(x)).softmax(dim=1).detach()
+    theirs = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8, fit_intercept=novelty)
+    theirs.fit(x.astype(np.float64), rare, sample_weight=weights)
+    found = layer(torch.from_numpy(x)).softmax(dim=1).detach()
     np.testing.assert_allclose(found, theirs.predict_proba(x), atol=3e-3)
+
+
+def test_labels_are_taken_from_the_centred_state_and_from_genes_that_are_not(heads, reference):
+    head = heads["linear"][0]
+    u, genes = A.read_cells(head, reference, np.arange(90))
+    x = head.inputs(u, genes).detach().numpy()
+    state = nn.functional.normalize(reference.states, dim=1).numpy()
+    state -= state.mean(axis=0)
+    factor = (STATE_DIM / state.var(axis=0, ddof=1).sum()) ** 0.5
+    np.testing.assert_allclose(x[:, :STATE_DIM], factor * state, rtol=1e-3, atol=1e-5)
+    factor = A.GENE_WEIGHT * (STATE_DIM / genes.numpy().var(axis=0).sum()) ** 0.5
+    np.testing.assert_allclose(x[:, STATE_DIM:], factor * genes, rtol=1e-4)
+
+
+def test_the_classifier_of_labels_has_no_intercept():
+    draw = np.random.default_rng(0)
+    x, y = torch.from_numpy(draw.normal(size=(40, 4))).float(), np.repeat([0, 1, 2, 2], 10)
+    layer = nn.Linear(4, 3).requires_grad_(False)
+    A._train(layer, x, y, 0)
+    assert not layer.bias.any()
 
 
 def test_two_classes_and_a_class_that_a_fold_lacks():
@@ -123,8 +145,8 @@ def test_two_classes_and_a_class_that_a_fold_lacks():
     y = (x[:, 0] + 0.5 * torch.from_numpy(draw.normal(size=40)) > 0).long().numpy()
     layer = nn.Linear(4, 3)
     layer.requires_grad_(False)
-    A._train(layer, x, x, np.where(y == 1, 2, 0), 0)  # nothing of label 1
-    theirs = LogisticRegression(C=A.INVERSE_PENALTY, class_weight="balanced").fit(x.numpy(), y)
+    A._train_novelty(layer, x, x, np.where(y == 1, 2, 0))  # nothing of label 1
+    theirs = LogisticRegression(C=A.NOVELTY_INVERSE_PENALTY, class_weight="balanced").fit(x.numpy(), y)
     probability = layer(x).softmax(dim=1).numpy()
     np.testing.assert_allclose(probability[:, [0, 2]], theirs.predict_proba(x.numpy()), atol=1e-5)
     assert probability[:, 1].max() < 1e-9
@@ -228,7 +250,7 @@ def test_singletons_are_left_out_and_pairs_are_not(reference):
     alone = reference._replace(labels=np.where(np.arange(90) == 0, 0, np.where(np.arange(90) == 1, 1, -1)))
     head = fit(alone, "linear", 2)
     found = A.held_out(head, alone, 0)
-    assert [part.shape for part in found] == [(0,), (0,), (0, 2), (0, 2)]
+    assert [part.shape for part in found] == [(0,), (0,), (0, 2), (0, 2), (0, 2)]
     before = state_of(head)
     notes = A.calibrate(head, found)
     assert same(state_of(head), before)
@@ -263,7 +285,7 @@ def test_a_held_out_batch_is_predicted_from_the_other_batches(heads, reference, 
     classifier = copy.deepcopy(head.classifier)
     if method == "knn":
         classifier = Neighbors(45, head.sizes.dim, N_LABELS, head.sizes.n_neighbors)
-    A._train(classifier, x[:45], u[:45], labels[:45], 0)
+    A._train(classifier, x[:45], labels[:45], 0, A.FOLD_TOLERANCE)
     np.testing.assert_allclose(found.logits[second], classifier(x[found.rows[second]]), atol=1e-5)
     centroids = A.state_centroids(head, u[:45], labels[:45])
     np.testing.assert_allclose(found.cosines[second], head.cosines(u[found.rows[second]], centroids), atol=1e-5)
@@ -288,7 +310,7 @@ def test_a_shift_between_batches_raises_the_novelty_that_rejection_is_calibrated
     assert all(notes[key] == alone[key] for key in notes.keys() - changed)
     thresholds = [np.quantile(one["novelty"], 0.95) for one in (alone, notes)]
     assert (thresholds[1] > thresholds[0] + 0.3) == raised
-    expected = head.novelty(torch.from_numpy(of_batches.logits), torch.from_numpy(of_batches.cosines))
+    expected = head.novelty(torch.from_numpy(of_batches.novelty_logits), torch.from_numpy(of_batches.cosines))
     np.testing.assert_allclose(notes["novelty"], np.sort(expected.numpy()), atol=1e-5)
     one = A.HeldOut(*(part[:1] for part in of_batches))  # the other cells keep what single cells gave
     kept = A.calibrate(head, found, one)["novelty"]
@@ -301,7 +323,7 @@ def made_up(seed: int, n: int = 80, sharp: float = 4.0) -> A.HeldOut:
     draw = np.random.default_rng(seed)
     logits = draw.normal(size=(n, N_LABELS))
     labels = np.array([draw.choice(N_LABELS, p=p) for p in softmax(logits, axis=1)])
-    return A.HeldOut(np.arange(n), labels, sharp * logits, draw.uniform(-1, 1, (n, N_LABELS)))
+    return A.HeldOut(np.arange(n), labels, sharp * logits, sharp * logits, draw.uniform(-1, 1, (n, N_LABELS)))
 
 
 @settings(max_examples=10, deadline=None)
@@ -340,7 +362,7 @@ def test_what_calibration_finds():
         np.testing.assert_allclose(
             [head.cosine_mean[k], head.cosine_scale[k]], [cosine.mean(), cosine.std()], rtol=1e-5
         )
-    expected = head.novelty(torch.from_numpy(found.logits).float(), torch.from_numpy(found.cosines).float())
+    expected = head.novelty(torch.from_numpy(found.novelty_logits).float(), torch.from_numpy(found.cosines).float())
     np.testing.assert_array_equal(notes["novelty"], np.sort(expected.numpy()))
     assert notes["novelty"].dtype == np.float32
 
@@ -400,12 +422,12 @@ def test_of_few_labels_unlabelled_cells_take_part(reference):
     alone = fit(given, "linear")
     u, genes = A.read_cells(alone, given, shown)
     with torch.no_grad():
-        A._train(alone.classifier, alone.inputs(u, genes), u, few[shown], 0)
-    assert not torch.equal(helped.classifier.weight, alone.classifier.weight)
+        A._train_novelty(alone.novelty_classifier, alone.novelty_inputs(u, genes), u, few[shown])
+    assert not torch.equal(helped.novelty_classifier.weight, alone.novelty_classifier.weight)
     hidden = np.flatnonzero(few < 0)
     u, genes = A.read_cells(helped, given, hidden)
     right = [
-        (head.classifier(head.inputs(u, genes)).argmax(dim=1).numpy() == labels[hidden]).mean()
+        (head.novelty_classifier(head.novelty_inputs(u, genes)).argmax(dim=1).numpy() == labels[hidden]).mean()
         for head in (helped, alone)
     ]
     assert right[0] >= right[1]
@@ -497,4 +519,4 @@ def test_predictions_of_held_out_cells(heads, reference):
         np.testing.assert_allclose(found.logits, head.classifier(head.inputs(u, genes)).detach())
         unit = nn.functional.normalize(reference.states[rows], dim=1)
         np.testing.assert_allclose(found.cosines, unit @ head.centroids.T, atol=1e-6)
-        assert [part.shape for part in A.predicted(head, reference, rows[:0])] == [(0,), (0,), (0, 3), (0, 3)]
+        assert [part.shape for part in A.predicted(head, reference, rows[:0])] == [(0,), (0,), (0, 3), (0, 3), (0, 3)]

@@ -77,9 +77,10 @@ def annotate(
     Reference and cells are read as if they had only the genes that both have. The labelled cells may also be in `adata`
     itself, together with the cells to annotate.
 
-    - `"linear"`, the default: logistic regression on the cell state. It also reads 2,000 single genes and principal
-      components of the reference (within batches), so it measures more than the embedding. All are standardised. With
-      few labelled cells the cell state dominates, with many the single genes add to it.
+    - `"linear"`, the default: logistic regression without an intercept on the cell state and on the 2,000 genes of
+      highest variance in the reference. The state is centred, the genes are not, and each of the two has one scale.
+      Novelty comes from a second logistic regression, which also reads principal components of the reference (within
+      batches), all standardised.
     - `"probe"`: a multilayer perceptron with two hidden layers of 128 units on the cell state alone, scaled to length 1
       and standardised. The model stays as it is. The paper calls this zero-shot annotation.
     - `"knn"`: nearest neighbours in the embedding. Nothing is trained. For a model that has integrated batches, this is

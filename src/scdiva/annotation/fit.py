@@ -22,13 +22,19 @@ from scdiva._rng import step_seed
 from scdiva._settings import progress_bar
 from scdiva.annotation.head import CLIP, AnnotationHead, HeadSizes, Neighbors, Read
 from scdiva.data.memory import InMemoryCells
-from scdiva.embedding.dataset_pcs import N_DIRECTIONS, dispersed_genes, own_directions
+from scdiva.embedding.dataset_pcs import N_DIRECTIONS, own_directions
 from scdiva.metrics.annotation import calibration
 from scdiva.train.linear_map import DEVIATION_OFFSET
 from scdiva.train.loop import shuffled, train_steps
 
-INVERSE_PENALTY = 0.1
-"""C of the logistic regression: its quadratic penalty is 1 / (2 C)."""
+INVERSE_PENALTY, NOVELTY_INVERSE_PENALTY = 0.01, 0.1
+"""C of the logistic regressions for labels and for novelty: the quadratic penalty is 1 / (2 C)."""
+N_GENES = 2000
+"""Maximum number of single genes that are read: those of the highest variance."""
+GENE_WEIGHT = 2.0
+"""Root of the total variance of the genes that labels are taken from, relative to that of the state."""
+FOLD_TOLERANCE = 3e-3
+"""Tolerance of the logistic regressions for labels that are fitted for calibration only."""
 FOLDS = 3
 """Parts in which cells are held out to see how good predictions are."""
 MOST_FITTED, MOST_HELD_OUT, LEAST_OF_LABEL = 20_000, 5_000, 50
@@ -84,13 +90,15 @@ class HeldOut(NamedTuple):
         Numbers of the cells in the reference `(n,)`.
     labels
         True labels `(n,)`.
-    logits, cosines
-        `(n, n_labels)`: their logits, and the cosines with centroids of the other cells.
+    logits, novelty_logits, cosines
+        `(n, n_labels)`: their logits, those that novelty is measured by, and the cosines with centroids of the other
+        cells.
     """
 
     rows: np.ndarray
     labels: np.ndarray
     logits: np.ndarray
+    novelty_logits: np.ndarray
     cosines: np.ndarray
 
 
@@ -101,10 +109,10 @@ def fit_head(
     """Fit a head on a reference.
 
     Unlabelled cells have a part in what is fitted without labels: the own projection, means and deviations. And where
-    labels have fewer than 50 cells on average, a logistic regression is fitted twice, the second time on them too: each
-    then counts as a cell of the label that the first fit and the nearest centroid name together, by the square of how
-    sure they are. Of more labelled cells that is no help, and types that have no label yet would be drawn to those that
-    have one.
+    labels have fewer than 50 cells on average, the logistic regression for novelty is fitted twice, the second time on
+    them too: each then counts as a cell of the label that the first fit and the nearest centroid name together, by the
+    square of how sure they are. Of more labelled cells that is no help, and types that have no label yet would be drawn
+    to those that have one.
 
     The multilayer perceptron of `"probe"` is trained on the labelled cells by cross-entropy with balanced label weights
     (AdamW, 300 steps of 256 cells or 100 epochs, cosine decay of the learning rate from 2e-3).
@@ -128,7 +136,7 @@ def fit_head(
     """
     cells, linear = reference.cells, method == "linear"
     own = own_directions(cells, n_tokens, N_DIRECTIONS) if linear else torch.zeros(n_tokens, 0)
-    genes = np.sort(dispersed_genes(cells, n_tokens)) if linear else np.zeros(0, dtype=np.int64)
+    genes = _variable_genes(cells, n_tokens) if linear else np.zeros(0, dtype=np.int64)
     rows = _subset(reference.labels, MOST_FITTED, seed)
     known = len(rows)
     state_dim, own_dim, n_known = reference.states.shape[1], own.shape[1], known if method == "knn" else 0
@@ -146,10 +154,16 @@ def fit_head(
         scaled = ((expression - head.gene_mean) / head.gene_scale).clamp_(-CLIP, CLIP)
         # genes and features weigh the same, however many genes there are
         head.gene_weight.fill_((sizes.dim / float(scaled.square().sum(dim=1).mean().clamp_min(1e-12))) ** 0.5)
+        width, total = sizes.state_dim, expression.var(dim=0, correction=0).sum().clamp_min(VARIANCE_OFFSET)
+        head.state_factor.fill_((width / head.feature_scale[:width].square().sum()) ** 0.5)
+        head.gene_factor.fill_(GENE_WEIGHT * (width / total) ** 0.5)
         rows = np.concatenate([rows, _helpers(reference.labels, seed)])
     y = reference.labels[rows]
     u, expression = read_cells(head, reference, rows)
-    _train(head.classifier, head.inputs(u, expression), u, y, seed)
+    labelled = y >= 0
+    _train(head.classifier, head.inputs(u, expression)[labelled], y[labelled], seed)
+    if head.novelty_classifier is not None:
+        _train_novelty(head.novelty_classifier, head.novelty_inputs(u, expression), u, y)
     head.centroids.copy_(state_centroids(head, u[:known], y[:known]))
     return head
 
@@ -180,9 +194,9 @@ def held_out(head: AnnotationHead, reference: Reference, seed: int, *, by_batch:
         others = _helpers(reference.labels, seed)
         rows, fold = np.concatenate([rows, others]), np.concatenate([fold, np.full(len(others), -1)])
     u, expression = read_cells(head, reference, rows)
-    x, y = head.inputs(u, expression), reference.labels[rows]
+    x, of_novelty, y = head.inputs(u, expression), head.novelty_inputs(u, expression), reference.labels[rows]
     none = np.zeros((0, s.n_labels), dtype=np.float32)
-    parts = [(rows[:0], rows[:0], none, none)]
+    parts = [(rows[:0], rows[:0], none, none, none)]
     for number in progress_bar(range(FOLDS), desc="calibrating", unit="fold"):
         training = fold != number
         known = training & (y >= 0)
@@ -193,9 +207,14 @@ def held_out(head: AnnotationHead, reference: Reference, seed: int, *, by_batch:
         fitted = copy.deepcopy(head.classifier)
         if s.method == "knn":
             fitted = Neighbors(int(training.sum()), s.dim, s.n_labels, s.n_neighbors)
-        _train(fitted, x[training], u[training], y[training], seed)
+        _train(fitted, x[known], y[known], seed, FOLD_TOLERANCE)
+        logits = novelty_logits = fitted(x[asked]).numpy()
+        if head.novelty_classifier is not None:
+            layer = copy.deepcopy(head.novelty_classifier)
+            _train_novelty(layer, of_novelty[training], u[training], y[training])
+            novelty_logits = layer(of_novelty[asked]).numpy()
         cosines = head.cosines(u[asked], state_centroids(head, u[known], y[known]))
-        parts.append((rows[asked], y[asked], fitted(x[asked]).numpy(), cosines.numpy()))
+        parts.append((rows[asked], y[asked], logits, novelty_logits, cosines.numpy()))
     return HeldOut(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
@@ -240,7 +259,7 @@ def predicted(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> H
     Parameters
     ----------
     head
-        Not changed.
+        That of `"probe"`; not changed.
     reference
         Labelled cells.
     rows
@@ -248,10 +267,10 @@ def predicted(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> H
     """
     if not len(rows):
         none = np.zeros((0, head.sizes.n_labels), dtype=np.float32)
-        return HeldOut(rows, reference.labels[rows], none, none)
+        return HeldOut(rows, reference.labels[rows], none, none, none)
     u, genes = read_cells(head, reference, rows)
-    logits = head.classifier(head.inputs(u, genes))
-    return HeldOut(rows, reference.labels[rows], logits.numpy(), head.cosines(u, head.centroids).numpy())
+    logits = head.classifier(head.inputs(u, genes)).numpy()
+    return HeldOut(rows, reference.labels[rows], logits, logits, head.cosines(u, head.centroids).numpy())
 
 
 @torch.no_grad()
@@ -276,7 +295,7 @@ def calibrate(head: AnnotationHead, found: HeldOut, of_batches: HeldOut | None =
     held-out cells (NaN without), `reliability` (arrays `confidence`, `accuracy`, `n_cells`), `novelty`, the novelties
     that rejection is calibrated on, ascending, and `max_novelty_from`, `"held-out batches"` or `"held-out cells"`.
     """
-    (rows, y, logits, cosines), n_labels = found, head.sizes.n_labels
+    (rows, y, logits, novelty_logits, cosines), n_labels = found, head.sizes.n_labels
     notes: dict[str, Any] = {"temperature": 1.0, "n_held_out": len(y), "max_novelty_from": CELLS}
     notes |= dict.fromkeys(("accuracy", "loss", "ece"), np.nan)
     if not len(y):
@@ -289,7 +308,10 @@ def calibrate(head: AnnotationHead, found: HeldOut, of_batches: HeldOut | None =
     best = minimize_scalar(cross_entropy, bounds=(-3.0, 3.0), method="bounded")
     head.temperature.fill_(float(np.exp(best.x)))
     named = logits.argmax(axis=1)
-    for name, values, group in (("logit", logits.max(axis=1), named), ("cosine", cosines[own], y)):
+    for name, values, group in (
+        ("logit", novelty_logits.max(axis=1), novelty_logits.argmax(axis=1)),
+        ("cosine", cosines[own], y),
+    ):
         mean, scale = _moments(values, group, n_labels)
         getattr(head, f"{name}_mean").copy_(torch.from_numpy(mean))
         getattr(head, f"{name}_scale").copy_(torch.from_numpy(scale))
@@ -309,7 +331,7 @@ def calibrate(head: AnnotationHead, found: HeldOut, of_batches: HeldOut | None =
 
 def _novelty(head: AnnotationHead, found: HeldOut) -> Tensor:
     """Novelties `(n,)` of held-out cells."""
-    return head.novelty(torch.from_numpy(found.logits).float(), torch.from_numpy(found.cosines).float())
+    return head.novelty(torch.from_numpy(found.novelty_logits).float(), torch.from_numpy(found.cosines).float())
 
 
 def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
@@ -335,6 +357,16 @@ def set_moments(head: AnnotationHead, u: Tensor) -> None:
 def state_centroids(head: AnnotationHead, u: Tensor, y: np.ndarray) -> Tensor:
     """Centroids `(n_labels, state_dim)` of the states in features u `(n, dim)`."""
     return _centroids(F.normalize(u[:, : head.sizes.state_dim], dim=1), y, head.sizes.n_labels)
+
+
+def _variable_genes(cells: InMemoryCells, n_tokens: int) -> np.ndarray:
+    """Tokens of the 2,000 genes of the highest variance, ascending; none of a gene that does not vary."""
+    matrix = cells.matrix(n_tokens).astype(np.float64)
+    mean = np.asarray(matrix.mean(axis=0)).ravel()
+    variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
+    genes = np.argsort(-variance, kind="stable")[:N_GENES]
+    varying: np.ndarray = np.sort(genes[variance[genes] > VARIANCE_OFFSET])
+    return varying
 
 
 def _subset(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
@@ -407,8 +439,8 @@ def balanced_weights(labels: np.ndarray, n_labels: int) -> Tensor:
     return torch.from_numpy(np.where(counts, len(labels) / (counts > 0).sum() / np.maximum(counts, 1), 0.0)).float()
 
 
-def _train(classifier: nn.Module, x: Tensor, u: Tensor, y: np.ndarray, seed: int) -> None:
-    """Fit a classifier on inputs x and labels; in place. Logistic regression takes labels of -1 too."""
+def _train(classifier: nn.Module, x: Tensor, y: np.ndarray, seed: int, tolerance: float = 1e-4) -> None:
+    """Fit a classifier on inputs x and labels; in place."""
     if isinstance(classifier, Neighbors):
         classifier.known.copy_(x)
         classifier.label.copy_(torch.from_numpy(y))
@@ -417,24 +449,41 @@ def _train(classifier: nn.Module, x: Tensor, u: Tensor, y: np.ndarray, seed: int
         _train_perceptron(classifier, x, y, seed)
         return
     assert isinstance(classifier, nn.Linear)
+    # between studies many genes shift together, and a free intercept calls all cells the same
+    _train_linear(classifier, x, y, INVERSE_PENALTY, tolerance=tolerance, intercept=False)
+
+
+def _train_novelty(classifier: nn.Linear, x: Tensor, u: Tensor, y: np.ndarray) -> None:
+    """Fit the layer of the novelty's logits; in place. It takes labels of -1 too."""
     known = y >= 0
-    _train_linear(classifier, x[known], y[known])
+    _train_linear(classifier, x[known], y[known], NOVELTY_INVERSE_PENALTY)
     if not known.all():
         cosines = u @ _centroids(u[known], y[known], classifier.out_features).T
         guess = (classifier(x).log_softmax(dim=1) + (SHARPNESS * cosines).log_softmax(dim=1)).softmax(dim=1)
         sure, named = (part.numpy() for part in guess.max(dim=1))
         named[known] = y[known]
-        _train_linear(classifier, x, named, np.where(known, 1.0, sure.astype(np.float64) ** 2))
+        _train_linear(classifier, x, named, NOVELTY_INVERSE_PENALTY, np.where(known, 1.0, sure.astype(np.float64) ** 2))
 
 
-def _train_linear(classifier: nn.Linear, x: Tensor, y: np.ndarray, sample_weight: np.ndarray | None = None) -> None:
+def _train_linear(
+    classifier: nn.Linear,
+    x: Tensor,
+    y: np.ndarray,
+    inverse_penalty: float,
+    sample_weight: np.ndarray | None = None,
+    *,
+    tolerance: float = 1e-4,
+    intercept: bool = True,
+) -> None:
     """Multinomial logistic regression with a quadratic penalty, in which every label counts the same."""
     from sklearn.linear_model import LogisticRegression
 
-    model = LogisticRegression(C=INVERSE_PENALTY, class_weight="balanced", max_iter=500)
+    model = LogisticRegression(
+        C=inverse_penalty, class_weight="balanced", max_iter=500, tol=tolerance, fit_intercept=intercept
+    )
     with many_labels_accepted():
         found = model.fit(x.numpy(), y, sample_weight=sample_weight)
-    weight, bias = found.coef_, found.intercept_
+    weight, bias = found.coef_, found.intercept_ if intercept else np.zeros(len(found.coef_))
     if len(found.classes_) == 2:  # one column for both
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     classifier.weight.zero_()

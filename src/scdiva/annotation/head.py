@@ -112,17 +112,20 @@ class AnnotationHead(nn.Module):
     the cell's genes fitted on the reference, each scaled to length 1. For `"probe"` and `"knn"` they are
     :math:`u = \hat z`. The classifier maps them to logits :math:`\ell`:
 
-    - `"linear"`: a linear layer on standardised features and standardised single genes;
+    - `"linear"`: a linear layer without bias on the centred state :math:`\hat z` and on single genes, which are not
+      centred; the state has one scale and the genes another;
     - `"probe"`: a multilayer perceptron with two hidden layers on standardised features (paper, section on annotation);
     - `"knn"`: votes of the nearest reference cells.
 
     Probabilities are :math:`\mathrm{softmax}(\ell / T)`; the temperature T is fitted on held-out cells of the reference
     (Guo et al. 2017).
 
-    Novelty is high for cells of types that the reference lacks, by two quantities that fall in such cells. With c the
-    label of the largest logit and :math:`m_c, s_c` mean and deviation of that logit among held-out cells named c; and
-    with :math:`\cos_k` the cosine between :math:`\hat z` and the centroid of label k, :math:`\mu_k, \sigma_k` its mean
-    and deviation among held-out cells of k:
+    Novelty is high for cells of types that the reference lacks, by two quantities that fall in such cells. One is the
+    largest logit. For `"linear"` it is not a logit of the labels but of a second linear layer, on standardised features
+    u and standardised single genes, whose logits fall more in such cells. With c the label of the largest of them and
+    :math:`m_c, s_c` mean and deviation of that logit among held-out cells named c; and with :math:`\cos_k` the cosine
+    between :math:`\hat z` and the centroid of label k, :math:`\mu_k, \sigma_k` its mean and deviation among held-out
+    cells of k:
 
     .. math::
 
@@ -150,11 +153,13 @@ class AnnotationHead(nn.Module):
         elif s.method == "probe":
             self.classifier = perceptron(s.dim, HIDDEN, s.n_labels)
         else:
-            self.classifier = nn.Linear(s.dim + s.n_genes, s.n_labels)
+            self.classifier = nn.Linear(s.state_dim + s.n_genes, s.n_labels)
+        self.novelty_classifier = nn.Linear(s.dim + s.n_genes, s.n_labels) if s.method == "linear" else None
         self.feature_mean, self.feature_scale = nn.Buffer(torch.zeros(s.dim)), nn.Buffer(torch.ones(s.dim))
         self.gene_tokens = nn.Buffer(torch.zeros(s.n_genes, dtype=torch.int64))
         self.gene_mean, self.gene_scale = nn.Buffer(torch.zeros(s.n_genes)), nn.Buffer(torch.ones(s.n_genes))
         self.gene_weight, self.temperature = nn.Buffer(torch.ones(1)), nn.Buffer(torch.ones(1))
+        self.state_factor, self.gene_factor = nn.Buffer(torch.ones(1)), nn.Buffer(torch.ones(1))
         self.centroids = nn.Buffer(torch.zeros(s.n_labels, s.state_dim))
         self.cosine_mean, self.cosine_scale = nn.Buffer(torch.zeros(s.n_labels)), nn.Buffer(torch.ones(s.n_labels))
         self.logit_mean, self.logit_scale = nn.Buffer(torch.zeros(s.n_labels)), nn.Buffer(torch.ones(s.n_labels))
@@ -193,6 +198,19 @@ class AnnotationHead(nn.Module):
         measured
             bool `(n_genes,)`; the others count as average. None: all.
         """
+        if self.sizes.method != "linear":
+            return self.novelty_inputs(u, genes, measured)
+        # features are states of length 1 / √2, if there is a projection
+        width = self.sizes.state_dim
+        state = (u - self.feature_mean)[:, :width] * self.state_factor
+        if genes is None:
+            return state
+        if measured is not None:
+            genes = torch.where(measured, genes, self.gene_mean)
+        return torch.cat([state, genes * self.gene_factor], dim=1)
+
+    def novelty_inputs(self, u: Tensor, genes: Tensor | None, measured: Tensor | None = None) -> Tensor:
+        """Return what the layer of the novelty's logits reads; parameters as in :meth:`inputs`."""
         if self.sizes.method == "knn":
             return u
         standard = (u - self.feature_mean) / self.feature_scale
@@ -216,6 +234,8 @@ class AnnotationHead(nn.Module):
 
     def forward(self, cells: Read, measured: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return probabilities `(B, n_labels)` and novelty `(B,)` of cells; `measured` as in :meth:`inputs`."""
-        u = self.features(cells)
-        logits = self.classifier(self.inputs(u, self.genes(cells), measured))
-        return (logits / self.temperature).softmax(dim=1), self.novelty(logits, self.cosines(u, self.centroids))
+        u, genes = self.features(cells), self.genes(cells)
+        logits = of_novelty = self.classifier(self.inputs(u, genes, measured))
+        if self.novelty_classifier is not None:
+            of_novelty = self.novelty_classifier(self.novelty_inputs(u, genes, measured))
+        return (logits / self.temperature).softmax(dim=1), self.novelty(of_novelty, self.cosines(u, self.centroids))

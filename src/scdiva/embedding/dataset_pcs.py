@@ -19,13 +19,7 @@ from scdiva.models.encoder import weighted_sum
 from scdiva.models.heads import N_DATASET_COMPONENTS
 from scdiva.models.inference import encoded
 from scdiva.models.scdiva import ScDiVa
-from scdiva.train.linear_map import (
-    DISPERSION_OFFSET,
-    ROUNDING,
-    fit_linear_map,
-    identical_cells,
-    leading_directions,
-)
+from scdiva.train.linear_map import ROUNDING, fit_linear_map, identical_cells, leading_directions
 
 N_DIRECTIONS = 20
 """Maximum number of principal components that :func:`own_directions` returns, and of dimensions of the embedding."""
@@ -290,13 +284,3 @@ def project(table: Tensor, cells: InMemoryCells) -> Tensor:
         batch = cells.take(np.arange(start, min(start + BLOCK_ROWS, cells.n_cells)))
         parts.append(weighted_sum(cpu, batch.tokens, batch.values, batch.cu_seqlens).double())
     return torch.cat(parts)
-
-
-def dispersed_genes(cells: InMemoryCells, n_tokens: int) -> np.ndarray:
-    """Tokens of the 2,000 genes of the highest dispersion, highest first."""
-    matrix = cells.matrix(n_tokens).astype(np.float64)
-    mean = np.asarray(matrix.mean(axis=0)).ravel()
-    variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
-    genes = np.argsort(-variance / np.maximum(mean, DISPERSION_OFFSET), kind="stable")[:N_GENES]
-    varying: np.ndarray = genes[variance[genes] > 0]
-    return varying

@@ -10,7 +10,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
-from scdiva._running import embed_all, embedding_key, how_to_run, model_name, open_for
+from scdiva._running import embed_all, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_key, check_writable, write
@@ -108,18 +108,18 @@ def embed(
     """
     check_writable(adata, copy=copy)
     check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
-    running = how_to_run(batch_size, device, precision)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    run_config = resolve_run_config(batch_size, device, precision)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
 
     from scdiva.models.pretrained import load_for
 
-    loaded = load_for(model, running.device)
+    loaded = load_for(model, run_config.device)
     key = embedding_key(loaded) if key_added is None else key_added
     # the model that tl.integrate returned may embed the cells again that it was fitted to
     call = "tl.embed" if embedding_key(loaded) == C.OBSM_EMBEDDING else "tl.integrate"
     check_writable(adata, copy=copy, call=call, entry=key, obsm=[key])
-    _, cells, parameters = open_for(loaded, adata, running, reading)
-    embedding = embed_all(loaded, cells, running)
+    _, cells, parameters = open_cells_for_model(loaded, adata, run_config, reading)
+    embedding = embed_all(loaded, cells, run_config)
     if left_out := int(np.isnan(embedding[:, 0]).sum()):
         logger.info("%d cells have no known gene; their rows are NaN", left_out)
     notes = {**parameters, "model": model_name(model)}

@@ -10,7 +10,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run, open_for
+from scdiva._running import open_cells_for_model, resolve_run_config
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_key, check_writable, write
@@ -84,8 +84,8 @@ def gene_embedding(
     check_key(key_added, "key_added")
     entry = f"{key_added}_{C.GENES}"
     check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, varm=[key_added])
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
-    loaded, source, parameters = open_for(model, adata, how_to_run(None, None, None), reading)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    loaded, source, parameters = open_cells_for_model(model, adata, resolve_run_config(None, None, None), reading)
     del parameters["precision"]  # nothing is computed
     tokens, table = tokens_of_var(adata, source.tokens, use_raw), loaded.embedding.gene.weight.detach()
     # a row that no corpus has touched is still the noise it started from

@@ -92,7 +92,7 @@ def open_cells_for_model(
     model: ScDiVa | str | PathLike[str],
     data: AnnData | Path,
     run_config: RunConfig,
-    reading: Reading = AS_IT_IS,
+    reading: InputOptions = DEFAULT_INPUT,
     **options: Any,
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
     """Load a model and open cells as it reads them.

@@ -242,7 +242,7 @@ def annotate(
     if reject is not None and reject >= 1:
         raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
     run_config = resolve_run_config(None, device, None)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
     groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
     fitted = given_fitted(Annotator, model, run_config.device)
     # neighbours look at the embedding, the others at the state before what an integrated model makes of it

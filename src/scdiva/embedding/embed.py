@@ -109,7 +109,7 @@ def embed(
     check_writable(adata, copy=copy)
     check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
     run_config = resolve_run_config(batch_size, device, precision)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
 
     from scdiva.models.pretrained import load_for
 

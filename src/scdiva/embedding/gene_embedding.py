@@ -84,7 +84,7 @@ def gene_embedding(
     check_key(key_added, "key_added")
     entry = f"{key_added}_{C.GENES}"
     check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, varm=[key_added])
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     loaded, source, parameters = open_cells_for_model(model, adata, resolve_run_config(None, None, None), reading)
     del parameters["precision"]  # nothing is computed
     tokens, table = tokens_of_var(adata, source.tokens, use_raw), loaded.embedding.gene.weight.detach()

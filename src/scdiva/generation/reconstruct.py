@@ -155,7 +155,7 @@ def reconstruct(
         check_writable(adata, copy=copy, call="tl.reconstruct", entry=key, layers=written)
     check_choices(mask_free=(mask_free, ("folds", "stream")))
     run_config = resolve_run_config(None, device, precision)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for

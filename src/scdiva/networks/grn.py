@@ -157,7 +157,7 @@ def grn(
     chosen = choose_groups(adata, groupby, groups, reference)
     keys = [key_added] if groupby is None else _keys(key_added, chosen.names)
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     run_config = resolve_run_config(None, device, "fp32")
     loaded, source, parameters = open_cells_for_model(
         model, adata, run_config, reading, empty=empty, embeds=method != "correlation"

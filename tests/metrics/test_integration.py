@@ -147,24 +147,6 @@ def test_scgpts_definition(cells):
     assert avg_batch(z, batch, some) == avg_batch(z[known], batch[known], labels[known])
 
 
-def test_connectivity_is_that_of_scanpys_graph(cells):
-    """As the scib package does it: connected parts of scanpy's connectivities within each label."""
-    import anndata as ad
-    import scanpy as sc
-    from scipy.sparse.csgraph import connected_components
-
-    _, z, batch, labels = cells
-    z = 4 * z
-    adata = ad.AnnData(np.zeros((150, 1), np.float32), obsm={"X": z})
-    sc.pp.neighbors(adata, n_neighbors=15, use_rep="X", transformer="sklearn")
-    shares = []
-    for name in "abc":
-        own = labels == name
-        _, parts = connected_components(adata.obsp["connectivities"][own][:, own], connection="strong")
-        shares.append(np.bincount(parts).max() / own.sum())
-    assert avg_batch(z, batch, labels)["graph_connectivity"] == pytest.approx(np.mean(shares))
-
-
 def test_a_shuffle_scores_what_mixed_batches_score(cells):
     """Batches far apart score below their shuffle; batches given at random score as their shuffle does."""
     after, before, batch, labels = cells

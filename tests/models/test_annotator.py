@@ -11,14 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file, save_file
 
 import scdiva as sd
 from scdiva.annotation import annotator as annotators
-from scdiva.annotation.head import METHODS
-from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, _fitted, load, save_model
-from scdiva.models._folder import kind_of, write_sums
+from scdiva.annotation.annotator import METHODS
+from scdiva.models import ScDiVa, ScDiVaConfig, _fitted, load, save_model
+from scdiva.models._folder import write_sums
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 FITS = (*METHODS, "finetune")
@@ -144,19 +143,6 @@ def test_notes_come_back(fitted, tmp_path):
         assert found[name] == given.notes[name], name
 
 
-def test_without_held_out_cells_nothing_is_lost(fitted, tmp_path):
-    notes = {"ece": np.nan, "reliability": {}}
-    found = load(replace(fitted["knn"], notes=notes, novelty=np.zeros(0, dtype=np.float32)).save(tmp_path / "one"))
-    assert found.novelty.shape == (0,)
-    assert found.notes["reliability"] == {}
-
-
-def test_loading_leaves_the_users_stream_alone(folder):
-    stream = torch.random.get_rng_state()
-    load(folder)
-    assert torch.equal(torch.random.get_rng_state(), stream)
-
-
 @pytest.mark.parametrize("name", FILES + MODEL_FILES)
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
@@ -172,12 +158,6 @@ def test_one_flipped_byte_is_found(folder, name, place):
     (folder / name).write_bytes(bytes(data))
     with pytest.raises(ValueError, match="SHA256SUMS"):
         load(folder)
-
-
-def test_no_folder_at_all(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        load(tmp_path / "nowhere")
-    assert kind_of(tmp_path / "nowhere") is None
 
 
 def test_another_model_is_refused(folder, cells):
@@ -261,12 +241,6 @@ def test_tensors_that_do_not_fit_are_refused(folder, change, match):
         load(retensored(folder, change))
 
 
-def test_what_is_no_safetensors_file_is_refused(folder):
-    (folder / "annotator.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="no safetensors file"):
-        load(signed(folder))
-
-
 @pytest.mark.parametrize("text", ["", "0  annotator.json\n", "0  annotator.json\n" * 3, "nonsense"])
 def test_sums_must_be_of_the_files(folder, text):
     (folder / "SHA256SUMS").write_text(text)
@@ -305,19 +279,3 @@ def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monke
         fitted["knn"].save(folder if overwrite else tmp_path / "new", overwrite=overwrite)
     assert [p.name for p in tmp_path.iterdir()] == ["annotator"]
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_a_path_below_home(fitted, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert fitted["knn"].save("~/one") == tmp_path / "one"
-    assert kind_of(tmp_path / "one") == "annotator"
-    assert isinstance(load("~/one"), Annotator)
-
-
-def test_what_is_stored_is_plain(folder):
-    """JSON that any reader takes, and tensors without names of the machine."""
-    settings = json.loads((folder / "annotator.json").read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert settings["labels"] == ["type A", "type B", "type C"]
-    assert {name.split(".")[0] for name in load_tensors((folder / "annotator.safetensors").read_bytes())} == {
-        "head", "tokens", "novelty",
-    }  # fmt: skip

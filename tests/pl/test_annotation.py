@@ -161,14 +161,6 @@ def test_these_cells_alone_are_drawn_where_the_reference_held_none_out(annotated
         reliability(annotated, "mine")
 
 
-def test_the_diagram_is_drawn_on_the_users_axes(annotated):
-    fig, (left, right) = plt.subplots(1, 2)
-    assert reliability(annotated, ax=right) is None
-    assert right.get_xlabel() == "confidence"
-    assert left.get_xlabel() == ""
-    assert plt.fignum_exists(fig.number)
-
-
 def test_everything_is_read_from_what_annotate_writes(tmp_path):
     """Nearest neighbours, at once; half the cells are the reference."""
     import scanpy as sc

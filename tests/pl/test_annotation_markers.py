@@ -75,14 +75,6 @@ def test_the_matrix_may_be_counts_or_logarithms_wherever_it_stands(annotated, so
     np.testing.assert_allclose(found[2], expected[2], atol=1e-3)
 
 
-def test_similar_types_stand_together(annotated):
-    """Two T cell types that share genes."""
-    annotated.X[np.arange(160) % 4 == 1, 6:9] += 9
-    annotated.X[np.arange(160) % 4 == 2, 3:6] += 7
-    types, *_ = parts(marker_heatmap(annotated, "cell type", return_fig=True))
-    assert abs(types.index("CD4+ memory T cell") - types.index("CD8+ T cell")) == 1
-
-
 def test_types_of_one_cell_are_drawn_without_markers_of_their_own(annotated):
     annotated.obs["cell type"] = annotated.obs["cell type"].astype(object)
     annotated.obs.loc["cell0", "cell type"] = "lonely"
@@ -115,11 +107,3 @@ def test_bad_input_is_refused(annotated, tmp_path):
         with pytest.raises(error, match=words):
             marker_heatmap(given, key, **options)
     assert plt.get_fignums() == []
-
-
-def test_it_is_drawn_on_the_users_axes(annotated):
-    fig, (left, right) = plt.subplots(1, 2)
-    assert marker_heatmap(annotated, ax=right) is None
-    assert right.get_ylabel() == "scdiva_label"
-    assert left.get_ylabel() == ""
-    assert plt.fignum_exists(fig.number)

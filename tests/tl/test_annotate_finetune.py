@@ -124,11 +124,6 @@ def test_fine_tuning_learns_what_a_probe_cannot(query, reference, weak, plain):
     assert annotate(query, reference, plain, finetune=True, lr=3e-3)[2] > 0.8  # all of a set encoder is trained
 
 
-def test_a_probe_on_the_state_of_a_good_model(query, reference, learned, weak):
-    good = annotate(query, reference, weak, finetune=True, lr=3e-3)[0].model
-    assert annotate(query, reference, good, method="probe")[2] > 0.85
-
-
 def test_held_out_batches_are_never_trained_on(query, reference, learned, weights, same):
     """Other counts in the batch that is held out leave the weights as they are; in the other batch they don't."""
     annotator = annotate(query, reference, learned, finetune=True, epochs=1, batch_key="batch")[0]
@@ -160,7 +155,7 @@ def test_cells_are_cut_to_the_context_that_the_model_was_tuned_on(cells, new, le
 
 
 def test_an_interrupted_call_goes_on(query, reference, learned, tmp_path, monkeypatch):
-    from scdiva.annotation.finetune import AnnotationObjective
+    from scdiva.annotation.fit import AnnotationObjective
 
     arguments = {"finetune": True, "epochs": 3, "lora": 2, "freeze": 1}
     expected = annotate(query, reference, learned, **arguments)

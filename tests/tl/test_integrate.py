@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import numpy as np
@@ -65,16 +64,6 @@ def test_what_is_documented_is_written_and_nothing_else(plain, cells, contents, 
     assert all(column.shape == (6,) for column in notes["history"].values())
     assert not new.training
     assert new.vocabulary.fingerprint == plain.vocabulary.fingerprint
-
-
-def test_other_names_and_what_stood_there_before(plain, cells):
-    data = cells.copy()
-    sd.tl.embed(data, plain)
-    zero_shot = data.obsm["X_scdiva"].copy()
-    sd.tl.integrate(data, "batch", model=plain, key_added="mine", **QUICK)
-    assert set(data.obsm) == {"X_scdiva", "mine"}
-    assert set(data.uns["scdiva"]) == {"X_scdiva", "mine", "integrate", "written"}
-    np.testing.assert_array_equal(data.obsm["X_scdiva"], zero_shot)
 
 
 @pytest.mark.parametrize("labels_key", ["cell_type", None])
@@ -276,31 +265,6 @@ def test_what_fails_late_changes_nothing(plain, cells, monkeypatch, contents):
     assert contents(data) == before
 
 
-def test_no_anndata_a_foreign_uns_and_too_few_cells_are_refused(plain, cells):
-    with pytest.raises(TypeError, match="AnnData"):
-        sd.tl.integrate(cells.X, "batch", model=plain)
-    data = cells.copy()
-    data.uns["scdiva"] = "mine"
-    with pytest.raises(ValueError, match="scdiva keeps a dictionary there"):
-        sd.tl.integrate(data, "batch", model=plain)
-    with pytest.raises(ValueError, match="12 cells have a known gene; training needs 20"):
-        sd.tl.integrate(cells[:12].copy(), "batch", model=plain)
-
-
-def test_a_view_becomes_cells_of_its_own(plain, cells, contents):
-    parent = cells.copy()
-    before = contents(parent)
-    view = parent[np.arange(0, 240, 2)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # anndata's own word on views that are written to
-        sd.tl.integrate(view, "batch", model=plain, **QUICK)
-    assert view.obsm["X_scdiva_integrated"].shape[0] == 120
-    assert contents(parent) == before
-    whole = cells[np.arange(0, 240, 2)].copy()
-    sd.tl.integrate(whole, "batch", model=plain, **QUICK)
-    np.testing.assert_array_equal(view.obsm["X_scdiva_integrated"], whole.obsm["X_scdiva_integrated"])
-
-
 def test_an_interrupt_ends_with_what_was_learned(plain, cells, monkeypatch):
     from scdiva.integration.objective import IntegrationLoss
 
@@ -320,14 +284,3 @@ def test_an_interrupt_ends_with_what_was_learned(plain, cells, monkeypatch):
     monkeypatch.undo()
     other = sd.tl.embed(cells, new, copy=True, key_added="mine")
     np.testing.assert_array_equal(other.obsm["mine"], data.obsm["X_scdiva_integrated"])
-
-
-def test_order_of_obs_and_names_of_batches_do_not_decide(plain, cells):
-    """The same cells under other batch names that sort alike: nothing changes at all."""
-    data, renamed = cells.copy(), cells.copy()
-    renamed.obs["batch"] = renamed.obs["batch"].cat.rename_categories(lambda name: f"lab {name}")
-    kept = copy.deepcopy(renamed.obs)
-    for one in (data, renamed):
-        sd.tl.integrate(one, "batch", model=plain, **QUICK)
-    np.testing.assert_array_equal(data.obsm["X_scdiva_integrated"], renamed.obsm["X_scdiva_integrated"])
-    assert renamed.obs.equals(kept)

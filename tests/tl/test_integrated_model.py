@@ -66,14 +66,6 @@ def test_saved_and_loaded_it_is_the_same(fitted, left_out, tmp_path):
         np.testing.assert_array_equal(embedded(left_out[0], given), embedded(left_out[0], model))
 
 
-def test_files_are_embedded_with_it(fitted, tmp_path):
-    model, data = fitted
-    data.write_h5ad(tmp_path / "cells.h5ad")
-    out = tmp_path / "out.h5ad"
-    sd.tl.embed_file(tmp_path / "cells.h5ad", out, model=model, key_added="found")
-    np.testing.assert_allclose(ad.read_h5ad(out).obsm["found"], data.obsm[KEY], atol=1e-6)
-
-
 def test_it_is_neither_integrated_again_nor_adapted(fitted):
     model, data = fitted
     given = data.copy()

@@ -157,12 +157,6 @@ def test_features_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch)
     assert not found.requires_grad
 
 
-def test_the_reversal_rises_along_its_curve():
-    expected = [1.2 * (2 / (1 + np.exp(-10 * p)) - 1) for p in (0, 0.1, 0.5, 1)]
-    assert [I.reversal_at(p) for p in (0, 0.1, 0.5, 1)] == pytest.approx(expected)
-    assert I.reversal_at(0) == 0
-
-
 def test_the_reversed_gradient_by_hand():
     """Through a linear discriminator the gradient is -weight · (softmax - truth) · W; the value is as it was."""
     draw = torch.Generator().manual_seed(0)
@@ -369,63 +363,3 @@ def test_weights_are_averaged_once_the_reversal_has_risen(plain, monkeypatch, in
         expected = [0.75 * e + 0.25 * w for e, w in zip(expected, weights, strict=True)]
     for found, e in zip(mlp.parameters(), expected, strict=True):
         torch.testing.assert_close(found.detach(), e, atol=1e-6, rtol=1e-4)
-
-
-def test_the_history_has_each_step(plain):
-    history = run(plain(), steps=90)["history"]
-    assert list(history) == ["loss", "denoising", "reversal", "contrast", "pairs"]
-    assert all(len(column) == 90 and np.isfinite(column).all() for column in history.values())
-    assert not any(history["contrast"])  # no labels
-    assert all(history["pairs"])
-    learned = 10 * np.array(history["denoising"]) + 0.8 * np.array(history["pairs"])
-    np.testing.assert_allclose(np.subtract(history["loss"], history["reversal"]), learned, rtol=1e-5)
-    assert not any(run(plain(), labelled=True, steps=3)["history"]["pairs"])
-
-
-def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(plain):
-    torch.manual_seed(5)
-    expected = torch.rand(2)
-    torch.manual_seed(5)
-    legacy = np.random.get_state()[1].copy()  # noqa: NPY002
-    one, two, other = plain(), plain(), plain()
-    found, again = run(one, labelled=True), run(two, labelled=True)
-    run(other, labelled=True, seed=1)
-    assert torch.equal(torch.rand(2), expected)
-    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
-    assert found["history"] == again["history"]
-    assert same(one.state_dict(), two.state_dict())
-    assert not same(one.state_dict(), other.state_dict())
-
-
-def test_an_interrupt_leaves_a_model_that_works(plain, monkeypatch):
-    model, seen = plain(), []
-    layout, compute = sorted(model.state_dict()), I.IntegrationLoss.losses
-
-    def interrupted(self, *args):
-        seen.append(1)
-        if len(seen) == 6:
-            raise KeyboardInterrupt
-        return compute(self, *args)
-
-    monkeypatch.setattr(I.IntegrationLoss, "losses", interrupted)
-    found = run(model)
-    assert (found["stopped"], found["steps"], len(found["history"]["loss"])) == ("interrupted", 5, 5)
-    assert sorted(model.state_dict()) == layout
-    assert not model.training
-    assert all(p.requires_grad for p in model.parameters())
-    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
-
-
-def test_a_loss_that_is_not_finite_is_an_error(plain):
-    model = plain()
-    with torch.no_grad():
-        model.integration.mlp[4].bias.fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match="The loss is nan at step 1"):
-        run(model)
-
-
-def test_one_covariate_with_one_value_changes_nothing_but_is_no_error(plain):
-    cells, model = make_cells(), plain()
-    batches = [cells.batch, np.zeros(cells.n_cells, dtype=np.int64)]
-    found = I.integrate_model(model, cells, encoded(model, cells), batches, None, steps=12, seed=0)
-    assert np.isfinite(found["history"]["loss"]).all()

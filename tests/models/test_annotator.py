@@ -150,16 +150,6 @@ def test_a_missing_file_is_named(folder, name):
         load(folder)
 
 
-@pytest.mark.parametrize("name", FILES + MODEL_FILES)
-@pytest.mark.parametrize("place", [0, 0.5, 1])
-def test_one_flipped_byte_is_found(folder, name, place):
-    data = bytearray((folder / name).read_bytes())
-    data[int(place * (len(data) - 2))] ^= 1  # the last one ends a line
-    (folder / name).write_bytes(bytes(data))
-    with pytest.raises(ValueError, match="SHA256SUMS"):
-        load(folder)
-
-
 def test_another_model_is_refused(folder, cells):
     other = make_model(cells, seed=5)
     shutil.rmtree(folder / "model")
@@ -201,13 +191,6 @@ def test_settings_that_do_not_fit_are_refused(folder, change, match):
         load(edited(folder, change))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
-def test_settings_that_are_none_are_refused(folder, text):
-    (folder / "annotator.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"annotator\.json .*(JSON|format)"):
-        load(signed(folder))
-
-
 def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, monkeypatch):
     """Ten million known cells of a state of 256 would be 10 GB."""
     folder = edited(fitted["knn"].save(tmp_path / "one"), lambda s: s["sizes"].update(n_known=10_000_000))
@@ -239,33 +222,6 @@ def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, mon
 def test_tensors_that_do_not_fit_are_refused(folder, change, match):
     with pytest.raises(ValueError, match=match):
         load(retensored(folder, change))
-
-
-@pytest.mark.parametrize("text", ["", "0  annotator.json\n", "0  annotator.json\n" * 3, "nonsense"])
-def test_sums_must_be_of_the_files(folder, text):
-    (folder / "SHA256SUMS").write_text(text)
-    with pytest.raises(ValueError, match="each once, and nothing else"):
-        load(folder)
-
-
-def test_what_stands_there_is_not_overwritten(fitted, folder, tmp_path):
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(FileExistsError, match="pass overwrite=True"):
-        fitted["knn"].save(folder)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    assert fitted["knn"].save(folder, overwrite=True) == folder
-    assert load(folder).method == "knn"
-    other = tmp_path / "mine"
-    other.mkdir()
-    (other / "thesis.txt").write_text("all of it")
-    model = tmp_path / "model"
-    shutil.copytree(folder / "model", model)
-    for taken in (other, model, other / "thesis.txt"):
-        for overwrite in (False, True):
-            with pytest.raises(FileExistsError, match="no annotator folder; choose another path"):
-                fitted["knn"].save(taken, overwrite=overwrite)
-    assert (other / "thesis.txt").read_text() == "all of it"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["annotator", "mine", "model"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
@@ -144,23 +142,6 @@ def test_a_gene_far_off_its_mean_is_clipped():
     genes = head.gene_mean + torch.tensor([[1e6], [-1e6]]) * head.gene_scale
     x = head.novelty_inputs(torch.zeros(2, head.sizes.dim), genes)[:, head.sizes.dim :]
     torch.testing.assert_close(x, torch.tensor([[CLIP], [-CLIP]]) * head.gene_weight.expand(2, 6))
-
-
-@pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_a_cell_is_blind_to_the_order_of_its_genes_and_to_its_company(method, data):
-    head, cells = make_head(method), make_cells()
-    probability, novelty = head(*read(cells))
-    chosen = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=12))
-    shuffled = []
-    for number in chosen:
-        state, tokens, values = cells[number]
-        order = np.array(data.draw(st.permutations(range(len(tokens)))), dtype=int)
-        shuffled.append((state, tokens[order], values[order]))
-    found = head(*read(shuffled))
-    torch.testing.assert_close(found[0], probability[chosen], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found[1], novelty[chosen], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("k", [1, 4, 10])

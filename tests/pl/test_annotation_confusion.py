@@ -82,18 +82,6 @@ def test_types_that_only_one_side_has(annotated):
     assert framed(fig) == {(names.index(name), columns.index(name)) for name in known}
 
 
-def test_any_two_columns_can_be_compared(annotated):
-    """Clusters stand in the order of the types that they hold, with nothing framed and no empty column."""
-    annotated.obs["cluster"] = 3 - np.arange(160) % 4
-    del annotated.uns["scdiva"]
-    fig = confusion_matrix(annotated, "cell type", "cluster", return_fig=True)
-    _, columns, written, _ = parts(fig)
-    assert sorted(columns) == ["0", "1", "2", "3"]
-    assert written == {(f"{name}", str(3 - i)): 40 for i, name in enumerate(annotated.obs["cell type"].cat.categories)}
-    assert framed(fig) == set()
-    assert [text.get_position() for text in fig.axes[0].texts] == [(i + 0.5, i + 0.5) for i in range(4)]
-
-
 @given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=9))
 @settings(deadline=None)
 def test_an_order_is_a_permutation_whatever_the_rows(rows):

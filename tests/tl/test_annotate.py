@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -241,37 +240,6 @@ def test_what_fails_late_changes_nothing(plain, query, reference, monkeypatch, c
     with pytest.raises(MemoryError):
         sd.tl.annotate(data, "cell_type", reference, model=plain)
     assert contents(data) == before
-
-
-def test_backed_files_are_read_and_not_written(plain, query, reference, tmp_path):
-    expected = annotate(query, reference, plain, reject=0.1)
-    for name, data in (("query", query), ("reference", reference)):
-        data.write_h5ad(tmp_path / f"{name}.h5ad")
-    backed, known = (ad.read_h5ad(tmp_path / f"{name}.h5ad", backed="r") for name in ("query", "reference"))
-    sd.tl.annotate(backed, "cell_type", known, model=plain, rng=3, reject=0.1)
-    pd.testing.assert_frame_equal(backed.obs[list(KEYS)], expected.obs[list(KEYS)])
-    backed.file.close(), known.file.close()
-    assert not set(KEYS) & set(ad.read_h5ad(tmp_path / "query.h5ad").obs)
-
-
-def test_it_goes_through_a_file(plain, query, reference, tmp_path):
-    data = annotate(query, reference, plain, method="finetune", reject=0.1, parents={"type A": "low"})
-    data.write_h5ad(tmp_path / "cells.h5ad")
-    read = ad.read_h5ad(tmp_path / "cells.h5ad")
-    pd.testing.assert_frame_equal(read.obs[list(KEYS)], data.obs[list(KEYS)])
-    np.testing.assert_array_equal(read.obsm["scdiva_label_probability"], data.obsm["scdiva_label_probability"])
-    ours, theirs = (d.uns["scdiva"]["scdiva_label"] for d in (data, read))
-    assert ours.keys() == theirs.keys()
-    for key, value in ours.items():
-        if isinstance(value, dict):
-            assert value.keys() == theirs[key].keys()
-            for name, column in value.items():
-                np.testing.assert_array_equal(theirs[key][name], column)
-        else:
-            assert np.array_equal(np.asarray(theirs[key]), np.asarray(value)), key
-    sd.tl.annotate(read, "cell_type", reference, model=plain, key_added="again")  # what was read is written into
-    assert set(read.uns["scdiva"]) == {"scdiva_label", "again", "written"}
-    assert {"again", "again_confidence", "again_novelty", *KEYS} <= set(read.obs)
 
 
 @pytest.mark.parametrize("method", METHODS)

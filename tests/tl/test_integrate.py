@@ -137,21 +137,6 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
     assert (pd.crosstab(numbers[known], data.obs["cell_type"][known]) > 0).to_numpy().sum() == 4
 
 
-def test_an_unlabelled_category_that_no_cell_has_is_warned_of(cells):
-    data = cells.copy()
-    data.obs["partly"] = data.obs["partly"].astype(str).replace("unknown", "other")
-    with pytest.warns(UserWarning, match="unlabeled_category 'othr'.*'other', 'type A'"):
-        numbers = label_numbers(data, "partly", "othr")[0]
-    assert numbers.min() == 0
-    said = "'unknown' for 80 of 240 .*unlabeled_category='unknown'"
-    with pytest.raises(ValueError, match=said):
-        label_numbers(cells, "partly", "unkown")
-    data.obs["number"] = np.arange(240) % 3 - 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert (label_numbers(data, "number", -1)[0] == data.obs["number"]).all()  # a number is one too
-
-
 def test_cramers_v_by_its_definition():
     draw = np.random.default_rng(0)
     one, other = draw.integers(3, size=200), draw.integers(4, size=200)
@@ -205,17 +190,6 @@ def test_a_cell_without_a_known_gene_has_no_state(plain, cells):
     embedding = data.obsm["X_scdiva_integrated"]
     assert np.flatnonzero(np.isnan(embedding).all(axis=1)).tolist() == [0, 100]
     np.testing.assert_allclose(np.linalg.norm(np.delete(embedding, [0, 100], axis=0), axis=1), 1, rtol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.*left out")
-def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
-    data = cells.copy()
-    data.obs["batch"] = np.where(np.arange(240) < 2, "empty", "full")
-    matrix = data.X.toarray()
-    matrix[:2] = 0
-    data.X = sp.csr_matrix(matrix)
-    with pytest.warns(UserWarning, match="one batch only"):
-        sd.tl.integrate(data, "batch", model=plain, **QUICK)
 
 
 @pytest.mark.parametrize(

@@ -76,30 +76,6 @@ def test_it_is_neither_integrated_again_nor_adapted(fitted):
     assert set(given.obsm) == {KEY}
 
 
-def test_uns_goes_through_a_file(fitted, plain, tmp_path):
-    _, data = fitted
-    data.write_h5ad(tmp_path / "cells.h5ad")
-    read = ad.read_h5ad(tmp_path / "cells.h5ad")
-    np.testing.assert_array_equal(read.obsm[KEY], data.obsm[KEY])
-    ours, theirs = data.uns["scdiva"]["integrate"], read.uns["scdiva"]["integrate"]
-    assert ours.keys() == theirs.keys()
-    for key, value in ours.items():
-        if key == "history":
-            assert value.keys() == theirs[key].keys()
-            for name, column in value.items():
-                np.testing.assert_array_equal(theirs[key][name], column)
-        else:
-            assert np.array_equal(np.asarray(theirs[key]), np.asarray(value)), key
-    # what was read is written into again
-    sd.tl.integrate(read, "batch", model=plain, **QUICK)
-    assert read.uns["scdiva"]["integrate"]["labels_key"] == ""
-    one = read[read.obs["batch"] == "batch 1"].copy()
-    with pytest.warns(UserWarning, match="one batch only"):
-        sd.tl.integrate(one, "batch", model=plain, **QUICK)
-    one.write_h5ad(tmp_path / "one.h5ad")
-    assert len(ad.read_h5ad(tmp_path / "one.h5ad").uns["scdiva"]["integrate"]["history"]["loss"]) == 0
-
-
 @pytest.mark.parametrize("fields", [{"anchor": "learned"}, {"anchor": "encoder", "anchor_residual": False}])
 def test_each_kind_of_model(build, left_out, fields, tmp_path):
     model, data = build(**fields), left_out[1][:60].copy()

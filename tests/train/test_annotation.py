@@ -144,33 +144,6 @@ def test_two_classes_and_a_class_that_a_fold_lacks():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(method, heads, reference):
-    stream, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    head = fit(reference, method)
-    found = A.predict_folds(head, reference, 0)
-    assert torch.equal(torch.random.get_rng_state(), stream)
-    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
-    assert same(state_of(head), state_of(heads[method][0]))
-    for one, other in zip(found, heads[method][1], strict=True):
-        np.testing.assert_array_equal(one, other)
-    other = A.predict_folds(head, reference, 1)
-    assert not np.array_equal(other.logits, found.logits)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_unlabelled_cells_are_never_a_label(method):
-    given = make_reference(unlabelled=20)
-    head = fit(given, method)
-    found = A.predict_folds(head, given, 0)
-    assert len(found.labels) == 70
-    assert head.centroids.shape == (N_LABELS, STATE_DIM)
-    if method == "knn":
-        assert (head.sizes.n_known, int(head.classifier.label.min())) == (70, 0)
-    states = nn.functional.normalize(given.states[torch.from_numpy(given.labels == 0)], dim=1)
-    torch.testing.assert_close(head.centroids[0], nn.functional.normalize(states.sum(dim=0), dim=0))
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_no_held_out_cell_is_in_its_own_fit(method, heads, reference, monkeypatch):
     """Other labels, other genes and states for the cells of one part: the fit that is asked about them is the same."""
     fold = np.arange(90) % A.FOLDS
@@ -453,15 +426,3 @@ def test_a_probe_learns_what_no_linear_classifier_can():
     assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.85
     linear = LogisticRegression().fit(states[:200], labels[:200]).score(states[200:], labels[200:])
     assert linear < 0.65
-
-
-def test_predictions_of_held_out_cells(heads, reference):
-    for method in METHODS:
-        head, rows = heads[method][0], np.array([3, 50, 80])
-        found = A.predict(head, reference, rows)
-        u, genes = A.read_features(head, reference, rows)
-        np.testing.assert_array_equal(found.labels, reference.labels[rows])
-        np.testing.assert_allclose(found.logits, head.classifier(head.inputs(u, genes)).detach())
-        unit = nn.functional.normalize(reference.states[rows], dim=1)
-        np.testing.assert_allclose(found.cosines, unit @ head.centroids.T, atol=1e-6)
-        assert [part.shape for part in A.predict(head, reference, rows[:0])] == [(0,), (0,), (0, 3), (0, 3), (0, 3)]

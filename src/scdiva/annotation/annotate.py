@@ -293,22 +293,24 @@ def annotate(
         )  # fmt: skip
         source = cells = restricted(source, tokens)
         with speaking_of("adata" if reference is None else "reference"):
-            known, known_rows = read_cells(source if reference is None else restricted(reference_source, tokens), batch)
+            reference_source = source if reference is None else restricted(reference_source, tokens)
+            reference_cells, reference_rows = read_cells(reference_source, batch)
         if tuning is None:
-            states = embed_all(pretrained, known, run_config)
-            labelled = Reference(known, torch.from_numpy(states), labels[known_rows])
+            states = embed_all(pretrained, reference_cells, run_config)
+            labelled = Reference(reference_cells, torch.from_numpy(states), labels[reference_rows])
             annotator = fit_annotator(labelled, types, pretrained, method, n_neighbors, seed)
         else:
             annotator = finetune_annotator(
-                known, labels[known_rows], types, pretrained, tuning, run_config, seed, checkpoint_dir
+                reference_cells, labels[reference_rows], types, pretrained, tuning, run_config, seed, checkpoint_dir
             )
             length = annotator.model.config.input_length
-            cells, known = replace(source, max_length=length), known.subset(np.arange(known.n_cells), length)
+            cells = replace(source, max_length=length)
+            reference_cells = reference_cells.subset(np.arange(reference_cells.n_cells), length)
         # h5ad and JSON readers cannot hold the seed as an integer
         notes = annotator.notes | {"labels_key": labels_key, "seed": str(seed)}
         annotator = replace(annotator, parents=groups or {}, notes=notes)
         if reference is None:  # the cells are in memory, with their states unless the model was fine-tuned
-            cells, rows, unlabelled = known, known_rows, labels < 0
+            cells, rows, unlabelled = reference_cells, reference_rows, labels < 0
         else:
             states = None
     _check_reject(reject, len(annotator.novelty) > 0, annotator.names, annotator.parents)

@@ -445,9 +445,6 @@ def predict(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> Hel
     rows
         Numbers of those to predict.
     """
-    if not len(rows):
-        none = np.zeros((0, head.sizes.n_labels), dtype=np.float32)
-        return HeldOut(rows, reference.labels[rows], none, none, none)
     u, genes = read_features(head, reference, rows)
     logits = head.classifier(head.inputs(u, genes)).numpy()
     return HeldOut(rows, reference.labels[rows], logits, logits, head.cosines(u, head.centroids).numpy())
@@ -511,7 +508,7 @@ def _novelty(head: AnnotationHead, held_out: HeldOut) -> Tensor:
 def read_features(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
     """Features `(n, dim)` of some cells, and their single genes `(n, n_genes)`, None without any."""
     features, genes = [], []
-    for start in range(0, len(rows), BLOCK_CELLS):
+    for start in range(0, max(1, len(rows)), BLOCK_CELLS):
         block = rows[start : start + BLOCK_CELLS]
         packed = reference.cells.take(block).packed
         features.append(head.features(reference.states[block], *packed))

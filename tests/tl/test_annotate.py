@@ -116,31 +116,16 @@ def test_the_seed_determines_every_bit(plain, query, reference, method):
         ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
         ({"labels_key": "twice", "reference": None, "key_added": "twice"}, ValueError, "would be overwritten"),
         ({"batch_key": "nowhere"}, KeyError, r"reference\.obs has no column 'nowhere'"),
-        ({"batch_key": "hole"}, ValueError, r"reference\.obs\['hole'\].*3 of 160"),
         ({"method": "forest"}, ValueError, "method .*'linear', 'knn', .*got 'forest'"),
         ({"method": "knn", "finetune": True}, ValueError, 'finetune=True trains .* method="probe"'),
         ({"epochs": 3, "lora": 2}, ValueError, "epochs, lora set how .* finetune=True"),
         ({"checkpoint_dir": "run"}, ValueError, "checkpoint_dir set how .* finetune=True"),
         ({"finetune": True, "epochs": 0}, ValueError, "epochs must be at least 1"),
-        ({"finetune": True, "lr": -1.0}, ValueError, "lr must be"),
         ({"finetune": True, "lora": 4}, ValueError, "lora: the cell state .* set encoder"),
-        ({"finetune": True, "labels_key": "one"}, ValueError, r"reference\.obs\['one'\].*160 cells.*1"),
-        ({"reject": 0}, ValueError, "reject must be"),
         ({"reject": 1.0}, ValueError, "reject must be"),
-        ({"reject": np.nan}, ValueError, "reject must be"),
-        ({"backoff": 0}, ValueError, "backoff must be"),
         ({"backoff": 1.1}, ValueError, "backoff must be"),
         ({"n_neighbors": 0}, ValueError, "n_neighbors must be at least 1"),
-        ({"layer": "nowhere"}, KeyError, "nowhere"),
-        ({"layer": "scaled"}, ValueError, "negative"),
-        ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
-        ({"use_raw": True}, ValueError, "raw"),
-        ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
-        ({"device": "abacus"}, ValueError, "abacus"),
-        ({"rng": -1}, ValueError, "-1"),
-        ({"rng": "a"}, TypeError, "rng must be"),
         ({"parents": {"type A": "x", "x": "type A"}}, ValueError, "parents goes in a circle: type A > x > type A"),
-        ({"parents": {"type A": "x", "x": "y", "y": "x"}}, ValueError, "circle: type A > x > y > x"),
         ({"parents": {"T": "x"}}, ValueError, "1 label.*reference.*'T'"),
         ({"parents": {"type A": "type B"}}, ValueError, "'type B' as a group"),
         ({"parents": {"type A": "unknown"}, "reject": 0.1}, ValueError, "'unknown' is a label .* or a group"),
@@ -159,7 +144,6 @@ def test_what_is_wrong_is_said_and_nothing_is_changed(
     known.obs["with unknown"] = np.where(types == "type A", "unknown", types)
     known.obs["singles"] = np.where(numbers == 3, "a", np.where(numbers == 8, "b", "no"))
     for one in (data, known):
-        one.layers["scaled"] = one.X.toarray() - 1
         one.uns["scdiva"] = {"kept": 1}
     before, given = (contents(data), contents(known)), weights(plain)
     if arguments.get("labels_key") == "singles":

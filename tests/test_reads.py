@@ -303,6 +303,6 @@ def test_rejecting_is_refused_before_any_cell_is_read_where_it_can_mean_nothing(
     once = reference[~reference.obs["cell_type"].duplicated()]
     with pytest.raises(ValueError, match="'unknown' is a label of the reference, or a group of parents"):
         sd.tl.annotate(adata, "cell_type", reference, parents=labels, reject=0.1)
-    with pytest.raises(ValueError, match="of each label there is one only"):
+    with pytest.raises(ValueError, match="each label has only one"):
         sd.tl.annotate(adata, "cell_type", once, reject=0.1)
     assert passes.n == 0

@@ -1,10 +1,10 @@
-"""Columns of labels, batches and groups: what they can't be, and their values as numbers."""
+"""Columns of labels, batches and groups: validation, and conversion to numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -21,22 +21,21 @@ Kind = Literal["label", "batch", "group", "perturbation"]
 MISSING = frozenset(
     ("", "nan", "NaN", "NAN", "-nan", "-NaN", "None", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaT", "null", "NULL")
 )
-"""Texts that `astype(str)`, an export or an empty field make of a missing value."""
+"""Texts that stand for a missing value after `astype(str)`, an export, or in an empty field."""
 UNKNOWN = frozenset(
     ("unknown", "unassigned", "unlabelled", "unlabeled", "unannotated", "unclassified", "undefined", "undetermined",
      "not available", "not assigned", "none", "na", "-", "--", "?", ".")
 )  # fmt: skip
-"""Words, in small letters, that as the label of a cell say that it has none; they may be meant as a group."""
-_PLURAL = {"label": "labels", "batch": "batches", "group": "groups", "perturbation": "perturbations"}
+"""Lower-case words for an unknown label, which may be intended as a group."""
 _FEW = 20
-"""Up to so many different values are groups, however few cells there are."""
+"""Number of different values that is accepted with any number of cells."""
 
 
 @contextlib.contextmanager
 def many_labels_accepted() -> Iterator[None]:
     """Suppress scikit-learn's warning that many labels for few cells look like a regression target.
 
-    Columns that are no labels are refused before (:func:`refuse_continuous`).
+    Columns of continuous values have been refused before (:func:`refuse_continuous`).
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
@@ -44,51 +43,45 @@ def many_labels_accepted() -> Iterator[None]:
 
 
 def is_missing(texts: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Mark texts that stand for a missing value, or are blank."""
-    return _marked(texts, lambda name: name.strip() in MISSING)
+    """Mark blank texts and texts that stand for a missing value."""
+    return np.isin(np.char.strip(texts), list(MISSING))
 
 
 def is_unknown(texts: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Mark words that say of a cell that its label is not known."""
-    return _marked(texts, lambda name: name.strip().lower() in UNKNOWN)
-
-
-def _marked(texts: NDArray[np.str_], rule: Callable[[str], bool]) -> NDArray[np.bool_]:
-    names, code = np.unique(texts, return_inverse=True)
-    found: NDArray[np.bool_] = np.array([rule(str(name)) for name in names], dtype=np.bool_)
-    return found[code.reshape(texts.shape)]
+    """Mark words for an unknown label."""
+    return np.isin(np.char.lower(np.char.strip(texts)), list(UNKNOWN))
 
 
 def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection[str] = ()) -> None:
-    """Refuse a column whose values are no labels, batches or groups.
+    """Refuse a column whose values are not labels, batches or groups.
 
     Parameters
     ----------
     values
-        Those of cells that have one; the index names the cells.
+        Values of the cells that have one, with cell names as index.
     where
-        What the column is called in messages, such as `"adata.obs['cell_type']"`.
+        Name of the column in messages, such as `"adata.obs['cell_type']"`.
     kind
-        What it is to be. Words such as "unknown" are refused as a label that is learned, and warned about else. Of a
-        perturbation each cell may have its own.
+        Use of the column. Words such as "unknown" are refused as labels, which are learned, and raise a warning
+        otherwise. Each cell may have its own perturbation.
     meant
-        Texts that are what they say, such as the name that the user gave of control cells.
+        Texts that are accepted, such as the user's name for control cells.
 
     Raises
     ------
     ValueError
         If a text stands for a missing value (`"nan"`, `"None"`, an empty one), if the values are continuous numbers, or
-        if more than half of the cells have a value of their own.
+        if there are more values than half the number of cells.
 
     Warns
     -----
     UserWarning
-        If a word such as "unknown" counts as a batch, group or perturbation.
+        If a word such as "unknown" is a batch, group or perturbation.
     """
     refuse_continuous(values, where, kind)
     texts = values.astype(str).to_numpy(dtype=object).astype(str)
-    unclear = ~np.isin(texts, list(meant))
-    missing, unknown = is_missing(texts) & unclear, is_unknown(texts) & unclear
+    accepted = np.isin(texts, list(meant))
+    missing, unknown = is_missing(texts) & ~accepted, is_unknown(texts) & ~accepted
     frame = where.partition(".obs[")[0]
     if (wrong := missing | unknown if kind == "label" else missing).any():
         names = np.unique(texts[wrong]).tolist()
@@ -100,24 +93,24 @@ def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection
             mend = f"Name their {kind}"
         out = f": {frame} = {frame}[~{where}.isin({listed})].copy()" if frame != where else ""
         raise ValueError(
-            f"{where} is {_counted(values, texts, wrong)}. That names no {'type' if kind == 'label' else kind}. "
+            f"{where} is {_counted(values, texts, wrong)}. That is not a {'type' if kind == 'label' else kind}. "
             f"{mend}; or leave these cells out{out}."
         )
     if unknown.any():
         warn(
-            f"{where} is {_counted(values, texts, unknown)}: counted as a {kind} like any other. If it says that the "
-            f"{kind} is not known, leave these cells out."
+            f"{where} is {_counted(values, texts, unknown)}, which is treated as a {kind}. If it means that the {kind} "
+            "is unknown, leave these cells out."
         )
 
 
 def _counted(values: pd.Series, texts: NDArray[np.str_], which: NDArray[np.bool_]) -> str:
-    """Say which texts these are, of how many cells, and the first."""
+    """Texts, number of cells and first cell of a selection, for messages."""
     names = " or ".join(map(repr, np.unique(texts[which]).tolist()))
     return f"{names} for {which.sum()} of {len(texts)} cells, the first is {str(values.index[which.argmax()])!r}"
 
 
 def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
-    """Refuse numbers that vary continuously, and columns in which hardly two cells share a value.
+    """Refuse continuous numbers, and columns in which few cells share a value.
 
     Parameters
     ----------
@@ -127,20 +120,21 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
     Raises
     ------
     ValueError
-        If the column is of these.
+        For such a column.
     """
     n, n_values = len(values), values.nunique()
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     fractions = pd.api.types.is_float_dtype(values) and bool((values.to_numpy(dtype=np.float64) % 1 != 0).any())
     if fractions:
         continuous = n_values > max(2, min(_FEW, n / 2))
-    else:  # counts of a cell, such as its genes
+    else:  # counts, such as the number of genes of a cell
         continuous = numbers and n_values > 10 * _FEW and n_values > n / 20
     alone = kind != "perturbation" and n_values >= _FEW and n_values > n / 2
     if not continuous and not alone:
         return
     seen = ", ".join(repr(getattr(value, "item", lambda v=value: v)()) for value in values.unique()[:3])
-    what = "continuous numbers" if continuous else f"nearly as many {_PLURAL[kind]} as cells"
+    plural = "batches" if kind == "batch" else f"{kind}s"
+    what = "continuous numbers" if continuous else f"nearly as many {plural} as cells"
     raise ValueError(
         f"{where} holds {what}: {n_values} different values (dtype {values.dtype}, such as {seen}) in {n} cells. Name "
         f"a column in which cells share a {kind}"
@@ -149,7 +143,7 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
 
 
 def labels_column(adata: AnnData, key: str, where: str) -> pd.Series:
-    """Return a column of labels, with bytes decoded; arguments as for :func:`read_labels`."""
+    """Column of labels, with bytes decoded; parameters as for :func:`read_labels`."""
     if key not in adata.obs:
         raise no_column(f"{where}.obs", key, adata.obs.columns)
     column = adata.obs[key]
@@ -179,7 +173,7 @@ def read_labels(
     key
         A column of `adata.obs`.
     where
-        What the cells are called in messages.
+        Name of the cells in messages.
     kind, meant
         As for :func:`check_labels`.
 
@@ -188,19 +182,19 @@ def read_labels(
     KeyError
         If there is no such column.
     ValueError
-        If a label is missing, there is no cell, or the column holds no labels.
+        If a label is missing, there is no cell, or :func:`check_labels` refuses the column.
     """
     column = labels_column(adata, key, where)
     if not adata.n_obs:
         raise ValueError(f"{where} is empty: 0 cells × {adata.n_vars} genes.")
     refuse_missing(adata, key, where, f"name their {kind}")
     check_labels(column, f"{where}.obs[{key!r}]", kind, meant=meant)
-    found: NDArray[np.str_] = column.astype(str).to_numpy().astype(str)
-    return found
+    labels: NDArray[np.str_] = column.astype(str).to_numpy().astype(str)
+    return labels
 
 
 def refuse_missing(adata: AnnData, key: str, where: str, mend: str) -> None:
-    """Raise ValueError if cells have no value in a column; `mend` ends the sentence."""
+    """Raise ValueError if cells have no value in a column; the remedy `mend` ends the message."""
     missing = adata.obs[key].isna().to_numpy()
     if missing.any():
         raise ValueError(
@@ -211,9 +205,9 @@ def refuse_missing(adata: AnnData, key: str, where: str, mend: str) -> None:
 
 
 def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata") -> np.ndarray:
-    """Return the number of each cell's batch, int64 from 0; 0 for all cells if `batch_key` is None.
+    """Batch number of each cell, int64 from 0; 0 for all cells if `batch_key` is None.
 
-    Arguments and errors as for :func:`read_labels`.
+    Parameters and errors as for :func:`read_labels`.
     """
     if batch_key is None:
         return np.zeros(adata.n_obs, dtype=np.int64)
@@ -224,7 +218,7 @@ def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata"
 def label_numbers(
     adata: AnnData, labels_key: str, unlabeled_category: str | None = None, *, where: str = "adata"
 ) -> tuple[np.ndarray, pd.CategoricalDtype]:
-    """Return the number of each cell's label, int64 from 0, -1 for none; and the labels, in the type that they have.
+    """Label number of each cell, int64 from 0, -1 for none, and the labels in their own type.
 
     Parameters
     ----------
@@ -233,21 +227,21 @@ def label_numbers(
     labels_key
         A column of `adata.obs`; a missing value means no label.
     unlabeled_category
-        Another value that means so.
+        Another value that means no label.
     where
-        What the cells are called in messages.
+        Name of the cells in messages.
 
     Returns
     -------
-    The numbers, and the labels as categories: numbers in their order, truth values and ordered categories too, text in
-    that of the alphabet.
+    The numbers, and the labels as categories: numbers, truth values and ordered categories in their order, text in
+    alphabetical order.
 
     Raises
     ------
     KeyError
         If there is no such column.
     ValueError
-        If there is no label, or only one, or the column holds no labels (:func:`check_labels`).
+        If there is no label, or only one, or :func:`check_labels` refuses the column.
 
     Warns
     -----
@@ -255,62 +249,63 @@ def label_numbers(
         If no cell has the `unlabeled_category`.
     """
     column = labels_column(adata, labels_key, where)
-    known = column.notna().to_numpy(copy=True)
+    labelled = column.notna().to_numpy()
     if unlabeled_category is not None:
-        without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
-        known = known & ~without  # not in place: pandas 3 gives arrays that can't be written to
-    check_labels(column[known], f"{where}.obs[{labels_key!r}]", "label")
+        without = (column.astype(str) == str(unlabeled_category)).to_numpy() & labelled
+        labelled = labelled & ~without
+    check_labels(column[labelled], f"{where}.obs[{labels_key!r}]", "label")
     if unlabeled_category is not None and not without.any():
-        names = sorted(map(str, column[known].unique()))
+        names = sorted(map(str, column[labelled].unique()))
         warn(
             f"no cell has the unlabeled_category {str(unlabeled_category)!r}: {where}.obs[{labels_key!r}] holds "
-            f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
+            f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, which are all treated as "
             "types."
         )
     numbers = np.full(adata.n_obs, -1, dtype=np.int64)
-    labels, numbers[known] = _as_categories(column[known])
+    labels, numbers[labelled] = _as_categories(column[labelled])
     types = labels.categories
     if len(types) < 2:
         raise ValueError(
-            f"{where}.obs[{labels_key!r}] labels {known.sum()} cells with {len(types)} type(s); two or more are needed."
+            f"{where}.obs[{labels_key!r}] labels {labelled.sum()} cells with {len(types)} type(s); two or more are "
+            "needed."
         )
     return numbers, labels
 
 
 def _as_categories(column: pd.Series) -> tuple[pd.CategoricalDtype, np.ndarray]:
-    """Give the labels that occur, and the number of each cell's; what is neither number nor truth value is text."""
+    """Labels that occur, and the number of each cell's; values other than numbers and truth values become text."""
     categorical = isinstance(column.dtype, pd.CategoricalDtype)
     ordered = categorical and bool(column.cat.ordered)
-    found = column.cat.remove_unused_categories().cat.categories if categorical else pd.Series(column.unique())
-    dtype = getattr(found.dtype, "numpy_dtype", found.dtype)  # that of Int64 is int64
+    unique = column.cat.remove_unused_categories().cat.categories if categorical else pd.Series(column.unique())
+    dtype = getattr(unique.dtype, "numpy_dtype", unique.dtype)  # int64 for Int64
     if dtype == np.dtype(object):
-        dtype = pd.Series(np.asarray(found)).infer_objects().dtype
+        dtype = pd.Series(np.asarray(unique)).infer_objects().dtype
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
-        dtype, column, found = np.dtype(object), column.astype(str), found.astype(str)
-    values = np.asarray(found, dtype=dtype)
+        dtype, column, unique = np.dtype(object), column.astype(str), unique.astype(str)
+    values = np.asarray(unique, dtype=dtype)
     values = np.array(list(dict.fromkeys(values.tolist())), dtype=dtype) if ordered else np.unique(values)
     labels = pd.CategoricalDtype(pd.Index(values, dtype=dtype), ordered)
     return labels, labels.categories.get_indexer(np.asarray(column, dtype=dtype)).astype(np.int64)
 
 
-def listed(given: Sequence[str] | str) -> list[str]:
-    """Give one name, or several, as a list."""
-    return [given] if isinstance(given, str) else [str(name) for name in given]
+def listed(names: Sequence[str] | str) -> list[str]:
+    """One or several names as a list."""
+    return [names] if isinstance(names, str) else list(map(str, names))
 
 
-def refuse_twice(given: Sequence[object], argument: str) -> None:
-    """Refuse what is asked for twice."""
-    if len(set(given)) < len(given):
-        raise ValueError(f"{argument} holds {max(given, key=given.count)!r} more than once.")
+def refuse_twice(values: Sequence[object], argument: str) -> None:
+    """Refuse repeated values."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"{argument} holds {max(values, key=values.count)!r} more than once.")
 
 
 def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], lack: str) -> list[str]:
-    """Name the groups that are asked for, all if None; refuse those that are not there.
+    """The requested groups, all if None; refuse groups that do not exist.
 
     Raises
     ------
     ValueError
-        If there is none, one is named twice, or some are not present; `lack` is what the message then states of them.
+        If there is none, one is repeated, or some are not present; `lack` is the predicate of the message.
     """
     wanted = list(present) if groups is None else listed(groups)
     if not wanted:

@@ -243,7 +243,7 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
 
 @pytest.mark.usefixtures("quiet")
 def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabulary):
-    from scdiva.annotation.prediction import shared_tokens
+    from scdiva.annotation.annotate import shared_tokens
 
     expected = column_tokens(rat.var, vocabulary, InputOptions(gene_ids="human"))
     rat.obsm["state"] = np.random.default_rng(0).normal(size=(rat.n_obs, 3))

@@ -62,7 +62,7 @@ def spoilt(adata, key, text, kind="object"):
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("call", LEARNED)
 def test_a_text_for_a_missing_label_is_no_type(cells, model, refused, call, text):
-    said = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'", "names no type", "unlabeled_category"
+    said = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'", "not a type", "unlabeled_category"
     refused(lambda a: LEARNED[call](a, model, "given"), spoilt(cells, "cell_type", text), ValueError, *said)
 
 
@@ -98,7 +98,9 @@ def test_a_text_for_a_missing_batch_is_no_batch(cells, model, refused, call, tex
 @pytest.mark.fault("text for a missing batch")
 @pytest.mark.parametrize("call", ["tl.integrate", "tl.adapt"])
 def test_an_unknown_batch_is_warned_of(cells, model, call):
-    with pytest.warns(UserWarning, match=r"'Unknown' for 5 of 80 cells, the first is 'cell3': counted as a batch"):
+    with pytest.warns(
+        UserWarning, match=r"'Unknown' for 5 of 80 cells, the first is 'cell3', which is treated as a batch"
+    ):
         BATCHES[call](spoilt(cells, "batch", "Unknown"), model, "given")
 
 
@@ -213,7 +215,7 @@ def test_a_query_with_other_names_is_annotated(cells, model, kind):
     own = {"text": np.array(["x", "y"] * 15), "category": pd.Categorical(["x", "y"] * 15), "number": np.arange(30) % 2}
     query.obs["cell_type"] = own[kind]
     before = query.obs["cell_type"].copy()
-    with pytest.warns(UserWarning, match="have no label in common .*is not read and stays as it is"):
+    with pytest.warns(UserWarning, match="have no label in common .*neither read nor changed"):
         sd.tl.annotate(query, "cell_type", reference, model=model, method="knn", **FIT)
     assert query.obs["cell_type"].equals(before)
     assert set(query.obs["scdiva_label"]) <= set(reference.obs["cell_type"])

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from scdiva.annotation.head import CLIP, METHODS, AnnotationHead, HeadSizes, Neighbors, Read
+from scdiva.annotation.annotator import CLIP, METHODS, AnnotationHead, HeadSizes, Neighbors
 
 N_TOKENS, STATE_DIM = 20, 5
 SIZES = {
@@ -49,10 +47,10 @@ def make_cells(n: int = 9, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray, 
     return cells
 
 
-def read(cells) -> Read:
+def read(cells) -> tuple[torch.Tensor, ...]:
     states, tokens, values = zip(*cells, strict=True)
     bounds = np.concatenate([[0], np.cumsum([len(one) for one in tokens])])
-    return Read(
+    return (
         torch.from_numpy(np.stack(states)).float(),
         torch.from_numpy(np.concatenate(tokens)),
         torch.from_numpy(np.concatenate(values)),
@@ -118,7 +116,7 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_the_slow_reference(method):
     head, cells = make_head(method), make_cells()
-    probability, novelty = head(read(cells))
+    probability, novelty = head(*read(cells))
     for i, cell in enumerate(cells):
         expected = slow(head, cell)
         np.testing.assert_allclose(probability[i], expected[0], atol=1e-5)
@@ -129,14 +127,14 @@ def test_it_is_the_slow_reference(method):
 def test_genes_that_are_not_measured_count_as_average():
     head, cells = make_head("linear"), make_cells()
     measured = torch.tensor([True, False, True, True, False, True])
-    found = head(read(cells), measured)
+    found = head(*read(cells), measured)
     for i, cell in enumerate(cells):
         expected = slow(head, cell, measured.numpy())
         np.testing.assert_allclose(found[0][i], expected[0], atol=1e-5)
-    x = head.novelty_inputs(head.features(read(cells)), head.genes(read(cells)), measured)
+    x = head.novelty_inputs(head.features(*read(cells)), head.genes(*read(cells)[1:]), measured)
     assert not x[:, head.sizes.dim :][:, ~measured].any()
     average = head.gene_mean.expand(9, -1)
-    assert not head.novelty_inputs(head.features(read(cells)), average)[:, head.sizes.dim :].any()
+    assert not head.novelty_inputs(head.features(*read(cells)), average)[:, head.sizes.dim :].any()
 
 
 def test_a_gene_far_off_its_mean_is_clipped():
@@ -146,36 +144,9 @@ def test_a_gene_far_off_its_mean_is_clipped():
     torch.testing.assert_close(x, torch.tensor([[CLIP], [-CLIP]]) * head.gene_weight.expand(2, 6))
 
 
-def test_features_have_length_one():
-    cells = read(make_cells())
-    for method in METHODS:
-        lengths = make_head(method).features(cells).norm(dim=1)
-        whole = torch.ones(9)
-        if SIZES[method].get("own_dim"):
-            whole[4] = 0.5**0.5  # a cell without genes has no projection
-        torch.testing.assert_close(lengths, whole)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_a_cell_is_blind_to_the_order_of_its_genes_and_to_its_company(method, data):
-    head, cells = make_head(method), make_cells()
-    probability, novelty = head(read(cells))
-    chosen = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=12))
-    shuffled = []
-    for number in chosen:
-        state, tokens, values = cells[number]
-        order = np.array(data.draw(st.permutations(range(len(tokens)))), dtype=int)
-        shuffled.append((state, tokens[order], values[order]))
-    found = head(read(shuffled))
-    torch.testing.assert_close(found[0], probability[chosen], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found[1], novelty[chosen], atol=1e-4, rtol=1e-5)
-
-
 @pytest.mark.parametrize("k", [1, 4, 10])
 def test_votes_are_those_of_sklearn(k, monkeypatch):
-    from scdiva.annotation import head as annotation
+    from scdiva.annotation import annotator as annotation
 
     draw = np.random.default_rng(0)
     known, label, x = draw.normal(size=(30, 5)), draw.integers(0, 3, 30), draw.normal(size=(40, 5))
@@ -194,49 +165,3 @@ def test_no_more_neighbours_vote_than_labels_have_cells_on_average():
     assert Neighbors(40, 5, 4, 15).n_neighbors == 10
     assert Neighbors(3, 5, 2, 15).n_neighbors == 1
     assert Neighbors(400, 5, 4, 15).n_neighbors == 15
-
-
-def test_sizes_and_layout():
-    with pytest.raises(ValueError, match=r"method must be one of .*'forest'"):
-        HeadSizes("forest", 3, 4, 5)
-    assert HeadSizes("linear", 3, 4, 20, own_dim=2, n_genes=9).dim == 6
-    head = make_head("linear")
-    assert head.classifier.weight.shape == (4, STATE_DIM + 6)
-    assert head.novelty_classifier.weight.shape == (4, STATE_DIM + 3 + 6)
-    assert make_head("knn").novelty_classifier is make_head("probe").novelty_classifier is None
-    assert make_head("knn").own is None
-    probe = make_head("probe")
-    assert probe.own is None
-    assert [tuple(w.shape) for w in probe.classifier.parameters() if w.ndim == 2] == [(128, 5), (128, 128), (4, 128)]
-
-
-def test_a_probe_reads_the_state_alone():
-    head, cells = make_head("probe"), make_cells()
-    other = [(state, tokens[:1], 2 * values[:1]) for state, tokens, values in cells]
-    for one, same in zip(head(read(cells)), head(read(other)), strict=True):
-        assert torch.equal(one, same)
-    scaled = [(3 * state, tokens, values) for state, tokens, values in cells]
-    torch.testing.assert_close(head(read(scaled))[0], head(read(cells))[0])
-
-
-def test_a_fresh_head_answers_without_bias():
-    """Before anything is fitted or calibrated the buffers change nothing: means 0, scales, weight, temperature 1."""
-    head = AnnotationHead(HeadSizes("linear", 3, STATE_DIM, N_TOKENS, own_dim=2, n_genes=4))
-    u = torch.randn(6, 7, generator=torch.Generator().manual_seed(0))
-    genes = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(head.novelty_inputs(u, genes), torch.cat([u, genes], dim=1))
-    assert torch.equal(head.inputs(u, genes), torch.cat([u[:, :STATE_DIM], genes], dim=1))
-    logits = torch.tensor([[1.0, 3.0, 2.0]])
-    assert float(head.novelty(logits, torch.tensor([[0.2, 0.1, -0.5]]))) == pytest.approx(-(3 + 0.2) / 2)
-
-
-def test_novelty_is_zero_at_the_mean_and_grows_as_either_sign_of_a_known_cell_goes():
-    head = make_head("linear", n_labels=2)
-    logits = torch.stack([head.logit_mean[0], head.logit_mean[0] - 50])[None]
-    cosines = torch.stack([head.cosine_mean[0], head.cosine_mean[1] - 50 * head.cosine_scale[1]])[None]
-    head.novelty_mean.zero_()
-    assert float(head.novelty(logits, cosines)) == pytest.approx(0, abs=1e-6)
-    less = logits - torch.tensor([[1.0, 0.0]])
-    assert float(head.novelty(less, cosines)) == pytest.approx(0.5 / float(head.logit_scale[0]), rel=1e-5)
-    off = cosines - torch.tensor([[0.3, 0.0]])
-    assert float(head.novelty(logits, off)) == pytest.approx(0.15 / float(head.cosine_scale[0]), rel=1e-5)

@@ -66,28 +66,6 @@ def test_panels_without_anything_to_show_are_left_out(annotated):
     assert len(annotation(annotated, "cell type", return_fig=True).axes) == 2
 
 
-def test_unknown_cells_are_near_black_without_true_types_too(annotated):
-    fig = annotation(annotated, return_fig=True)
-    shown, places = colours_at(fig.axes[0]), list(map(tuple, annotated.obsm["X_scdiva_umap"]))
-    unknown = (annotated.obs["scdiva_label"] == "unknown").to_numpy()
-    assert {shown[place] for place, new in zip(places, unknown, strict=True) if new} == {BLACK}
-    assert BLACK not in {shown[place] for place, new in zip(places, unknown, strict=True) if not new}
-
-
-def test_many_and_long_names_stand_beside(annotated):
-    names = [f"a rather long name of a cell type, number {i:02d}" for i in range(25)]
-    for key in ("cell type", "scdiva_label"):
-        annotated.obs[key] = pd.Categorical.from_codes(np.arange(160) % 25, names)
-    fig = annotation(annotated, "cell type", return_fig=True)
-    fig.canvas.draw()
-    legend = fig.axes[1].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == names
-    assert fig.axes[1].get_window_extent().x1 <= legend.get_window_extent().x0
-    assert legend.get_window_extent().x1 <= fig.axes[2].get_window_extent().x0
-    assert all(ax.get_window_extent().width > 300 for ax in fig.axes[:3])
-    assert len(set(colours_at(fig.axes[0]).values())) == 25
-
-
 def test_the_map_is_computed_once_and_nothing_else_changes(annotated, tmp_path):
     del annotated.obsm["X_scdiva_umap"]
     before, figures = annotated.copy(), plt.get_fignums()
@@ -159,14 +137,6 @@ def test_these_cells_alone_are_drawn_where_the_reference_held_none_out(annotated
         reliability(annotated, labels_key="cell type")
     with pytest.raises(KeyError, match=r"call scdiva\.tl\.annotate"):
         reliability(annotated, "mine")
-
-
-def test_the_diagram_is_drawn_on_the_users_axes(annotated):
-    fig, (left, right) = plt.subplots(1, 2)
-    assert reliability(annotated, ax=right) is None
-    assert right.get_xlabel() == "confidence"
-    assert left.get_xlabel() == ""
-    assert plt.fignum_exists(fig.number)
 
 
 def test_everything_is_read_from_what_annotate_writes(tmp_path):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,32 +80,6 @@ def test_types_that_only_one_side_has(annotated):
     assert set(columns[3:5]) == {"T cell", "macrophage"}
     assert columns[5] == "unknown"
     assert framed(fig) == {(names.index(name), columns.index(name)) for name in known}
-
-
-def test_any_two_columns_can_be_compared(annotated):
-    """Clusters stand in the order of the types that they hold, with nothing framed and no empty column."""
-    annotated.obs["cluster"] = 3 - np.arange(160) % 4
-    del annotated.uns["scdiva"]
-    fig = confusion_matrix(annotated, "cell type", "cluster", return_fig=True)
-    _, columns, written, _ = parts(fig)
-    assert sorted(columns) == ["0", "1", "2", "3"]
-    assert written == {(f"{name}", str(3 - i)): 40 for i, name in enumerate(annotated.obs["cell type"].cat.categories)}
-    assert framed(fig) == set()
-    assert [text.get_position() for text in fig.axes[0].texts] == [(i + 0.5, i + 0.5) for i in range(4)]
-
-
-def test_one_type_and_many(annotated):
-    one = annotated[annotated.obs["cell type"] == "B cell"].copy()
-    assert len(parts(confusion_matrix(one, "cell type", return_fig=True))[0]) == 1
-    names = [f"a rather long name of a cell type, number {i:02d}" for i in range(25)]
-    for key in ("cell type", "scdiva_label"):
-        annotated.obs[key] = pd.Categorical.from_codes(np.arange(160) % 25, names)
-    annotated.uns["scdiva"]["scdiva_label"]["labels"] = names
-    fig = confusion_matrix(annotated, "cell type", return_fig=True)
-    fig.canvas.draw()
-    for texts in (fig.axes[0].get_yticklabels(), fig.axes[0].get_xticklabels()):
-        assert all(fig.bbox.x0 <= t.get_window_extent().x0 and fig.bbox.y0 <= t.get_window_extent().y0 for t in texts)
-    assert fig.axes[0].get_window_extent().width > 25 * 30  # a field has room for its count
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=9))

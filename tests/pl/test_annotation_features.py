@@ -92,15 +92,6 @@ def test_cells_without_type_or_embedding_are_not_drawn(embedded):
     assert [row for row in rows if row.startswith("Monocyte")] == ["Monocyte (39)"]
 
 
-def test_colours_are_symmetric_and_say_what_they_are(embedded):
-    fig = feature_heatmap(embedded, return_fig=True)
-    low, high = fig.axes[0].collections[0].get_clim()
-    assert -low == high <= 3
-    assert fig.axes[1].get_ylabel() == "mean feature (z-score)"
-    assert fig.axes[0].get_xlabel() == "features of X_scdiva (12)"
-    assert fig.axes[0].get_ylabel() == "scdiva_label (cells)"
-
-
 def test_other_embeddings_and_axes(embedded, tmp_path):
     embedded.obsm["X_pca"] = sp.csr_matrix(embedded.obsm["X_scdiva"][:, :5])
     embedded.obsm["X_wide"] = np.random.default_rng(0).normal(size=(160, 300))

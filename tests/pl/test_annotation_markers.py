@@ -4,7 +4,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse as sp
 
 from scdiva.pl import marker_heatmap
 
@@ -57,32 +56,6 @@ def test_colours_are_mean_log_expression_standardised_by_gene(annotated, step):
     np.testing.assert_allclose(colour, (shown - shown.mean(axis=0)) / shown.std(axis=0), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("source", ["log", "sparse", "layer", "raw"])
-def test_the_matrix_may_be_counts_or_logarithms_wherever_it_stands(annotated, source):
-    expected = parts(marker_heatmap(annotated, "cell type", n_genes=2, return_fig=True))
-    options = {}
-    if source == "log":
-        annotated.X = np.log1p(1e4 * annotated.X / annotated.X.sum(axis=1, keepdims=True))
-    elif source == "sparse":
-        annotated.X = sp.csc_matrix(annotated.X)
-    elif source == "layer":
-        annotated.layers["counts"], annotated.X, options = annotated.X, None, {"layer": "counts"}
-    else:
-        annotated.raw = annotated.copy()
-        annotated.X, options = annotated.X - 1.0, {"use_raw": True}
-    found = parts(marker_heatmap(annotated, "cell type", n_genes=2, return_fig=True, **options))
-    assert found[:2] == expected[:2]
-    np.testing.assert_allclose(found[2], expected[2], atol=1e-3)
-
-
-def test_similar_types_stand_together(annotated):
-    """Two T cell types that share genes."""
-    annotated.X[np.arange(160) % 4 == 1, 6:9] += 9
-    annotated.X[np.arange(160) % 4 == 2, 3:6] += 7
-    types, *_ = parts(marker_heatmap(annotated, "cell type", return_fig=True))
-    assert abs(types.index("CD4+ memory T cell") - types.index("CD8+ T cell")) == 1
-
-
 def test_types_of_one_cell_are_drawn_without_markers_of_their_own(annotated):
     annotated.obs["cell type"] = annotated.obs["cell type"].astype(object)
     annotated.obs.loc["cell0", "cell type"] = "lonely"
@@ -115,11 +88,3 @@ def test_bad_input_is_refused(annotated, tmp_path):
         with pytest.raises(error, match=words):
             marker_heatmap(given, key, **options)
     assert plt.get_fignums() == []
-
-
-def test_it_is_drawn_on_the_users_axes(annotated):
-    fig, (left, right) = plt.subplots(1, 2)
-    assert marker_heatmap(annotated, ax=right) is None
-    assert right.get_ylabel() == "scdiva_label"
-    assert left.get_ylabel() == ""
-    assert plt.fignum_exists(fig.number)

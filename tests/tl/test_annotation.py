@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 import scdiva as sd
-from scdiva.annotation.prediction import ancestors, named, warn_of_shift
+from scdiva.annotation.annotate import ancestors, name_cells, warn_of_shift
 
 METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ["scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty"]
@@ -83,14 +82,6 @@ def test_all_labelled_warns(plain, query):
         fit(query, None, plain, method="knn")
 
 
-def test_an_unlabelled_category_of_the_reference(plain, query, reference):
-    known = reference.copy()
-    known.obs["cell_type"] = np.where(np.arange(160) % 4 == 0, "?", known.obs["cell_type"].astype(str))
-    annotator, data = fit(query, known, plain, unlabeled_category="?")
-    assert "?" not in annotator.labels
-    assert data.uns["scdiva"]["scdiva_label"]["n_labelled"] == 120
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cells_annotation_does_not_depend_on_its_company(plain, query, reference, method):
     annotator, whole = fit(query, reference, plain, method=method)
@@ -113,16 +104,6 @@ def test_later_queries_are_annotated_alike(plain, query, reference, method, tmp_
     assert (again(query, annotator).obs["scdiva_label"] != "unknown").all()
 
 
-def test_genes_are_matched_by_name(plain, query, reference):
-    _, expected = fit(query, reference, plain)
-    shuffled = query[:, np.random.default_rng(0).permutation(60)].copy()
-    assert_alike(fit(shuffled, reference, plain)[1], expected, atol=1e-5)
-    by_id = query.copy()
-    by_id.var_names = by_id.var["ensembl_id"].to_numpy()
-    assert_alike(fit(by_id, reference, plain)[1], expected, atol=1e-5)
-    assert_alike(fit(query, reference, plain, gene_ids="ensembl_id")[1], expected, atol=1e-5)
-
-
 def test_other_genes_are_not_read(plain, query, reference):
     """Genes of one side alone, known to the model or not: as if they were not there."""
     kept = np.r_[0:26, 30:56]
@@ -143,19 +124,6 @@ def test_a_later_query_of_fewer_genes(plain, query, reference):
     annotator.tokens = np.arange(3, 300, dtype=np.int32)  # a wider reference, of which this has a part
     with pytest.warns(UserWarning, match="adata has 55 of the 297"):
         again(query, annotator)
-
-
-def test_counts_and_log_normalised_expression_are_alike(plain, query, reference):
-    _, expected = fit(query, reference, plain)
-    log = query.copy()
-    counts = log.X.toarray()
-    log.X = sp.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)).astype(np.float32))
-    assert_alike(fit(log, reference, plain)[1], expected, atol=1e-3)
-    log.layers["lognorm"], log.X = log.X, query.X.copy()
-    both = reference.copy()
-    counts = both.X.toarray()
-    both.layers["lognorm"] = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
-    assert_alike(fit(log, both, plain, layer="lognorm")[1], expected, atol=2e-2)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3])
@@ -192,22 +160,6 @@ def test_the_threshold_is_that_of_held_out_batches(plain, query, reference, meth
         assert f"held-out {source}" in repr(annotator)
 
 
-def test_a_shift_of_the_query_warns_once(plain, query, reference):
-    """The query has lost seven of ten counts; as it was before, it gets no warning."""
-    shifted, matrix = query.copy(), query.X.toarray()
-    matrix[np.random.default_rng(0).random(matrix.shape) < 0.7] = 0
-    shifted.X = sp.csr_matrix(matrix)
-    with pytest.warns(UserWarning, match=r"shift between query and reference.*reject=0\.01") as caught:
-        annotator, data = fit(shifted, reference, plain, reject=0.05)
-    assert len(caught) == 1
-    unknown = (data.obs["scdiva_label"] == "unknown").sum()
-    assert str(caught[0].message).startswith(f"{unknown} of {data.obs['scdiva_label'].notna().sum()} cells")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again(shifted, annotator)
-        again(query, annotator, reject=0.05)
-
-
 def test_a_share_far_above_the_rate_warns():
     """Held-out cells have a standard normal novelty, a query of 1,000 cells the same, or a shifted one."""
     draw = np.random.default_rng(0)
@@ -232,32 +184,6 @@ def test_a_share_far_above_the_rate_warns():
     assert "batch_key" not in str(caught[0].message)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_rare_labels_break_nothing(plain, query, reference, method):
-    known = reference.copy()
-    types = known.obs["cell_type"].astype(str).to_numpy()
-    types[3], types[[10, 90]] = "one", "two"
-    known.obs["cell_type"] = types
-    annotator, data = fit(query, known, plain, method=method, batch_key="batch", reject=0.1)
-    assert set(annotator.labels) == {"one", "two", "type A", "type B", "type C", "type D"}
-    assert np.isfinite(data.obsm["scdiva_label_probability"]).all()
-    assert np.isfinite(data.obs[KEYS[2]]).all()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_two_labels(plain, query, reference, method):
-    known = reference.copy()
-    known.obs["cell_type"] = known.obs["cell_type"].isin(["type A", "type B"]).map({True: "ab", False: "cd"})
-    data = query.copy()
-    del data.obs["cell_type"]
-    _, data = fit(data, known, plain, method=method)
-    assert data.obsm["scdiva_label_probability"].shape == (80, 2)
-    if method == "linear":
-        assert (
-            data.obs["scdiva_label"] == np.where(query.obs["cell_type"].astype(str) < "type C", "ab", "cd")
-        ).mean() > 0.85
-
-
 def test_a_label_without_a_gene_is_named(plain, query, reference):
     known, matrix = reference.copy(), reference.X.toarray()
     matrix[(reference.obs["cell_type"] == "type C").to_numpy()] = 0
@@ -267,11 +193,6 @@ def test_a_label_without_a_gene_is_named(plain, query, reference):
         pytest.warns(UserWarning, match="left out"),
     ):
         fit(query, known, plain)
-
-
-def test_the_batch_decides_for_fine_tuning_and_projection(plain, query, reference):
-    found = [fit(query, reference, plain, method="linear", batch_key=key)[1] for key in (None, "batch")]
-    assert not np.array_equal(*(data.obsm["scdiva_label_probability"] for data in found))
 
 
 def test_of_an_integrated_model_neighbours_read_the_embedding(plain, cells, query, reference):
@@ -301,29 +222,6 @@ CHAIN = {"CD4": "T", "CD8": "T", "T": "lymphoid", "B": "lymphoid", "mono": "myel
 LABELS = ("B", "CD4", "CD8", "mono", "stem")
 
 
-def test_ancestors():
-    assert ancestors(LABELS, CHAIN) == [["lymphoid"], ["T", "lymphoid"], ["T", "lymphoid"], ["myeloid"], []]
-    assert ancestors(LABELS, {}) == [[]] * 5
-
-
-@pytest.mark.parametrize(
-    ("probability", "name", "confidence"),
-    [
-        ([0.1, 0.6, 0.1, 0.1, 0.1], "CD4", 0.6),
-        ([0.1, 0.4, 0.3, 0.1, 0.1], "T", 0.7),
-        ([0.3, 0.35, 0.1, 0.15, 0.1], "lymphoid", 0.75),  # B is one step below, CD4 two
-        ([0.4, 0.25, 0.25, 0.05, 0.05], "lymphoid", 0.9),
-        ([0.25, 0.05, 0.05, 0.4, 0.25], "myeloid", 0.4),  # the top, and still unsure
-        ([0.2, 0.2, 0.2, 0.1, 0.3], "stem", 0.3),  # nothing above it
-        ([0.1, 0.25, 0.25, 0.2, 0.2], "T", 0.5),  # not below
-    ],
-)
-def test_backing_off(probability, name, confidence):
-    found = named(np.array([probability], dtype=np.float32), LABELS, CHAIN, 0.5)
-    assert found[0][0] == name
-    assert found[1][0] == pytest.approx(confidence, rel=1e-6)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.01, 1), min_size=5, max_size=5), min_size=1, max_size=6),
@@ -336,7 +234,7 @@ def test_backing_off_is_the_slow_way(rows, backoff, below, above):
     if "y" in parents.values():
         parents |= {name: group for name, group in above.items() if name == "y"}
     probability = np.array(rows) / np.sum(rows, axis=1, keepdims=True)
-    names, confidence = named(probability, LABELS, parents, backoff)
+    names, confidence = name_cells(probability, LABELS, parents, backoff)
     chains = dict(zip(LABELS, ancestors(LABELS, parents), strict=True))
     for row, name, value in zip(probability, names, confidence, strict=True):
         best = LABELS[int(row.argmax())]
@@ -358,35 +256,6 @@ def test_groups_are_categories_after_the_labels(plain, query, reference):
     order = [*(f"type {x}" for x in "ABCD"), "low", "high", "cell"]
     assert list(data.obs["scdiva_label"].cat.categories) == [x for x in order if x in set(data.obs["scdiva_label"])]
     assert {"low", "high"} & set(data.obs["scdiva_label"])
-
-
-def test_raw_and_layers_are_read_of_both(plain, query, reference):
-    _, expected = fit(query, reference, plain)
-    pairs = []
-    for data in (query, reference):
-        whole = data.copy()
-        whole.raw = data
-        part = whole[:, :20].copy()  # fewer than the genes that are needed, but for raw
-        part.layers["other"] = part.X.copy()
-        pairs.append(part)
-    assert_alike(fit(*pairs, plain, use_raw=True)[1], expected)
-    with pytest.raises(ValueError, match="share 20 genes that the model knows"):
-        fit(*pairs, plain, layer="other")
-
-
-def test_the_users_threads_and_model_stay_as_they_were(plain, query, reference):
-    n = torch.get_num_threads()
-    plain.train()
-    try:
-        torch.set_num_threads(2)
-        for method in METHODS:
-            fit(query, reference, plain, method=method)
-            assert torch.get_num_threads() == 2
-            assert plain.training
-            assert all(p.requires_grad for p in plain.parameters())
-    finally:
-        plain.eval()
-        torch.set_num_threads(n)
 
 
 def test_fine_tuning_on_one_cell_of_each_label_has_no_held_out_cell(plain, query, reference):

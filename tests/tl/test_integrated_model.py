@@ -66,14 +66,6 @@ def test_saved_and_loaded_it_is_the_same(fitted, left_out, tmp_path):
         np.testing.assert_array_equal(embedded(left_out[0], given), embedded(left_out[0], model))
 
 
-def test_files_are_embedded_with_it(fitted, tmp_path):
-    model, data = fitted
-    data.write_h5ad(tmp_path / "cells.h5ad")
-    out = tmp_path / "out.h5ad"
-    sd.tl.embed_file(tmp_path / "cells.h5ad", out, model=model, key_added="found")
-    np.testing.assert_allclose(ad.read_h5ad(out).obsm["found"], data.obsm[KEY], atol=1e-6)
-
-
 def test_it_is_neither_integrated_again_nor_adapted(fitted):
     model, data = fitted
     given = data.copy()
@@ -82,30 +74,6 @@ def test_it_is_neither_integrated_again_nor_adapted(fitted):
     with pytest.raises(ValueError, match="Adapt first"):
         sd.tl.adapt(given, model)
     assert set(given.obsm) == {KEY}
-
-
-def test_uns_goes_through_a_file(fitted, plain, tmp_path):
-    _, data = fitted
-    data.write_h5ad(tmp_path / "cells.h5ad")
-    read = ad.read_h5ad(tmp_path / "cells.h5ad")
-    np.testing.assert_array_equal(read.obsm[KEY], data.obsm[KEY])
-    ours, theirs = data.uns["scdiva"]["integrate"], read.uns["scdiva"]["integrate"]
-    assert ours.keys() == theirs.keys()
-    for key, value in ours.items():
-        if key == "history":
-            assert value.keys() == theirs[key].keys()
-            for name, column in value.items():
-                np.testing.assert_array_equal(theirs[key][name], column)
-        else:
-            assert np.array_equal(np.asarray(theirs[key]), np.asarray(value)), key
-    # what was read is written into again
-    sd.tl.integrate(read, "batch", model=plain, **QUICK)
-    assert read.uns["scdiva"]["integrate"]["labels_key"] == ""
-    one = read[read.obs["batch"] == "batch 1"].copy()
-    with pytest.warns(UserWarning, match="one batch only"):
-        sd.tl.integrate(one, "batch", model=plain, **QUICK)
-    one.write_h5ad(tmp_path / "one.h5ad")
-    assert len(ad.read_h5ad(tmp_path / "one.h5ad").uns["scdiva"]["integrate"]["history"]["loss"]) == 0
 
 
 @pytest.mark.parametrize("fields", [{"anchor": "learned"}, {"anchor": "encoder", "anchor_residual": False}])

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.class_weight import compute_sample_weight
 from torch import nn
 
 from scdiva._constants import N_SPECIAL
 from scdiva.annotation import fit as A
-from scdiva.annotation.head import METHODS, AnnotationHead, HeadSizes, Neighbors
+from scdiva.annotation.annotator import METHODS, AnnotationHead, HeadSizes, Neighbors
 from scdiva.data.memory import InMemoryCells
 
 N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
@@ -59,7 +58,7 @@ def reference():
 def heads(reference):
     """A head of each method, and what held-out cells are called."""
     fitted = {method: fit(reference, method) for method in METHODS}
-    return {method: (head, A.held_out(head, reference, 0)) for method, head in fitted.items()}
+    return {method: (head, A.predict_folds(head, reference, 0)) for method, head in fitted.items()}
 
 
 def dense(reference) -> np.ndarray:
@@ -80,7 +79,7 @@ def same(one, other) -> bool:
 def test_moments_are_those_of_the_reference(heads, reference):
     head = heads["linear"][0]
     assert head.sizes.own_dim > 0
-    u, genes = A.read_cells(head, reference, np.arange(90))
+    u, genes = A.read_features(head, reference, np.arange(90))
     torch.testing.assert_close(head.feature_mean, u.mean(dim=0))
     torch.testing.assert_close(head.feature_scale, u.std(dim=0).clamp_min(1e-6))
     expected = dense(reference)[:, head.gene_tokens.numpy()]
@@ -111,7 +110,7 @@ def test_linear_is_the_logistic_regression_of_sklearn(reference, monkeypatch, no
     given = reference._replace(labels=rare)
     head = fit(given, "linear")
     layer, inputs = (head.novelty_classifier, head.novelty_inputs) if novelty else (head.classifier, head.inputs)
-    x = inputs(*A.read_cells(head, given, np.arange(90))).detach().numpy()
+    x = inputs(*A.read_features(head, given, np.arange(90))).detach().numpy()
     weights = compute_sample_weight("balanced", rare)
     theirs = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8, fit_intercept=novelty)
     theirs.fit(x.astype(np.float64), rare, sample_weight=weights)
@@ -121,7 +120,7 @@ def test_linear_is_the_logistic_regression_of_sklearn(reference, monkeypatch, no
 
 def test_labels_are_taken_from_the_centred_state_and_from_genes_that_are_not(heads, reference):
     head = heads["linear"][0]
-    u, genes = A.read_cells(head, reference, np.arange(90))
+    u, genes = A.read_features(head, reference, np.arange(90))
     x = head.inputs(u, genes).detach().numpy()
     state = nn.functional.normalize(reference.states, dim=1).numpy()
     state -= state.mean(axis=0)
@@ -131,72 +130,29 @@ def test_labels_are_taken_from_the_centred_state_and_from_genes_that_are_not(hea
     np.testing.assert_allclose(x[:, STATE_DIM:], factor * genes, rtol=1e-4)
 
 
-def test_the_classifier_of_labels_has_no_intercept():
-    draw = np.random.default_rng(0)
-    x, y = torch.from_numpy(draw.normal(size=(40, 4))).float(), np.repeat([0, 1, 2, 2], 10)
-    layer = nn.Linear(4, 3).requires_grad_(False)
-    A._train(layer, x, y, 0)
-    assert not layer.bias.any()
-
-
 def test_two_classes_and_a_class_that_a_fold_lacks():
     draw = np.random.default_rng(0)
     x = torch.from_numpy(draw.normal(size=(40, 4))).float()
     y = (x[:, 0] + 0.5 * torch.from_numpy(draw.normal(size=40)) > 0).long().numpy()
     layer = nn.Linear(4, 3)
     layer.requires_grad_(False)
-    A._train_novelty(layer, x, x, np.where(y == 1, 2, 0))  # nothing of label 1
+    A._fit_novelty(layer, x, x, np.where(y == 1, 2, 0))  # nothing of label 1
     theirs = LogisticRegression(C=A.NOVELTY_INVERSE_PENALTY, class_weight="balanced").fit(x.numpy(), y)
     probability = layer(x).softmax(dim=1).numpy()
     np.testing.assert_allclose(probability[:, [0, 2]], theirs.predict_proba(x.numpy()), atol=1e-5)
     assert probability[:, 1].max() < 1e-9
 
 
-def test_neighbours_are_zero_shot(heads, reference):
-    head = heads["knn"][0]
-    assert head.sizes.own_dim == head.sizes.n_genes == 0
-    x = nn.functional.normalize(reference.states, dim=1)
-    theirs = KNeighborsClassifier(5).fit(x, reference.labels)
-    np.testing.assert_allclose((head.classifier(x).exp() * 6 - 1 / 3) / 5, theirs.predict_proba(x), atol=1e-5)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(method, heads, reference):
-    stream, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    head = fit(reference, method)
-    found = A.held_out(head, reference, 0)
-    assert torch.equal(torch.random.get_rng_state(), stream)
-    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
-    assert same(state_of(head), state_of(heads[method][0]))
-    for one, other in zip(found, heads[method][1], strict=True):
-        np.testing.assert_array_equal(one, other)
-    other = A.held_out(head, reference, 1)
-    assert not np.array_equal(other.logits, found.logits)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_unlabelled_cells_are_never_a_label(method):
-    given = make_reference(unlabelled=20)
-    head = fit(given, method)
-    found = A.held_out(head, given, 0)
-    assert len(found.labels) == 70
-    assert head.centroids.shape == (N_LABELS, STATE_DIM)
-    if method == "knn":
-        assert (head.sizes.n_known, int(head.classifier.label.min())) == (70, 0)
-    states = nn.functional.normalize(given.states[torch.from_numpy(given.labels == 0)], dim=1)
-    torch.testing.assert_close(head.centroids[0], nn.functional.normalize(states.sum(dim=0), dim=0))
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_no_held_out_cell_is_in_its_own_fit(method, heads, reference, monkeypatch):
     """Other labels, other genes and states for the cells of one part: the fit that is asked about them is the same."""
     fold = np.arange(90) % A.FOLDS
-    monkeypatch.setattr(A, "_dealt", lambda y, rng: fold)
+    monkeypatch.setattr(A, "_label_folds", lambda y, rng: fold)
     head, part = heads[method][0], fold == 1
-    before = A.held_out(head, reference, 0)
+    before = A.predict_folds(head, reference, 0)
     np.testing.assert_array_equal(before.labels, np.concatenate([reference.labels[fold == k] for k in range(3)]))
     renamed = np.where(part, (reference.labels + 1) % N_LABELS, reference.labels)
-    after = A.held_out(head, reference._replace(labels=renamed), 0)
+    after = A.predict_folds(head, reference._replace(labels=renamed), 0)
     at = np.sort(fold) == 1
     np.testing.assert_array_equal(after.logits[at], before.logits[at])
     np.testing.assert_array_equal(after.cosines[at], before.cosines[at])
@@ -206,32 +162,17 @@ def test_no_held_out_cell_is_in_its_own_fit(method, heads, reference, monkeypatc
     values[reference.cells.indptr[one] : reference.cells.indptr[one + 1]] *= 3
     states[one] *= -1
     changed = A.Reference(replace(reference.cells, values=values), states, reference.labels)
-    after = A.held_out(head, changed, 0)
+    after = A.predict_folds(head, changed, 0)
     at[np.flatnonzero(at)[4]] = False
     np.testing.assert_allclose(after.logits[at], before.logits[at], atol=1e-5)
     assert np.abs(after.logits[np.sort(fold) != 1] - before.logits[np.sort(fold) != 1]).max() > 1e-4
-
-
-def test_held_out_leaves_the_head_as_it_is(heads, reference):
-    for method in METHODS:
-        head = heads[method][0]
-        before = state_of(head)
-        A.held_out(head, reference, 0)
-        assert same(state_of(head), before)
-
-
-def test_held_out_cells_are_told_nearly_as_well_as_they_can_be(heads):
-    for method in METHODS:
-        found = heads[method][1]
-        assert len(found.labels) == 90
-        assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.75
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=80), st.integers(0, 99))
 def test_each_label_is_dealt_out(labels, seed):
     y = np.array(labels)
-    fold = A._dealt(y, np.random.default_rng(seed))
+    fold = A._label_folds(y, np.random.default_rng(seed))
     for label in np.unique(y):
         counts = np.bincount(fold[y == label], minlength=A.FOLDS)
         assert counts.max() - counts.min() <= 1
@@ -244,12 +185,12 @@ def test_singletons_are_left_out_and_pairs_are_not(reference):
     labels[[3, 8]], labels[50] = 2, 3
     given = reference._replace(labels=labels)
     head = fit(given, "linear", 4)
-    found = A.held_out(head, given, 0)
+    found = A.predict_folds(head, given, 0)
     assert np.bincount(found.labels, minlength=4).tolist()[2:] == [2, 0]
     assert len(found.labels) == 89
     alone = reference._replace(labels=np.where(np.arange(90) == 0, 0, np.where(np.arange(90) == 1, 1, -1)))
     head = fit(alone, "linear", 2)
-    found = A.held_out(head, alone, 0)
+    found = A.predict_folds(head, alone, 0)
     assert [part.shape for part in found] == [(0,), (0,), (0, 2), (0, 2), (0, 2)]
     before = state_of(head)
     notes = A.calibrate(head, found)
@@ -262,7 +203,7 @@ def test_singletons_are_left_out_and_pairs_are_not(reference):
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=80))
 def test_whole_batches_are_dealt_out(batch):
     batch = np.array(batch)
-    part = A._batches_dealt(batch)
+    part = A._batch_folds(batch)
     assert all(len(set(part[batch == name])) == 1 for name in batch)
     counts = np.bincount(batch)
     sizes = np.bincount(part, minlength=A.FOLDS)
@@ -277,20 +218,20 @@ def test_a_held_out_batch_is_predicted_from_the_other_batches(heads, reference, 
     labels = reference.labels.copy()
     labels[45:][labels[45:] == 2] = 0
     given, head = reference._replace(labels=labels), heads[method][0]
-    found = A.held_out(head, given, 0, by_batch=True)
+    found = A.predict_folds(head, given, 0, by_batch=True)
     assert sorted(found.rows) == [cell for cell in range(90) if labels[cell] != 2]
     np.testing.assert_array_equal(found.labels, labels[found.rows])
-    u, genes = A.read_cells(head, given, np.arange(90))
+    u, genes = A.read_features(head, given, np.arange(90))
     x, second = head.inputs(u, genes), found.rows >= 45
     classifier = copy.deepcopy(head.classifier)
     if method == "knn":
         classifier = Neighbors(45, head.sizes.dim, N_LABELS, head.sizes.n_neighbors)
-    A._train(classifier, x[:45], labels[:45], 0, A.FOLD_TOLERANCE)
+    A._fit_classifier(classifier, x[:45], labels[:45], 0, A.FOLD_TOLERANCE)
     np.testing.assert_allclose(found.logits[second], classifier(x[found.rows[second]]), atol=1e-5)
     centroids = A.state_centroids(head, u[:45], labels[:45])
     np.testing.assert_allclose(found.cosines[second], head.cosines(u[found.rows[second]], centroids), atol=1e-5)
     alone = given._replace(cells=replace(given.cells, batch=np.zeros(90, dtype=np.int64)))
-    assert len(A.held_out(head, alone, 0, by_batch=True).rows) == 0
+    assert len(A.predict_folds(head, alone, 0, by_batch=True).rows) == 0
 
 
 @pytest.mark.parametrize(("shift", "raised"), [(0.0, False), (2.0, True)])
@@ -301,7 +242,7 @@ def test_a_shift_between_batches_raises_the_novelty_that_rejection_is_calibrated
     states[120:, 4] += shift
     given = given._replace(states=states)
     head = fit(given, "linear")
-    found, of_batches = (A.held_out(head, given, 0, by_batch=by_batch) for by_batch in (False, True))
+    found, of_batches = (A.predict_folds(head, given, 0, by_batch=by_batch) for by_batch in (False, True))
     alone, head_alone = A.calibrate(head, found), state_of(head)
     notes = A.calibrate(head, found, of_batches)
     assert same(state_of(head), head_alone)
@@ -369,10 +310,12 @@ def test_what_calibration_finds():
 
 def test_moments_of_few_are_those_of_all():
     values, group = np.array([1.0, 2, 3, 4, 5, 60, 70]), np.array([0, 0, 0, 0, 0, 1, 1])
-    mean, scale = A._moments(values, group, 3)
+    mean, scale = torch.zeros(3), torch.zeros(3)
+    A._set_label_moments(mean, scale, values, group)
     np.testing.assert_allclose(mean, [3, values.mean(), values.mean()], rtol=1e-6)
     np.testing.assert_allclose(scale, [np.std([1, 2, 3, 4, 5]), values.std(), values.std()], rtol=1e-6)
-    assert (A._moments(np.ones(9), np.zeros(9, dtype=int), 2)[1] > 0).all()  # all alike: nothing is divided by 0
+    A._set_label_moments(mean, scale, np.ones(9), np.zeros(9, dtype=int))
+    assert (scale > 0).all()
 
 
 @settings(max_examples=20, deadline=None)
@@ -380,15 +323,15 @@ def test_moments_of_few_are_those_of_all():
 def test_a_subset_keeps_rare_labels(counts, seed):
     labels = np.concatenate([np.repeat(np.arange(len(counts)), counts), [-1] * 7])
     labels = np.random.default_rng(seed).permutation(labels)
-    rows = A._subset(labels, 400, seed)
+    rows = A._subsample(labels, 400, seed)
     assert (np.diff(rows) > 0).all()
     assert (labels[rows] >= 0).all()
-    np.testing.assert_array_equal(rows, A._subset(labels, 400, seed))
+    np.testing.assert_array_equal(rows, A._subsample(labels, 400, seed))
     for label, count in enumerate(counts):
         kept = int((labels[rows] == label).sum())
         share = count if sum(counts) <= 400 else round(400 * count / sum(counts))
         assert kept == min(count, max(A.LEAST_OF_LABEL, share)) if sum(counts) > 400 else kept == count
-    assert A._subset(labels, 10**6, seed).tolist() == np.flatnonzero(labels >= 0).tolist()
+    assert A._subsample(labels, 10**6, seed).tolist() == np.flatnonzero(labels >= 0).tolist()
 
 
 @pytest.mark.parametrize("method", ["linear", "knn"])
@@ -398,17 +341,9 @@ def test_of_many_cells_some_are_fitted_and_held_out(method, reference, monkeypat
     monkeypatch.setattr(A, "LEAST_OF_LABEL", 2)
     monkeypatch.setattr(A, "BLOCK_CELLS", 7)
     head = fit(reference, method)
-    assert 17 <= len(A.held_out(head, reference, 0).labels) <= 23
+    assert 17 <= len(A.predict_folds(head, reference, 0).labels) <= 23
     if method == "knn":
         assert 37 <= head.sizes.n_known <= 43
-
-
-def test_cells_read_in_blocks_are_the_same(heads, reference, monkeypatch):
-    head = copy.deepcopy(heads["linear"][0])
-    whole = A.read_cells(head, reference, np.arange(5, 60))
-    monkeypatch.setattr(A, "BLOCK_CELLS", 7)
-    for one, other in zip(A.read_cells(head, reference, np.arange(5, 60)), whole, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_of_few_labels_unlabelled_cells_take_part(reference):
@@ -417,15 +352,15 @@ def test_of_few_labels_unlabelled_cells_take_part(reference):
     few = np.full_like(labels, -1)
     few[shown] = labels[shown]
     given = reference._replace(labels=few)
-    assert (A._helpers(few, 0) == np.flatnonzero(few < 0)).all()
+    assert (A._unlabelled_rows(few, 0) == np.flatnonzero(few < 0)).all()
     helped = fit(given, "linear")
     alone = fit(given, "linear")
-    u, genes = A.read_cells(alone, given, shown)
+    u, genes = A.read_features(alone, given, shown)
     with torch.no_grad():
-        A._train_novelty(alone.novelty_classifier, alone.novelty_inputs(u, genes), u, few[shown])
+        A._fit_novelty(alone.novelty_classifier, alone.novelty_inputs(u, genes), u, few[shown])
     assert not torch.equal(helped.novelty_classifier.weight, alone.novelty_classifier.weight)
     hidden = np.flatnonzero(few < 0)
-    u, genes = A.read_cells(helped, given, hidden)
+    u, genes = A.read_features(helped, given, hidden)
     right = [
         (head.novelty_classifier(head.novelty_inputs(u, genes)).argmax(dim=1).numpy() == labels[hidden]).mean()
         for head in (helped, alone)
@@ -435,17 +370,8 @@ def test_of_few_labels_unlabelled_cells_take_part(reference):
 
 def test_of_many_labels_unlabelled_cells_take_no_part():
     labels = np.repeat([0, 1, -1], [A.FEW_LABELLED + 10, A.FEW_LABELLED - 10, 30])
-    assert not len(A._helpers(labels, 0))
-    assert len(A._helpers(labels[1:], 0)) == 30
-
-
-def test_of_very_many_unlabelled_cells_some_take_part(monkeypatch):
-    monkeypatch.setattr(A, "MOST_UNLABELLED", 10)
-    rows = A._helpers(np.repeat([0, 1, -1], [1, 1, 30]), 0)
-    assert len(set(rows)) == 10
-    assert (rows >= 2).all()
-    assert (np.diff(rows) > 0).all()
-    assert (rows == A._helpers(np.repeat([0, 1, -1], [1, 1, 30]), 0)).all()
+    assert not len(A._unlabelled_rows(labels, 0))
+    assert len(A._unlabelled_rows(labels[1:], 0)) == 30
 
 
 @settings(max_examples=60, deadline=None)
@@ -490,33 +416,13 @@ def test_weights_of_labels_are_those_of_sklearn():
     assert weights[[2, 4]].tolist() == [0, 0]
 
 
-def test_a_probe_reads_nothing_but_states(reference):
-    head = fit(reference, "probe")
-    assert (head.sizes.own_dim, head.sizes.n_genes, head.sizes.dim) == (0, 0, STATE_DIM)
-    other = reference._replace(cells=make_reference(seed=5).cells)  # other genes, the same states
-    assert same(state_of(fit(other, "probe")), state_of(head))
-    assert same(state_of(fit(reference, "probe", seed=1)), state_of(head)) is False
-
-
 def test_a_probe_learns_what_no_linear_classifier_can():
     """Two labels by the sign of a product of two coordinates of the state."""
     draw = np.random.default_rng(0)
     states = draw.normal(size=(400, STATE_DIM)).astype(np.float32)
     labels = (states[:, 0] * states[:, 1] > 0).astype(np.int64)
     given = A.Reference(make_reference(400).cells, torch.from_numpy(states), labels)
-    found = A.held_out(fit(given, "probe", 2), given, 0)
+    found = A.predict_folds(fit(given, "probe", 2), given, 0)
     assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.85
     linear = LogisticRegression().fit(states[:200], labels[:200]).score(states[200:], labels[200:])
     assert linear < 0.65
-
-
-def test_predictions_of_held_out_cells(heads, reference):
-    for method in METHODS:
-        head, rows = heads[method][0], np.array([3, 50, 80])
-        found = A.predicted(head, reference, rows)
-        u, genes = A.read_cells(head, reference, rows)
-        np.testing.assert_array_equal(found.labels, reference.labels[rows])
-        np.testing.assert_allclose(found.logits, head.classifier(head.inputs(u, genes)).detach())
-        unit = nn.functional.normalize(reference.states[rows], dim=1)
-        np.testing.assert_allclose(found.cosines, unit @ head.centroids.T, atol=1e-6)
-        assert [part.shape for part in A.predicted(head, reference, rows[:0])] == [(0,), (0,), (0, 3), (0, 3), (0, 3)]

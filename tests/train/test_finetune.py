@@ -14,11 +14,10 @@ from torch import nn
 from scdiva import settings
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.annotation.finetune import AnnotationObjective
-from scdiva.annotation.head import AnnotationHead, HeadSizes
+from scdiva.annotation.annotator import AnnotationHead, HeadSizes
+from scdiva.annotation.fit import AnnotationObjective
 from scdiva.data.memory import InMemoryCells
-from scdiva.integration.finetune import IntegrationObjective, reversal_schedule
-from scdiva.integration.objective import reversed_gradient
+from scdiva.integration.objective import IntegrationObjective, reversal_weight, reversed_gradient
 from scdiva.models.layers import Block
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import finetune as T
@@ -190,9 +189,9 @@ def test_a_low_rank_layer_is_the_layer_plus_twice_the_product():
 
 
 def test_reversal():
-    assert reversal_schedule(0) == 0
-    assert reversal_schedule(0.1) == pytest.approx(np.tanh(0.5))  # 2 / (1 + exp(-x)) - 1 = tanh(x / 2)
-    assert reversal_schedule(1) == pytest.approx(np.tanh(5.0))
+    assert reversal_weight(0) == 0
+    assert reversal_weight(0.1) == pytest.approx(np.tanh(0.5))  # 2 / (1 + exp(-x)) - 1 = tanh(x / 2)
+    assert reversal_weight(1) == pytest.approx(np.tanh(5.0))
     x = torch.tensor([1.0, -2.0], requires_grad=True)
     out = reversed_gradient(x, 0.3)
     assert torch.equal(out, x)

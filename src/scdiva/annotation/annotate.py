@@ -1,9 +1,9 @@
-"""`tl.annotate`: labels of cells from a labelled reference, how sure they are, and what is of no known type."""
+"""`tl.annotate`: cell type labels from a labelled reference, with confidence, novelty and rejection."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, cast
@@ -18,18 +18,8 @@ from scdiva._labels import batch_numbers, label_numbers, refuse_missing
 from scdiva._rng import seed_of
 from scdiva._running import Cells, embed_all, model_name, resolve_run_config
 from scdiva._settings import logger
-from scdiva.annotation.prediction import (
-    ancestors,
-    annotated,
-    as_categories,
-    check_genes,
-    finetune_annotator,
-    fit_annotator,
-    named,
-    shared_tokens,
-    warn_of_shift,
-)
-from scdiva.data.cells import ENOUGH_ENTROPY, open_cells, restricted, share_of_entropy
+from scdiva.data.cells import ENOUGH_ENTROPY, CellSource, open_cells, restricted, share_of_entropy
+from scdiva.data.genes import advice
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_anndata, check_writable, write
 
@@ -38,6 +28,12 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import Annotator, ScDiVa
+
+LEAST_GENES = 50
+"""Minimum number of genes that reference and cells share."""
+FAR_ABOVE, UNLIKELY = 3.0, 1e-3
+"""Rejection warns if the share of unknown cells is above this multiple of the rate and has at most this binomial
+probability."""
 
 
 @check_arguments
@@ -103,7 +99,7 @@ def annotate(
     Novelty is also higher for cells of another study. The threshold of `reject` is the 1 - `reject` quantile of the
     novelty of held-out cells. With a `batch_key` whole batches are held out, in up to three parts, so the threshold
     includes the shift between batches. (Labels that only one part has keep the novelty of single held-out cells.) The
-    result says which of the two was done: `max_novelty_from`. In queries of another study, `reject=0.05` with a
+    entry `max_novelty_from` states which. In queries of another study, `reject=0.05` with a
     threshold from held-out cells called 3% to 56% of the cells of known types unknown, most of which had the right
     most probable label, and 56% to 93% of the cells of types that were removed from the reference (four pairs of
     studies, see the benchmark page "Annotation"). With held-out batches these shares were 0% to 13% and 25% to 72%
@@ -117,15 +113,15 @@ def annotate(
     labels_key
         Column with the labels, of `reference.obs`, or without a reference of `adata.obs`.
     reference
-        The labelled cells. None: those cells of `adata` that have a label. What to read holds for both: beside a human
-        reference, a table of `species` has to hold the human genes too, each as itself.
+        The labelled cells. None: those cells of `adata` that have a label. `layer`, `gene_ids` and the other arguments
+        for reading apply to both: with a human reference, a table of `species` has to map human genes to themselves.
     method
         `"linear"`: logistic regression on the cell state and genes. `"probe"`: a multilayer perceptron on the cell
         state. `"knn"`: nearest neighbours in the embedding. With `finetune=True` it is `"probe"`, which need not be
         given.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Or an
-        annotator that this function returned, or its folder: then nothing is fitted.
+        annotator returned by this function, or its folder: then nothing is fitted.
     batch_key
         Column with the batch of each labelled cell: principal components are then those within batches, `reject` is
         calibrated on held-out batches, and fine-tuning holds out whole batches.
@@ -133,13 +129,12 @@ def annotate(
         Value of `labels_key` that means "no label". Without a reference a missing value always does.
     reject
         Share of the cells of known types that may be called unknown, such as 0.05: cells whose novelty exceeds the 95th
-        percentile of held-out cells, or of held-out batches, are labelled `"unknown"`. None names a label for every
-        cell.
+        percentile of held-out cells, or of held-out batches, are labelled `"unknown"`. None: every cell gets a label.
     parents
         For each label the group above it, such as `{"CD4 T": "T", "CD8 T": "T", "T": "lymphoid"}`.
     backoff
-        With `parents`: where the probability of a label is below this, the group above it is named, whose probability
-        is the sum over its labels.
+        With `parents`: a label whose probability is below this is replaced by the group above it, whose probability is
+        the sum over its labels.
     n_neighbors
         Neighbours of `"knn"` that vote; fewer where labels have fewer cells on average.
     %(reading)s
@@ -154,17 +149,17 @@ def annotate(
 
     Returns
     -------
-    The fitted annotator, for `tl.annotate(later, model=annotator)`; `annotator.save(folder)` keeps it. Written are
+    The fitted annotator, for `tl.annotate(later, model=annotator)`; `annotator.save(folder)` keeps it. It writes
 
     `adata.obs[key_added]`
         Categorical: the label, the group above it, or `"unknown"`. Missing for cells without a gene that is read.
-        Labels that are numbers, truth values or ordered categories come in that type (text beside groups of `parents`),
-        and rejected cells are then missing, as none of these can hold `"unknown"`.
+        Labels that are numbers, truth values or ordered categories keep that type (text with groups of `parents`), and
+        rejected cells are then missing, as none of these can hold `"unknown"`.
     `adata.obs[key_added + "_confidence"]`
-        float32, the calibrated probability of the label or group. Of a rejected cell, of what would have been named.
+        float32, the calibrated probability of the label or group; for a rejected cell, that of its most probable one.
     `adata.obs[key_added + "_novelty"]`
-        float32, how far a cell is from the labels of the reference: mean 0 over its held-out cells, higher for types
-        that it lacks.
+        float32, dissimilarity to the labels of the reference: mean 0 over its held-out cells, higher for types that it
+        lacks.
     `adata.obsm[key_added + "_probability"]`
         float32 `(n_cells, n_labels)`, rows that sum to 1.
     `adata.uns["scdiva"][key_added]`
@@ -172,7 +167,7 @@ def annotate(
         `finetuned`, `labels_key`, `temperature`, `ece` (expected calibration error of held-out cells), `accuracy`,
         `loss` (cross-entropy of the calibrated probabilities) and `n_held_out` (theirs and their number), `reliability`
         (arrays `confidence`, `accuracy`, `n_cells` of 15 bins of confidence), `max_novelty` (the threshold of `reject`,
-        else NaN), `max_novelty_from` (`"held-out batches"` or `"held-out cells"`: what `reject` is calibrated on),
+        else NaN), `max_novelty_from` (`"held-out batches"` or `"held-out cells"`, on which `reject` is calibrated),
         `n_genes` (that both have), `n_labelled`, `own_directions`, `model`, `seed`, `seconds`; with `finetune=True`
         also `accuracy_before` and `loss_before`, `steps`, and `history` (arrays `loss` and `accuracy` with a value for
         each step, of its training cells).
@@ -184,13 +179,13 @@ def annotate(
     ValueError
         If the reference has no or only one label, or cells without one; if a label is a text such as `"nan"` or
         `"unknown"` and not the `unlabeled_category`; if labels or batches are continuous numbers, or nearly as many as
-        cells; if cells and reference share fewer than 50 genes; if something that scdiva did not write stands under a
-        key that would be written, or the key is none for a file; if an annotator is given and something that only a fit
-        takes; if an argument is out of range; if `finetune=True` and the method is `"knn"`, or `checkpoint_dir` holds
+        cells; if cells and reference share fewer than 50 genes; if a key that would be written holds data that scdiva
+        did not write, or is not a valid h5ad or zarr key; if an annotator is given together with arguments of a fit; if
+        an argument is out of range; if `finetune=True` and the method is `"knn"`, or `checkpoint_dir` holds
         another run; if fewer than 20 cells of the reference have a known gene, or a matrix is refused as by
         :func:`embed`.
     TypeError
-        If `adata` or `reference` is no AnnData object, or `key_added` no text.
+        If `adata` or `reference` is not an AnnData object, or `key_added` is not text.
     FloatingPointError
         If the loss of fine-tuning becomes NaN or infinite.
 
@@ -217,19 +212,17 @@ def annotate(
     True
     >>> same = sd.tl.annotate(later, model=annotator)
     """
-    from scdiva.annotation.annotator import Annotator
+    from scdiva.annotation.annotator import METHODS, Annotator
     from scdiva.models._fitted import given_fitted
 
     begun = time.monotonic()
-    written = {
-        "obs": [key_added, f"{key_added}_{C.CONFIDENCE}", f"{key_added}_{C.NOVELTY}"],
-        "obsm": [f"{key_added}_{C.PROBABILITY}"],
-    }
-    check_writable(adata, copy=False, call="tl.annotate", entry=key_added, **written)
+    columns = [key_added, f"{key_added}_{C.CONFIDENCE}", f"{key_added}_{C.NOVELTY}"]
+    probability_key = f"{key_added}_{C.PROBABILITY}"
+    check_writable(adata, call="tl.annotate", entry=key_added, obs=columns, obsm=[probability_key])
     if reference is not None:
         with speaking_of("reference"):
             check_anndata(reference)
-    check_choices(method=(method, ("linear", "knn", "probe")))
+    check_choices(method=(method, METHODS))
     if finetune and method == "knn":
         raise ValueError(
             'finetune=True trains the model with the head of method="probe", and method="knn" trains nothing: leave '
@@ -244,143 +237,145 @@ def annotate(
     run_config = resolve_run_config(None, device, None)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
     groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
-    fitted = given_fitted(Annotator, model, run_config.device)
-    # neighbours look at the embedding, the others at the state before what an integrated model makes of it
-    by_neighbors = (method if fitted is None else fitted.method) == "knn"
-    run_config = run_config._replace(what="embedding" if by_neighbors else "state")
+    annotator = given_fitted(Annotator, model, run_config.device)
+    # nearest neighbours use the embedding, the other methods the cell state before an integration head
+    by_embedding = (method if annotator is None else annotator.method) == "knn"
+    run_config = run_config._replace(what="embedding" if by_embedding else "state")
     cells: Cells
-    states: np.ndarray | None = None
-    rows, unlabelled = np.arange(adata.n_obs), np.ones(adata.n_obs, dtype=bool)
-    if fitted is not None:
-        of_a_fit: dict[str, object] = {"labels_key": labels_key, "reference": reference, "batch_key": batch_key}
-        # the default method is as good as not given
-        other_method = None if method in ("linear", fitted.method) else method
-        of_a_fit |= {"unlabeled_category": unlabeled_category, "method": other_method, "finetune": finetune or None}
-        of_a_fit |= {"epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context}
-        of_a_fit |= {"checkpoint_dir": checkpoint_dir}
-        if extra := [name for name, value in of_a_fit.items() if value is not None]:
-            raise ValueError(f"This annotator is fitted: leave {' and '.join(extra)} out, or name a model to fit one.")
-        fitted = replace(fitted, parents=fitted.parents if groups is None else groups)
-        ancestors(fitted.names, fitted.parents)
-        _check_reject(reject, len(fitted.novelty) > 0, fitted.names, fitted.parents)
-        source = cells = restricted(open_cells(adata, fitted.model, reading), fitted.tokens)
-        check_genes(fitted, source.measured_tokens)
+    states, rows, unlabelled = None, np.arange(adata.n_obs), np.ones(adata.n_obs, dtype=bool)
+    if annotator is not None:
+        fit_arguments = {
+            "labels_key": labels_key, "reference": reference, "batch_key": batch_key,
+            "unlabeled_category": unlabeled_category,
+            "method": None if method in ("linear", annotator.method) else method,  # "linear" is the default
+            "finetune": finetune or None, "epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora,
+            "context": context, "checkpoint_dir": checkpoint_dir,
+        }  # fmt: skip
+        if excess := [name for name, value in fit_arguments.items() if value is not None]:
+            raise ValueError(f"This annotator is fitted: leave {' and '.join(excess)} out, or name a model to fit one.")
+        if groups is not None:
+            annotator = replace(annotator, parents=groups)
+        ancestors(annotator.names, annotator.parents)
+        source = cells = restricted(open_cells(adata, annotator.model, reading), annotator.tokens)
+        check_genes(annotator, source.measured_tokens)
     else:
         if labels_key is None:
             raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
         if reference is None and labels_key == key_added:
             raise ValueError(f"adata.obs[{labels_key!r}] holds the labels and would be overwritten: name a key_added.")
-        labels, types, batch = _labelled(adata, reference, labels_key, unlabeled_category, batch_key)
+        labels, types, batch = _read_labels(adata, reference, labels_key, unlabeled_category, batch_key)
 
         import torch
 
-        from scdiva.annotation.finetune import AnnotationObjective
-        from scdiva.annotation.fit import Reference
+        from scdiva.annotation.fit import AnnotationObjective, Reference, finetune_annotator, fit_annotator
         from scdiva.data.memory import read_cells
         from scdiva.models.pretrained import load_for
         from scdiva.train.finetune import finetune_config
 
-        given = load_for(cast("ScDiVa | str | PathLike[str]", model), run_config.device)  # an annotator is dealt with
+        pretrained = load_for(cast("ScDiVa | str | PathLike[str]", model), run_config.device)
         tuning = finetune_config(
-            finetune, given, AnnotationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
+            finetune, pretrained, AnnotationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
             checkpoint_dir=checkpoint_dir,
         )  # fmt: skip
-        ancestors(tuple(map(str, types.categories.tolist())), groups or {})
-        _check_reject(reject, np.bincount(labels[labels >= 0]).max() > 1, types.categories.tolist(), groups or {})
+        names = tuple(map(str, types.categories))
+        ancestors(names, groups or {})
+        _check_reject(reject, np.bincount(labels[labels >= 0]).max() > 1, names, groups or {})
         seed = seed_of(rng)
-        source = open_cells(adata, given, reading)
-        other = source
+        source = reference_source = open_cells(adata, pretrained, reading)
         if reference is not None:
-            warned = share_of_entropy(source) < ENOUGH_ENTROPY  # of few genes, which once is enough
+            warned = share_of_entropy(source) < ENOUGH_ENTROPY  # one warning of few genes is enough
             with speaking_of("reference"):
-                other = open_cells(reference, given, reading, embeds=not warned)
-        tokens = shared_tokens(other, source)
-        how = "finetune" if finetune else method
-        n_labels = len(types.categories)
-        logger.info("annotating %d cells by %r, %d labels, %d genes", adata.n_obs, how, n_labels, len(tokens))
+                reference_source = open_cells(reference, pretrained, reading, embeds=not warned)
+        tokens = shared_tokens(reference_source, source)
+        logger.info(
+            "annotating %d cells by %r, %d labels, %d genes",
+            adata.n_obs, "finetune" if finetune else method, len(names), len(tokens),
+        )  # fmt: skip
         source = cells = restricted(source, tokens)
         with speaking_of("adata" if reference is None else "reference"):
-            known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
+            reference_source = source if reference is None else restricted(reference_source, tokens)
+            reference_cells, reference_rows = read_cells(reference_source, batch)
         if tuning is None:
-            states = embed_all(given, known, run_config)
-            labelled = Reference(known, torch.from_numpy(states), labels[known_rows])
-            fitted = fit_annotator(labelled, types, given, method, n_neighbors, seed)
+            states = embed_all(pretrained, reference_cells, run_config)
+            labelled = Reference(reference_cells, torch.from_numpy(states), labels[reference_rows])
+            annotator = fit_annotator(labelled, types, pretrained, method, n_neighbors, seed)
         else:
-            fitted = finetune_annotator(
-                known, labels[known_rows], types, given, tuning, run_config, seed, checkpoint_dir
+            annotator = finetune_annotator(
+                reference_cells, labels[reference_rows], types, pretrained, tuning, run_config, seed, checkpoint_dir
             )
-            length = fitted.model.config.input_length
-            cells, known = replace(source, max_length=length), known.subset(np.arange(known.n_cells), length)
-        # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
-        found = fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
-        fitted = replace(fitted, parents=groups or {}, notes=found)
-        if reference is None:  # read already, and encoded too unless the model was fine-tuned
-            cells, rows, unlabelled = known, known_rows, labels < 0
+            length = annotator.model.config.input_length
+            cells = replace(source, max_length=length)
+            reference_cells = reference_cells.subset(np.arange(reference_cells.n_cells), length)
+        # h5ad and JSON readers cannot hold the seed as an integer
+        notes = annotator.notes | {"labels_key": labels_key, "seed": str(seed)}
+        annotator = replace(annotator, parents=groups or {}, notes=notes)
+        if reference is None:  # the cells are in memory, with their states unless the model was fine-tuned
+            cells, rows, unlabelled = reference_cells, reference_rows, labels < 0
         else:
             states = None
-    # once more: cells may have been left out
-    _check_reject(reject, len(fitted.novelty) > 0, fitted.names, fitted.parents)
-    probability = np.full((adata.n_obs, len(fitted.labels)), np.nan, dtype=np.float32)
-    novelty = np.full(adata.n_obs, np.nan, dtype=np.float32)
-    probability[rows], novelty[rows] = annotated(fitted, cells, source.measured_tokens, run_config, states)
-    names, confidence = np.full(adata.n_obs, None, dtype=object), np.full(adata.n_obs, np.nan, dtype=np.float32)
-    there = ~np.isnan(novelty)
-    names[there], confidence[there] = named(probability[there], fitted.names, fitted.parents, backoff)
-    threshold = np.nan if reject is None else float(np.quantile(fitted.novelty, 1 - reject))
+    _check_reject(reject, len(annotator.novelty) > 0, annotator.names, annotator.parents)
+    probability = np.full((adata.n_obs, len(annotator.labels)), np.nan, dtype=np.float32)
+    novelty, confidence = np.full((2, adata.n_obs), np.nan, dtype=np.float32)
+    probability[rows], novelty[rows] = annotator.predict(cells, source.measured_tokens, run_config, states)
+    predicted, names_of_cells = ~np.isnan(novelty), np.full(adata.n_obs, None, dtype=object)
+    names_of_cells[predicted], confidence[predicted] = name_cells(
+        probability[predicted], annotator.names, annotator.parents, backoff
+    )
+    threshold = np.nan
     if reject is not None:
-        names[there & (novelty > threshold)] = C.REJECTED
-        warn_of_shift(novelty[there & unlabelled], reject, fitted)
-    columns = as_categories(names, fitted), confidence, novelty
+        threshold = float(np.quantile(annotator.novelty, 1 - reject))
+        names_of_cells[predicted & (novelty > threshold)] = C.REJECTED
+        warn_of_shift(novelty[predicted & unlabelled], reject, annotator)
     notes = {
         "model": model_name(model),
-        **fitted.notes,
-        "labels": np.array(fitted.labels, dtype=fitted.dtype),
-        "groups": np.array(sorted(set((fitted.parents or {}).values())), dtype=object),
+        **annotator.notes,
+        "labels": np.array(annotator.labels, dtype=annotator.dtype),
+        "groups": np.array(sorted(set(annotator.parents.values())), dtype=object),
         "n_cells": adata.n_obs,
-        "method": fitted.method,
+        "method": annotator.method,
         "max_novelty": threshold,
-        "n_genes": len(fitted.tokens),
+        "n_genes": len(annotator.tokens),
         "seconds": time.monotonic() - begun,
     }
-    obs, obsm = dict(zip(written["obs"], columns, strict=True)), {written["obsm"][0]: probability}
-    write(adata, "tl.annotate", key_added, notes, obs=obs, obsm=obsm)
-    return fitted
+    obs = dict(zip(columns, (as_categories(names_of_cells, annotator), confidence, novelty), strict=True))
+    write(adata, "tl.annotate", key_added, notes, obs=obs, obsm={probability_key: probability})
+    return annotator
 
 
-def _labelled(
+def _read_labels(
     adata: AnnData, reference: AnnData | None, labels_key: str, unlabeled_category: str | None, batch_key: str | None
 ) -> tuple[np.ndarray, pd.CategoricalDtype, np.ndarray]:
-    """Label codes, labels and batch codes of the labelled cells; raise an error for invalid ones."""
+    """Label numbers, labels and batch numbers of the reference."""
     if reference is None:
         labels, types = label_numbers(adata, labels_key, unlabeled_category)
         if (labels >= 0).all():
             warn(
-                f"all {adata.n_obs} cells have a label in adata.obs[{labels_key!r}]: what is predicted of them are "
-                "cells that were fitted on. Name other cells as adata and these as reference, or an "
+                f"all {adata.n_obs} cells have a label in adata.obs[{labels_key!r}]: the predictions are for cells "
+                "that were used for fitting. Name other cells as adata and these as reference, or an "
                 "unlabeled_category."
             )
         return labels, types, batch_numbers(adata, batch_key)
     labels, types = label_numbers(reference, labels_key, unlabeled_category, where="reference")
     refuse_missing(reference, labels_key, "reference", "give them an unlabeled_category")
-    known = tuple(map(str, types.categories.tolist()))
     if labels_key in adata.obs:
-        own = set(adata.obs[labels_key].dropna().astype(str)) - {str(unlabeled_category), C.REJECTED, ""}
-        if own and not own & set(known):
+        reference_names = list(map(str, types.categories))
+        names = set(adata.obs[labels_key].dropna().astype(str)) - {str(unlabeled_category), C.REJECTED, ""}
+        if names and names.isdisjoint(reference_names):
             warn(
                 f"adata.obs[{labels_key!r}] and reference.obs[{labels_key!r}] have no label in common "
-                f"({', '.join(map(repr, sorted(own)[:5]))} and {', '.join(map(repr, known[:5]))}). That of adata "
-                "is not read and stays as it is."
+                f"({', '.join(map(repr, sorted(names)[:5]))} and {', '.join(map(repr, reference_names[:5]))}). The "
+                "column of adata is neither read nor changed."
             )
     return labels, types, batch_numbers(reference, batch_key, where="reference")
 
 
 def _check_reject(reject: float | None, held_out: bool, names: Collection[str], parents: Mapping[str, str]) -> None:
-    """Refuse to reject where there is nothing to measure by, or a label has the name."""
+    """Refuse `reject` without held-out cells, or if a label has the name of rejected cells."""
     if reject is None:
         return
     if not held_out:
         raise ValueError(
-            "reject needs labelled cells that can be held out: of each label there is one only. Label more, or leave "
+            "reject needs labelled cells that can be held out, but each label has only one. Label more, or leave "
             "reject out."
         )
     if C.REJECTED in (*names, *parents.values()):
@@ -388,3 +383,162 @@ def _check_reject(reject: float | None, held_out: bool, names: Collection[str], 
             f"{C.REJECTED!r} is a label of the reference, or a group of parents, and would be the name of rejected "
             f"cells too: rename it, or pass unlabeled_category={C.REJECTED!r} if it means that there is no label."
         )
+
+
+def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
+    """Genes that the model knows and both have a column for, as tokens, ascending.
+
+    Raises
+    ------
+    ValueError
+        If they are fewer than 50.
+    """
+    shared = np.intersect1d(reference.measured_tokens, cells.measured_tokens)
+    if len(shared) < LEAST_GENES:
+        sources = {"adata's": cells, "the reference's": reference}
+        sizes = ", ".join(f"{len(one.measured_tokens)} of {name} {len(one.tokens)}" for name, one in sources.items())
+        first = " and ".join(str(one.var.index[:1].tolist()) for one in sources.values())
+        fewer = min(sources.values(), key=lambda one: len(one.measured_tokens))
+        raise ValueError(
+            f"adata and the reference share {len(shared)} genes that the model knows ({sizes}; they begin with "
+            f"{first}): {LEAST_GENES} or more are needed. {advice(list(map(str, fewer.var.index)))}"
+        )
+    return shared.astype(np.int32)
+
+
+def check_genes(annotator: Annotator, measured: np.ndarray) -> None:
+    """Refuse cells with fewer than 50 of an annotator's genes; warn if they lack half of them.
+
+    Parameters
+    ----------
+    annotator
+        Fitted on other cells.
+    measured
+        Tokens that the cells have a column for.
+    """
+    n_measured, n_genes = int(np.isin(annotator.tokens, measured).sum()), len(annotator.tokens)
+    share = f"adata has {n_measured} of the {n_genes} genes that the annotator reads"
+    if n_measured < LEAST_GENES:
+        raise ValueError(
+            f"{share}; {LEAST_GENES} or more are needed. Name the column of adata.var that holds symbols or Ensembl "
+            "ids: gene_ids=..."
+        )
+    if 2 * n_measured < n_genes:
+        warn(
+            f"{share}. An annotator fitted on the genes that both have may be more accurate: tl.annotate(adata, "
+            "labels_key, reference)."
+        )
+
+
+def warn_of_shift(novelty: np.ndarray, reject: float, annotator: Annotator) -> None:
+    """Warn if far more cells are rejected than `reject`, which indicates a shift between studies or missing types.
+
+    Parameters
+    ----------
+    novelty
+        Of the query's cells `(n,)`, without NaN.
+    reject
+        See :func:`annotate`.
+    annotator
+        Annotator of the cells.
+    """
+    from scipy.stats import binom
+
+    threshold = np.quantile(annotator.novelty, 1 - reject)
+    unknown = novelty > threshold
+    n, n_unknown = len(novelty), int(unknown.sum())
+    if n_unknown <= n * min(FAR_ABOVE * reject, (1 + reject) / 2) or binom.sf(n_unknown - 1, n, reject) > UNLIKELY:
+        return
+    others = ""
+    if n_unknown < n:  # types that the reference lacks do not change the novelty of the other cells
+        median = np.median(annotator.novelty[annotator.novelty <= threshold])
+        above = (novelty[~unknown] > median).mean()
+        others = f" ({above:.0%} of the other cells exceed its median novelty; without a shift 50% do)"
+    by_batch = annotator.notes.get("max_novelty_from") == "held-out batches"
+    batches = "" if by_batch else ", or a reference of several studies with batch_key=..."
+    warn(
+        f"{n_unknown} of {n} cells ({n_unknown / n:.0%}) are {C.REJECTED!r} with reject={reject:g}: the reference "
+        f"lacks their types, or there is a shift between query and reference{others}. If it is a shift, pass a lower "
+        f"rate, reject={reject / 5:g}{batches}; reject=None names every cell."
+    )
+
+
+def name_cells(
+    probability: np.ndarray, labels: Sequence[str], parents: Mapping[str, str], backoff: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Most probable label of each cell, or the group above it where its probability is below `backoff`.
+
+    Parameters
+    ----------
+    probability
+        `(n, n_labels)`, without NaN.
+    labels, parents
+        Names, and the group above each label or group.
+    backoff
+        A label or group with a lower probability is replaced by the group above it, if there is one.
+
+    Returns
+    -------
+    Names `(n,)` (object) and their probabilities `(n,)`; that of a group is the sum over its labels.
+    """
+    best = probability.argmax(axis=1)
+    names = np.array(labels, dtype=object)[best]
+    confidence = probability[np.arange(len(best)), best]
+    chains = ancestors(labels, parents)
+    for level in range(max(map(len, chains))):
+        group = np.array([chain[level] if level < len(chain) else "" for chain in chains], dtype=object)
+        unsure = (confidence < backoff) & (group[best] != "")
+        members = np.array([[name in chain for chain in chains] for name in group])  # at any level
+        confidence[unsure] = (probability[unsure] * members[best[unsure]]).sum(axis=1)
+        names[unsure] = group[best[unsure]]
+    return names, np.minimum(confidence, 1.0)
+
+
+def ancestors(labels: Sequence[str], parents: Mapping[str, str]) -> list[list[str]]:
+    """Groups above each label, from the lowest to the highest.
+
+    Raises
+    ------
+    ValueError
+        If a group is above itself, a label is a group too, or a name is neither a label nor a group.
+    """
+    chains = []
+    for label in labels:
+        chain: list[str] = []
+        name = label
+        while name in parents:
+            name = parents[name]
+            if name in chain or name == label:
+                raise ValueError(f"parents goes in a circle: {' > '.join([label, *chain, name])}.")
+            chain.append(name)
+        chains.append(chain)
+    groups = {name for chain in chains for name in chain}
+    if both := sorted(groups & set(labels)):
+        raise ValueError(f"parents names {both[0]!r} as a group, but it is a label too: give the group another name.")
+    if foreign := sorted(set(parents) - set(labels) - groups):
+        raise ValueError(
+            f"parents names {len(foreign)} label(s) that the reference lacks, the first is {foreign[0]!r}; it has "
+            f"{', '.join(map(repr, labels[:20]))}."
+        )
+    return chains
+
+
+def as_categories(names: np.ndarray, annotator: Annotator) -> pd.Categorical:
+    """Labels in the type of the reference's labels; as text where groups of `parents` are among them.
+
+    Numbers, truth values and ordered categories cannot hold "unknown": rejected cells are missing.
+    """
+    used, groups = set(names) - {None}, dict.fromkeys(annotator.parents.values())
+    if groups or (annotator.dtype == "object" and not annotator.ordered):
+        order = dict.fromkeys([*annotator.names, *groups, C.REJECTED])
+        return pd.Categorical(names, categories=[name for name in order if name in used])
+    if C.REJECTED in used:
+        kind = "ordered categories" if annotator.dtype == "object" else annotator.dtype
+        warn(
+            f"{(names == C.REJECTED).sum()} of {len(names)} cells are rejected and have no label: the labels are "
+            f"{kind}, which cannot hold {C.REJECTED!r}. Convert the labels of the reference to text to keep it."
+        )
+    kept = [number for number, name in enumerate(annotator.names) if name in used]
+    code = {annotator.names[number]: code for code, number in enumerate(kept)}
+    categories = pd.Index([annotator.labels[number] for number in kept], dtype=annotator.dtype)
+    return pd.Categorical.from_codes([code.get(name, -1) for name in names], categories, ordered=annotator.ordered)

@@ -1,29 +1,37 @@
-"""Fit an annotation head on labelled cells held in memory, and calibrate its predictions on held-out ones.
+"""Fit an annotator to labelled cells in memory, and calibrate it on held-out cells.
 
-:func:`fit_head` fits it, :func:`held_out` predicts held-out cells in three folds, and :func:`calibrate` fits
-temperature and novelty on these predictions. For a model that is fine-tuned (:mod:`scdiva.train.finetune`) there is one
-split in place of the folds: :func:`hold_out` and :func:`predicted`.
+:func:`fit_annotator` fits a head and does not change the model: temperature and novelty are calibrated on predictions
+of each cell by a head fitted on other folds. :func:`finetune_annotator` trains the model too, and calibrates on one
+held-out part of the cells.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
+from scdiva._checks import warn
 from scdiva._labels import many_labels_accepted
 from scdiva._rng import step_seed
-from scdiva._settings import progress_bar
-from scdiva.annotation.head import CLIP, AnnotationHead, HeadSizes, Neighbors, Read
+from scdiva._running import RunConfig, embed_all
+from scdiva._settings import progress_bar, torch_threads_kept
+from scdiva.annotation.annotator import CLIP, AnnotationHead, Annotator, HeadSizes, Neighbors
 from scdiva.data.memory import InMemoryCells
 from scdiva.embedding.dataset_pcs import N_DIRECTIONS, own_directions
 from scdiva.metrics.annotation import calibration
+from scdiva.models.inference import runs_transformer
+from scdiva.models.scdiva import ScDiVa
+from scdiva.train.finetune import Objective, finetune, network_for, planned, tuned_config
 from scdiva.train.linear_map import DEVIATION_OFFSET
 from scdiva.train.loop import shuffled, train_steps
 
@@ -36,26 +44,26 @@ GENE_WEIGHT = 2.0
 FOLD_TOLERANCE = 3e-3
 """Tolerance of the logistic regressions for labels that are fitted for calibration only."""
 FOLDS = 3
-"""Parts in which cells are held out to see how good predictions are."""
+"""Folds in which cells are held out for calibration."""
 MOST_FITTED, MOST_HELD_OUT, LEAST_OF_LABEL = 20_000, 5_000, 50
-"""Most cells that a classifier is fitted on, most that are held out in turn, and how many of each label are then kept
-at least (or all)."""
+"""Maximum number of cells that a classifier is fitted on and that are held out in turn, and minimum number kept of each
+label (or all)."""
 FEW = 5
-"""Held-out cells of a label below which its mean and deviation are those of all labels."""
+"""Held-out cells below which the mean and standard deviation of all labels are used for a label."""
 MOST_UNLABELLED = 5_000
-"""Most unlabelled cells that a logistic regression is fitted on too."""
+"""Maximum number of unlabelled cells that the logistic regression for novelty is fitted on."""
 FEW_LABELLED = 50
-"""Labelled cells of a label, on average, from which on it is fitted on these alone."""
+"""Mean number of labelled cells per label from which on unlabelled cells are not used."""
 SHARPNESS = 20.0
-"""Logits per unit of cosine with a centroid, in guessing the labels of those."""
+"""Logits per unit of cosine with a centroid, for pseudo-labels of unlabelled cells."""
 VARIANCE_OFFSET = 1e-12
 """Added to the variance of a feature, which may be 0."""
 ABSENT = -30.0
-"""Logit of a label that a fold has no cell of."""
+"""Logit of a label without training cells."""
 BLOCK_CELLS = 2048
 """Cells read at once."""
 CELLS, BATCHES = "held-out cells", "held-out batches"
-"""What the novelties that rejection is calibrated on were measured on."""
+"""Cells whose novelties `reject` is calibrated on."""
 HELD_OUT = 0.1
 """Minimum share of the labelled cells that fine-tuning holds out."""
 PROBE_STEPS, PROBE_EPOCHS, PROBE_CELLS, PROBE_RATE = 300, 100, 256, 2e-3
@@ -64,16 +72,16 @@ maximum learning rate."""
 
 
 class Reference(NamedTuple):
-    """Cells that are known.
+    """Reference cells.
 
     Attributes
     ----------
     cells
         Their genes.
     states
-        What the model makes of each, float32 `(n_cells, state_dim)`.
+        Their cell states, float32 `(n_cells, state_dim)`.
     labels
-        Label numbers from 0, int64 `(n_cells,)`; -1 for none.
+        Label numbers from 0, int64 `(n_cells,)`; -1 for unlabelled cells.
     """
 
     cells: InMemoryCells
@@ -82,7 +90,7 @@ class Reference(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """Predictions of classifiers for cells that they were not fitted on.
+    """Predictions for cells that were not used for fitting.
 
     Attributes
     ----------
@@ -91,8 +99,7 @@ class HeldOut(NamedTuple):
     labels
         True labels `(n,)`.
     logits, novelty_logits, cosines
-        `(n, n_labels)`: their logits, those that novelty is measured by, and the cosines with centroids of the other
-        cells.
+        `(n, n_labels)`: logits of the labels and of novelty, and cosines with the centroids of the other cells.
     """
 
     rows: np.ndarray
@@ -102,17 +109,190 @@ class HeldOut(NamedTuple):
     cosines: np.ndarray
 
 
+def fit_annotator(
+    reference: Reference, types: pd.CategoricalDtype, model: ScDiVa, method: str, n_neighbors: int, seed: int
+) -> Annotator:
+    """Fit an annotator on the cell states of a model, which is not changed.
+
+    Parameters
+    ----------
+    reference
+        Labelled cells, and possibly unlabelled ones.
+    types
+        The labels, in their original type.
+    model
+        Model of the cell states.
+    method, n_neighbors
+        As for :func:`annotate`.
+    seed
+        Of the fit.
+
+    Raises
+    ------
+    ValueError
+        If no cell of a label has a gene that is read.
+    """
+    n_labels = _count_labels(types, reference.labels)
+    with torch_threads_kept(None if runs_transformer(model, "state") else 1):
+        head = fit_head(reference, method, n_labels, model.config.n_tokens, seed, n_neighbors)
+        by_cell, batch = predict_folds(head, reference, seed), reference.cells.batch[reference.labels >= 0]
+        several = batch.min() < batch.max()
+        notes = calibrate(head, by_cell, predict_folds(head, reference, seed, by_batch=True) if several else None)
+    return _annotator(model, head, types, reference, notes)
+
+
+def finetune_annotator(
+    cells: InMemoryCells,
+    labels: np.ndarray,
+    types: pd.CategoricalDtype,
+    model: ScDiVa,
+    tuning: dict[str, Any],
+    run_config: RunConfig,
+    seed: int,
+    checkpoint_dir: str | PathLike[str] | None,
+) -> Annotator:
+    """Fine-tune a copy of a model together with a head of method `"probe"`, which is first trained on the given model.
+
+    Parameters
+    ----------
+    cells, labels
+        Reference cells and their label numbers `(n_cells,)`, -1 for unlabelled cells.
+    types, model
+        As for :func:`fit_annotator`.
+    tuning
+        From :func:`scdiva.train.finetune.finetune_config`.
+    run_config
+        How cells are run through the model.
+    seed, checkpoint_dir
+        Of fine-tuning.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fit_annotator`.
+
+    Warns
+    -----
+    UserWarning
+        If the loss of the held-out cells is no lower than before and was not 0.
+    """
+    n_labels, held_out = _count_labels(types, labels), hold_out(labels, cells.batch, seed)
+    training, rows = np.flatnonzero(~held_out & (labels >= 0)), np.flatnonzero(held_out)
+    config = planned(tuning, len(training), seed, run_config.precision)
+    cells = cells.subset(np.arange(cells.n_cells), tuned_config(model, config).input_length)
+    reference = Reference(cells, torch.from_numpy(embed_all(model, cells, run_config)), labels)
+    with torch_threads_kept(None if runs_transformer(model, "state") else 1):
+        rest = np.flatnonzero(~held_out)
+        part = Reference(cells.subset(rest), reference.states[rest], labels[rest])
+        head = fit_head(part, "probe", n_labels, model.config.n_tokens, seed)
+        before = calibrate(copy.deepcopy(head), predict(head, reference, rows))
+        network = network_for(model, config, seed)
+        objective = AnnotationObjective(
+            cells.subset(training), labels[training], head, context=network.config.input_length
+        )
+        history = finetune(network, objective, config, device=run_config.device, checkpoint_dir=checkpoint_dir)
+        head.cpu()
+        reference = reference._replace(states=torch.from_numpy(embed_all(network, cells, run_config)))
+        features = read_features(head, reference, training)[0]
+        set_moments(head, features)
+        head.centroids.copy_(state_centroids(head, features, labels[training]))
+        notes = calibrate(head, predict(head, reference, rows))
+    batch_and_label = cells.batch * n_labels + labels
+    if len(rows) and not np.isin(batch_and_label[rows], batch_and_label[training]).any():
+        notes["max_novelty_from"] = BATCHES
+    if notes["loss"] >= before["loss"] and round(before["loss"], 3) > 0:
+        warn(
+            f"fine-tuning did not lower the loss of the {len(rows)} held-out cells: {before['loss']:.3f} before, "
+            f"{notes['loss']:.3f} after (accuracy {before['accuracy']:.3f} and {notes['accuracy']:.3f}). Compare "
+            'method="probe", which keeps the model as it is, or pass a lower lr or fewer epochs.'
+        )
+    notes |= {f"{name}_before": before[name] for name in ("loss", "accuracy")}
+    notes |= {"steps": len(history["loss"]), "history": {name: np.asarray(column) for name, column in history.items()}}
+    return _annotator(network, head, types, reference, notes)
+
+
+def _count_labels(types: pd.CategoricalDtype, labels: np.ndarray) -> int:
+    """Number of labels; refuse a label without cells."""
+    names = types.categories.tolist()
+    if len(absent := np.setdiff1d(np.arange(len(names)), labels)):
+        raise ValueError(
+            f"No cell of {len(absent)} label(s), the first is {str(names[absent[0]])!r}, has a gene that is read: "
+            "leave these cells out of the reference."
+        )
+    return len(names)
+
+
+def _annotator(
+    model: ScDiVa, head: AnnotationHead, types: pd.CategoricalDtype, reference: Reference, notes: dict[str, Any]
+) -> Annotator:
+    """Annotator of a calibrated head and its notes."""
+    head.requires_grad_(False).eval()
+    novelty, dtype = notes.pop("novelty"), str(types.categories.dtype)
+    notes |= {"own_directions": head.sizes.own_dim, "n_labelled": int((reference.labels >= 0).sum())}
+    notes["finetuned"] = "history" in notes
+    labels, tokens = tuple(types.categories.tolist()), reference.cells.measured.astype(np.int32)
+    return Annotator(model, head, labels, tokens, novelty, notes=notes, dtype=dtype, ordered=bool(types.ordered))
+
+
+class AnnotationObjective(Objective):
+    r"""Cross-entropy of an MLP head on the cell state (paper, section on annotation).
+
+    Labels have equal weights: :math:`\sum_i w_{y_i} \ell_i / \sum_i w_{y_i}` over the cells of a batch, with w the
+    inverse number of training cells of the label. The paper names no weights.
+
+    Features are standardised within the batch (Ioffe & Szegedy 2015, without their affine map), since the moments of
+    the former state no longer hold once the state changes.
+
+    Parameters
+    ----------
+    cells
+        Training cells.
+    labels
+        Label numbers from 0, int64 `(n_cells,)`.
+    head
+        A head of method `"probe"`; its classifier is trained in place. Its moments are neither used nor changed:
+        :func:`set_moments`.
+    context
+        Genes kept of each cell.
+    """
+
+    task = "annotate"
+    weights: Tensor
+
+    def __init__(self, cells: InMemoryCells, labels: np.ndarray, head: AnnotationHead, *, context: int) -> None:
+        super().__init__()
+        self.cells, self.labels, self.context, self.n_items = cells, labels, context, cells.n_cells
+        self.head = head.requires_grad_(True)
+        self.register_buffer("weights", balanced_weights(labels, head.sizes.n_labels), persistent=False)
+
+    def data(self) -> Iterator[np.ndarray]:
+        """Cells and labels."""
+        yield from (self.cells.indptr, self.cells.tokens, self.cells.values, self.labels)  # noqa: PD011
+
+    def forward(
+        self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss, and `accuracy`, the share of the cells whose label has the largest logit."""
+        packed = self.cells.take(rows, self.context).to(self.weights.device).packed
+        features = self.head.features(network.encode(*packed), *packed)
+        variance, mean = torch.var_mean(features, dim=0)
+        logits = self.head.classifier((features - mean) / (variance + VARIANCE_OFFSET).sqrt()).float()
+        labels = torch.from_numpy(self.labels[rows]).to(logits.device)
+        accuracy = (logits.detach().argmax(dim=1) == labels).float().mean()
+        return F.cross_entropy(logits, labels, weight=self.weights), {"accuracy": accuracy}
+
+
 @torch.no_grad()
 def fit_head(
     reference: Reference, method: str, n_labels: int, n_tokens: int, seed: int, n_neighbors: int = 15
 ) -> AnnotationHead:
     """Fit a head on a reference.
 
-    Unlabelled cells have a part in what is fitted without labels: the own projection, means and deviations. And where
-    labels have fewer than 50 cells on average, the logistic regression for novelty is fitted twice, the second time on
-    them too: each then counts as a cell of the label that the first fit and the nearest centroid name together, by the
-    square of how sure they are. Of more labelled cells that is no help, and types that have no label yet would be drawn
-    to those that have one.
+    Principal components, means and standard deviations are fitted on unlabelled cells too. Where labels have fewer than
+    50 cells on average, the logistic regression for novelty is also fitted twice, the second time with the unlabelled
+    cells: each then counts as a cell of the label on which the first fit and the nearest centroid agree, weighted by
+    the square of its probability. With more labelled cells that does not help, and cells of types without a label would
+    be assigned to labelled types.
 
     The multilayer perceptron of `"probe"` is trained on the labelled cells by cross-entropy with balanced label weights
     (AdamW, 300 steps of 256 cells or 100 epochs, cosine decay of the learning rate from 2e-3).
@@ -126,95 +306,95 @@ def fit_head(
     n_labels, n_tokens
         Sizes.
     seed
-        Of the cells that are drawn from many, and of the perceptron's initial weights and the order of its cells.
+        Of subsampling, and of the perceptron's initial weights and the order of its cells.
     n_neighbors
         Neighbours that vote.
 
     Returns
     -------
-    The head; its temperature and what novelty is measured by are not settled yet (:func:`calibrate`).
+    The head, before :func:`calibrate`.
     """
     cells, linear = reference.cells, method == "linear"
-    own = own_directions(cells, n_tokens, N_DIRECTIONS) if linear else torch.zeros(n_tokens, 0)
+    components = own_directions(cells, n_tokens, N_DIRECTIONS) if linear else torch.zeros(n_tokens, 0)
     genes = _variable_genes(cells, n_tokens) if linear else np.zeros(0, dtype=np.int64)
-    rows = _subset(reference.labels, MOST_FITTED, seed)
-    known = len(rows)
-    state_dim, own_dim, n_known = reference.states.shape[1], own.shape[1], known if method == "knn" else 0
-    sizes = HeadSizes(method, n_labels, state_dim, n_tokens, own_dim, len(genes), n_known, n_neighbors)
-    with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
+    rows = _subsample(reference.labels, MOST_FITTED, seed)
+    n_labelled = len(rows)
+    sizes = HeadSizes(
+        method, n_labels, reference.states.shape[1], n_tokens, components.shape[1], len(genes),
+        n_labelled if method == "knn" else 0, n_neighbors,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):  # initial weights are overwritten
         head = AnnotationHead(sizes)
     if head.own is not None:
-        head.own.weight.copy_(own)
+        head.own.weight.copy_(components)
     head.gene_tokens.copy_(torch.from_numpy(genes))
-    u, expression = read_cells(head, reference, np.arange(cells.n_cells)[:: -(-cells.n_cells // MOST_FITTED)])
+    u, expression = read_features(head, reference, np.arange(cells.n_cells)[:: -(-cells.n_cells // MOST_FITTED)])
     set_moments(head, u)
     if expression is not None:
         head.gene_mean.copy_(expression.mean(dim=0))
         head.gene_scale.copy_(expression.std(dim=0) + DEVIATION_OFFSET)
         scaled = ((expression - head.gene_mean) / head.gene_scale).clamp_(-CLIP, CLIP)
-        # genes and features weigh the same, however many genes there are
+        # genes and features have the same weight, however many genes there are
         head.gene_weight.fill_((sizes.dim / float(scaled.square().sum(dim=1).mean().clamp_min(1e-12))) ** 0.5)
         width, total = sizes.state_dim, expression.var(dim=0, correction=0).sum().clamp_min(VARIANCE_OFFSET)
         head.state_factor.fill_((width / head.feature_scale[:width].square().sum()) ** 0.5)
         head.gene_factor.fill_(GENE_WEIGHT * (width / total) ** 0.5)
-        rows = np.concatenate([rows, _helpers(reference.labels, seed)])
+        rows = np.concatenate([rows, _unlabelled_rows(reference.labels, seed)])
     y = reference.labels[rows]
-    u, expression = read_cells(head, reference, rows)
+    u, expression = read_features(head, reference, rows)
     labelled = y >= 0
-    _train(head.classifier, head.inputs(u, expression)[labelled], y[labelled], seed)
+    _fit_classifier(head.classifier, head.inputs(u, expression)[labelled], y[labelled], seed)
     if head.novelty_classifier is not None:
-        _train_novelty(head.novelty_classifier, head.novelty_inputs(u, expression), u, y)
-    head.centroids.copy_(state_centroids(head, u[:known], y[:known]))
+        _fit_novelty(head.novelty_classifier, head.novelty_inputs(u, expression), u, y)
+    head.centroids.copy_(state_centroids(head, u[:n_labelled], y[:n_labelled]))
     return head
 
 
 @torch.no_grad()
-def held_out(head: AnnotationHead, reference: Reference, seed: int, *, by_batch: bool = False) -> HeldOut:
-    """Fit classifiers anew on all but a part of the labelled cells, and predict that part, in turn.
+def predict_folds(head: AnnotationHead, reference: Reference, seed: int, *, by_batch: bool = False) -> HeldOut:
+    """Predict the labelled cells of each fold by classifiers that are fitted on the other folds.
 
-    Each label is dealt out over the parts, so that a label of two cells or more is known to every classifier but that
-    of one part; the only cell of a label is left out.
+    Folds are stratified by label. A label is predicted where other folds have it, so the only cell of a label is not.
 
     Parameters
     ----------
     head
         From :func:`fit_head`; not changed.
     reference, seed
-        As there.
+        As for :func:`fit_head`.
     by_batch
-        Hold out whole batches instead. Cells of a label that no other part has are then left out, and all cells if
-        there is one batch.
+        Whether folds consist of whole batches. With one batch no cell is predicted.
     """
-    rows, s = _subset(reference.labels, MOST_HELD_OUT, seed), head.sizes
+    rows, s = _subsample(reference.labels, MOST_HELD_OUT, seed), head.sizes
     if by_batch:
-        fold = _batches_dealt(reference.cells.batch[rows])
+        fold = _batch_folds(reference.cells.batch[rows])
     else:
-        fold = _dealt(reference.labels[rows], np.random.default_rng(step_seed(seed, 0, "folds")))
-    if s.method == "linear":  # unlabelled cells are in no part, and help every fit
-        others = _helpers(reference.labels, seed)
-        rows, fold = np.concatenate([rows, others]), np.concatenate([fold, np.full(len(others), -1)])
-    u, expression = read_cells(head, reference, rows)
-    x, of_novelty, y = head.inputs(u, expression), head.novelty_inputs(u, expression), reference.labels[rows]
+        fold = _label_folds(reference.labels[rows], np.random.default_rng(step_seed(seed, 0, "folds")))
+    if s.method == "linear":  # unlabelled cells are in no fold and in every fit
+        unlabelled = _unlabelled_rows(reference.labels, seed)
+        rows, fold = np.concatenate([rows, unlabelled]), np.concatenate([fold, np.full(len(unlabelled), -1)])
+    u, expression = read_features(head, reference, rows)
+    x, novelty_x, y = head.inputs(u, expression), head.novelty_inputs(u, expression), reference.labels[rows]
     none = np.zeros((0, s.n_labels), dtype=np.float32)
     parts = [(rows[:0], rows[:0], none, none, none)]
     for number in progress_bar(range(FOLDS), desc="calibrating", unit="fold"):
         training = fold != number
-        known = training & (y >= 0)
-        present = np.unique(y[known])
-        asked = np.flatnonzero(~training & np.isin(y, present))
-        if len(present) < 2 or not len(asked):
+        labelled = training & (y >= 0)
+        present = np.unique(y[labelled])
+        test = np.flatnonzero(~training & np.isin(y, present))
+        if len(present) < 2 or not len(test):
             continue
-        fitted = copy.deepcopy(head.classifier)
+        classifier = copy.deepcopy(head.classifier)
         if s.method == "knn":
-            fitted = Neighbors(int(training.sum()), s.dim, s.n_labels, s.n_neighbors)
-        _train(fitted, x[known], y[known], seed, FOLD_TOLERANCE)
-        logits = novelty_logits = fitted(x[asked]).numpy()
+            classifier = Neighbors(int(training.sum()), s.dim, s.n_labels, s.n_neighbors)
+        _fit_classifier(classifier, x[labelled], y[labelled], seed, FOLD_TOLERANCE)
+        logits = novelty_logits = classifier(x[test]).numpy()
         if head.novelty_classifier is not None:
             layer = copy.deepcopy(head.novelty_classifier)
-            _train_novelty(layer, of_novelty[training], u[training], y[training])
-            novelty_logits = layer(of_novelty[asked]).numpy()
-        cosines = head.cosines(u[asked], state_centroids(head, u[known], y[known]))
-        parts.append((rows[asked], y[asked], logits, novelty_logits, cosines.numpy()))
+            _fit_novelty(layer, novelty_x[training], u[training], y[training])
+            novelty_logits = layer(novelty_x[test]).numpy()
+        cosines = head.cosines(u[test], state_centroids(head, u[labelled], y[labelled]))
+        parts.append((rows[test], y[test], logits, novelty_logits, cosines.numpy()))
     return HeldOut(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
@@ -238,56 +418,51 @@ def hold_out(labels: np.ndarray, batch: np.ndarray, seed: int) -> np.ndarray:
     bool `(n_cells,)`.
     """
     rng = np.random.default_rng(step_seed(seed, 0, "split"))
-    known = np.flatnonzero(labels >= 0)
-    names, held = rng.permutation(np.unique(batch[known])), np.zeros(len(labels), dtype=bool)
-    shares = np.array([(batch[known] == name).mean() for name in names]).cumsum()
-    whole = np.isin(batch, names[: min(int(np.searchsorted(shares, HELD_OUT)) + 1, len(names) - 1)])
-    held[known] = whole[known] & np.isin(labels[known], labels[~whole])
-    if not held.any():
-        left = np.bincount(labels[known])
-        for cell in rng.permutation(known):
-            if left[labels[cell]] > 1 and held.sum() < max(1, round(HELD_OUT * len(known))):
-                held[cell] = True
+    labelled = np.flatnonzero(labels >= 0)
+    batches, held_out = rng.permutation(np.unique(batch[labelled])), np.zeros(len(labels), dtype=bool)
+    shares = np.array([(batch[labelled] == one).mean() for one in batches]).cumsum()
+    selected = np.isin(batch, batches[: min(int(np.searchsorted(shares, HELD_OUT)) + 1, len(batches) - 1)])
+    held_out[labelled] = selected[labelled] & np.isin(labels[labelled], labels[~selected])
+    if not held_out.any():
+        left = np.bincount(labels[labelled])
+        for cell in rng.permutation(labelled):
+            if left[labels[cell]] > 1 and held_out.sum() < max(1, round(HELD_OUT * len(labelled))):
+                held_out[cell] = True
                 left[labels[cell]] -= 1
-    return held
+    return held_out
 
 
 @torch.no_grad()
-def predicted(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> HeldOut:
-    """Predict cells that a head was not fitted on.
+def predict(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> HeldOut:
+    """Predict cells by a head of method `"probe"` that was not fitted on them.
 
     Parameters
     ----------
     head
-        That of `"probe"`; not changed.
+        Not changed.
     reference
         Labelled cells.
     rows
         Numbers of those to predict.
     """
-    if not len(rows):
-        none = np.zeros((0, head.sizes.n_labels), dtype=np.float32)
-        return HeldOut(rows, reference.labels[rows], none, none, none)
-    u, genes = read_cells(head, reference, rows)
+    u, genes = read_features(head, reference, rows)
     logits = head.classifier(head.inputs(u, genes)).numpy()
     return HeldOut(rows, reference.labels[rows], logits, logits, head.cosines(u, head.centroids).numpy())
 
 
 @torch.no_grad()
-def calibrate(head: AnnotationHead, found: HeldOut, of_batches: HeldOut | None = None) -> dict[str, Any]:
-    """Fit a head's temperature, and the moments that its novelty is measured by; in place.
-
-    The temperature is that of least cross-entropy.
+def calibrate(head: AnnotationHead, held_out: HeldOut, by_batch: HeldOut | None = None) -> dict[str, Any]:
+    """Fit a head's temperature, by cross-entropy, and the moments of its novelty on held-out cells; in place.
 
     Parameters
     ----------
     head
-        Changed in place. Without a held-out cell it is left as it is.
-    found
+        Changed in place; not without held-out cells.
+    held_out
         Predictions for held-out cells.
-    of_batches
-        Predictions for cells whose whole batch was held out. They replace `found` for these cells in the novelties that
-        rejection is calibrated on, and nowhere else.
+    by_batch
+        Predictions for cells whose whole batch was held out. Their novelties replace those from `held_out` as the ones
+        that `reject` is calibrated on.
 
     Returns
     -------
@@ -295,60 +470,56 @@ def calibrate(head: AnnotationHead, found: HeldOut, of_batches: HeldOut | None =
     held-out cells (NaN without), `reliability` (arrays `confidence`, `accuracy`, `n_cells`), `novelty`, the novelties
     that rejection is calibrated on, ascending, and `max_novelty_from`, `"held-out batches"` or `"held-out cells"`.
     """
-    (rows, y, logits, novelty_logits, cosines), n_labels = found, head.sizes.n_labels
+    rows, y, logits, novelty_logits, cosines = held_out
     notes: dict[str, Any] = {"temperature": 1.0, "n_held_out": len(y), "max_novelty_from": CELLS}
     notes |= dict.fromkeys(("accuracy", "loss", "ece"), np.nan)
     if not len(y):
         return notes | {"reliability": {}, "novelty": np.zeros(0, dtype=np.float32)}
-    own = np.arange(len(y)), y
+    true_label = np.arange(len(y)), y
 
     def cross_entropy(log_temperature: float) -> float:
-        return -float(log_softmax(logits / np.exp(log_temperature), axis=1)[own].mean())
+        return -float(log_softmax(logits / np.exp(log_temperature), axis=1)[true_label].mean())
 
     best = minimize_scalar(cross_entropy, bounds=(-3.0, 3.0), method="bounded")
     head.temperature.fill_(float(np.exp(best.x)))
-    named = logits.argmax(axis=1)
-    for name, values, group in (
-        ("logit", novelty_logits.max(axis=1), novelty_logits.argmax(axis=1)),
-        ("cosine", cosines[own], y),
-    ):
-        mean, scale = _moments(values, group, n_labels)
-        getattr(head, f"{name}_mean").copy_(torch.from_numpy(mean))
-        getattr(head, f"{name}_scale").copy_(torch.from_numpy(scale))
-    judged = calibration(softmax(logits / float(head.temperature), axis=1).max(axis=1), named == y)
+    largest, label = novelty_logits.max(axis=1), novelty_logits.argmax(axis=1)
+    _set_label_moments(head.logit_mean, head.logit_scale, largest, label)
+    _set_label_moments(head.cosine_mean, head.cosine_scale, cosines[true_label], y)
+    correct = logits.argmax(axis=1) == y
+    reliability = calibration(softmax(logits / float(head.temperature), axis=1).max(axis=1), correct)
     head.novelty_mean.zero_()
-    novelty = _novelty(head, found)
+    novelty = _novelty(head, held_out)
     head.novelty_mean.fill_(float(novelty.mean()))
     novelty = novelty - head.novelty_mean
-    if of_batches is not None and len(of_batches.rows):
-        others = torch.from_numpy(~np.isin(rows, of_batches.rows))
-        novelty = torch.cat([novelty[others], _novelty(head, of_batches)])
+    if by_batch is not None and len(by_batch.rows):
+        others = torch.from_numpy(~np.isin(rows, by_batch.rows))
+        novelty = torch.cat([novelty[others], _novelty(head, by_batch)])
         notes["max_novelty_from"] = BATCHES
-    notes |= {"temperature": float(head.temperature), "accuracy": float((named == y).mean()), "loss": float(best.fun)}
-    notes["ece"] = judged.pop("ece")
-    return notes | {"reliability": judged, "novelty": np.sort(novelty.numpy())}
+    notes |= {"temperature": float(head.temperature), "accuracy": float(correct.mean()), "loss": float(best.fun)}
+    notes["ece"] = reliability.pop("ece")
+    return notes | {"reliability": reliability, "novelty": np.sort(novelty.numpy())}
 
 
-def _novelty(head: AnnotationHead, found: HeldOut) -> Tensor:
+def _novelty(head: AnnotationHead, held_out: HeldOut) -> Tensor:
     """Novelties `(n,)` of held-out cells."""
-    return head.novelty(torch.from_numpy(found.novelty_logits).float(), torch.from_numpy(found.cosines).float())
+    return head.novelty(torch.from_numpy(held_out.novelty_logits).float(), torch.from_numpy(held_out.cosines).float())
 
 
-def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
+def read_features(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
     """Features `(n, dim)` of some cells, and their single genes `(n, n_genes)`, None without any."""
     features, genes = [], []
-    for start in range(0, len(rows), BLOCK_CELLS):
+    for start in range(0, max(1, len(rows)), BLOCK_CELLS):
         block = rows[start : start + BLOCK_CELLS]
-        read = Read(reference.states[block], *reference.cells.take(block).packed)
-        features.append(head.features(read))
-        if (of_cells := head.genes(read)) is not None:
-            genes.append(of_cells)
+        packed = reference.cells.take(block).packed
+        features.append(head.features(reference.states[block], *packed))
+        if (expression := head.genes(*packed)) is not None:
+            genes.append(expression)
     return torch.cat(features), torch.cat(genes) if genes else None
 
 
 @torch.no_grad()
 def set_moments(head: AnnotationHead, u: Tensor) -> None:
-    """Set the mean and standard deviation by which a head standardises, to those of features `(n, dim)`; in place."""
+    """Set the mean and standard deviation for standardisation to those of features `(n, dim)`; in place."""
     variance, mean = torch.var_mean(u, dim=0)
     head.feature_mean.copy_(mean)
     head.feature_scale.copy_((variance + VARIANCE_OFFSET).sqrt())
@@ -359,8 +530,14 @@ def state_centroids(head: AnnotationHead, u: Tensor, y: np.ndarray) -> Tensor:
     return _centroids(F.normalize(u[:, : head.sizes.state_dim], dim=1), y, head.sizes.n_labels)
 
 
+def _centroids(u: Tensor, y: np.ndarray, n_labels: int) -> Tensor:
+    """Mean direction of each label, of length 1; 0 for a label without cells."""
+    sums = torch.zeros(n_labels, u.shape[1]).index_add_(0, torch.from_numpy(y), u)
+    return F.normalize(sums, dim=1)
+
+
 def _variable_genes(cells: InMemoryCells, n_tokens: int) -> np.ndarray:
-    """Tokens of the 2,000 genes of the highest variance, ascending; none of a gene that does not vary."""
+    """Tokens of the 2,000 genes of the highest variance, ascending, without genes that do not vary."""
     matrix = cells.matrix(n_tokens).astype(np.float64)
     mean = np.asarray(matrix.mean(axis=0)).ravel()
     variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
@@ -369,29 +546,29 @@ def _variable_genes(cells: InMemoryCells, n_tokens: int) -> np.ndarray:
     return varying
 
 
-def _subset(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Rows of labelled cells, ascending: all, or about `most`, in proportion, but of no label too few."""
-    rows = np.flatnonzero(labels >= 0)
+def _subsample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """Rows of labelled cells, ascending: all, or about `most`, stratified by label, at least 50 of each."""
+    n_labelled = (labels >= 0).sum()
     rng = np.random.default_rng(step_seed(seed, most, "subset"))
     kept = []
-    for label in np.unique(labels[rows]):
-        own = np.flatnonzero(labels == label)
-        n = min(len(own), max(LEAST_OF_LABEL, round(most * len(own) / len(rows))))
-        kept.append(rng.choice(own, n, replace=False))
+    for label in np.unique(labels[labels >= 0]):
+        rows = np.flatnonzero(labels == label)
+        n = min(len(rows), max(LEAST_OF_LABEL, round(most * len(rows) / n_labelled)))
+        kept.append(rng.choice(rows, n, replace=False))
     return np.sort(np.concatenate(kept))
 
 
-def _helpers(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Rows of unlabelled cells that help where few are labelled, ascending: all, 5,000, or none."""
-    rows, known = np.flatnonzero(labels < 0), labels[labels >= 0]
-    if len(known) >= FEW_LABELLED * len(np.unique(known)):
+def _unlabelled_rows(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Rows of unlabelled cells that are fitted on where few cells are labelled, ascending: all, 5,000, or none."""
+    rows, labelled = np.flatnonzero(labels < 0), labels[labels >= 0]
+    if len(labelled) >= FEW_LABELLED * len(np.unique(labelled)):
         return rows[:0]
     rng = np.random.default_rng(step_seed(seed, 0, "unlabelled"))
     return np.sort(rng.choice(rows, min(len(rows), MOST_UNLABELLED), replace=False))
 
 
-def _dealt(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Deal cells out: those of a label, shuffled, go to the parts in turn, on from where the last label ended."""
+def _label_folds(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Fold of each cell, stratified by label and of equal sizes over all labels."""
     order = rng.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     fold = np.empty(len(y), dtype=np.int64)
@@ -399,34 +576,30 @@ def _dealt(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return fold
 
 
-def _batches_dealt(batch: np.ndarray) -> np.ndarray:
-    """Assign whole batches to the parts, from the largest to the smallest, each to the part of fewest cells."""
+def _batch_folds(batch: np.ndarray) -> np.ndarray:
+    """Fold of each cell: whole batches, from the largest to the smallest, each to the fold with fewest cells."""
     _, of_cell, counts = np.unique(batch, return_inverse=True, return_counts=True)
-    part, sizes = np.empty(len(counts), dtype=np.int64), np.zeros(FOLDS, dtype=np.int64)
+    fold, sizes = np.empty(len(counts), dtype=np.int64), np.zeros(FOLDS, dtype=np.int64)
     for number in np.argsort(-counts, kind="stable"):
-        part[number] = sizes.argmin()
-        sizes[part[number]] += counts[number]
-    return part[of_cell]
+        fold[number] = sizes.argmin()
+        sizes[fold[number]] += counts[number]
+    return fold[of_cell]
 
 
-def _moments(values: np.ndarray, group: np.ndarray, n_groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each group; those of all values for groups of few."""
-    mean, scale = np.full(n_groups, values.mean()), np.full(n_groups, values.std())
-    for number in range(n_groups):
-        own = values[group == number]
-        if len(own) >= FEW:
-            mean[number], scale[number] = own.mean(), own.std()
-    return mean.astype(np.float32), np.maximum(scale, 1e-3 * max(1e-3, float(values.std()))).astype(np.float32)
-
-
-def _centroids(u: Tensor, y: np.ndarray, n_labels: int) -> Tensor:
-    """Mean direction of each label, of length 1; 0 for a label without cells."""
-    sums = torch.zeros(n_labels, u.shape[1]).index_add_(0, torch.from_numpy(y), u)
-    return F.normalize(sums, dim=1)
+def _set_label_moments(mean: Tensor, scale: Tensor, values: np.ndarray, labels: np.ndarray) -> None:
+    """Set mean and standard deviation of the values of each label; those of all values where a label has few."""
+    spread = float(values.std())
+    mean.fill_(float(values.mean()))
+    scale.fill_(spread)
+    for label in range(len(mean)):
+        of_label = values[labels == label]
+        if len(of_label) >= FEW:
+            mean[label], scale[label] = float(of_label.mean()), float(of_label.std())
+    scale.clamp_(min=1e-3 * max(1e-3, spread))
 
 
 def balanced_weights(labels: np.ndarray, n_labels: int) -> Tensor:
-    """Weights `(n_labels,)` by which every label counts the same; the mean weight of a cell is 1.
+    """Weights `(n_labels,)` that balance the labels; the mean weight of a cell is 1.
 
     Parameters
     ----------
@@ -439,33 +612,33 @@ def balanced_weights(labels: np.ndarray, n_labels: int) -> Tensor:
     return torch.from_numpy(np.where(counts, len(labels) / (counts > 0).sum() / np.maximum(counts, 1), 0.0)).float()
 
 
-def _train(classifier: nn.Module, x: Tensor, y: np.ndarray, seed: int, tolerance: float = 1e-4) -> None:
-    """Fit a classifier on inputs x and labels; in place."""
+def _fit_classifier(classifier: nn.Module, x: Tensor, y: np.ndarray, seed: int, tolerance: float = 1e-4) -> None:
+    """Fit a classifier on inputs x and labels y; in place."""
     if isinstance(classifier, Neighbors):
         classifier.known.copy_(x)
         classifier.label.copy_(torch.from_numpy(y))
-        return
-    if isinstance(classifier, nn.Sequential):
-        _train_perceptron(classifier, x, y, seed)
-        return
-    assert isinstance(classifier, nn.Linear)
-    # between studies many genes shift together, and a free intercept calls all cells the same
-    _train_linear(classifier, x, y, INVERSE_PENALTY, tolerance=tolerance, intercept=False)
+    elif isinstance(classifier, nn.Sequential):
+        _fit_perceptron(classifier, x, y, seed)
+    else:
+        assert isinstance(classifier, nn.Linear)
+        # between studies many genes shift together, and an intercept would absorb the shift into one label
+        _fit_linear(classifier, x, y, INVERSE_PENALTY, tolerance=tolerance, intercept=False)
 
 
-def _train_novelty(classifier: nn.Linear, x: Tensor, u: Tensor, y: np.ndarray) -> None:
-    """Fit the layer of the novelty's logits; in place. It takes labels of -1 too."""
-    known = y >= 0
-    _train_linear(classifier, x[known], y[known], NOVELTY_INVERSE_PENALTY)
-    if not known.all():
-        cosines = u @ _centroids(u[known], y[known], classifier.out_features).T
-        guess = (classifier(x).log_softmax(dim=1) + (SHARPNESS * cosines).log_softmax(dim=1)).softmax(dim=1)
-        sure, named = (part.numpy() for part in guess.max(dim=1))
-        named[known] = y[known]
-        _train_linear(classifier, x, named, NOVELTY_INVERSE_PENALTY, np.where(known, 1.0, sure.astype(np.float64) ** 2))
+def _fit_novelty(classifier: nn.Linear, x: Tensor, u: Tensor, y: np.ndarray) -> None:
+    """Fit the layer for the logits of novelty; in place. Cells with label -1 get pseudo-labels."""
+    labelled = y >= 0
+    _fit_linear(classifier, x[labelled], y[labelled], NOVELTY_INVERSE_PENALTY)
+    if not labelled.all():
+        cosines = u @ _centroids(u[labelled], y[labelled], classifier.out_features).T
+        agreement = (classifier(x).log_softmax(dim=1) + (SHARPNESS * cosines).log_softmax(dim=1)).softmax(dim=1)
+        probability, label = (part.numpy() for part in agreement.max(dim=1))
+        label[labelled] = y[labelled]
+        weight = np.where(labelled, 1.0, probability.astype(np.float64) ** 2)
+        _fit_linear(classifier, x, label, NOVELTY_INVERSE_PENALTY, weight)
 
 
-def _train_linear(
+def _fit_linear(
     classifier: nn.Linear,
     x: Tensor,
     y: np.ndarray,
@@ -475,27 +648,28 @@ def _train_linear(
     tolerance: float = 1e-4,
     intercept: bool = True,
 ) -> None:
-    """Multinomial logistic regression with a quadratic penalty, in which every label counts the same."""
+    """Fit a multinomial logistic regression with a quadratic penalty and balanced label weights; in place."""
     from sklearn.linear_model import LogisticRegression
 
-    model = LogisticRegression(
+    regression = LogisticRegression(
         C=inverse_penalty, class_weight="balanced", max_iter=500, tol=tolerance, fit_intercept=intercept
     )
     with many_labels_accepted():
-        found = model.fit(x.numpy(), y, sample_weight=sample_weight)
-    weight, bias = found.coef_, found.intercept_ if intercept else np.zeros(len(found.coef_))
-    if len(found.classes_) == 2:  # one column for both
+        regression.fit(x.numpy(), y, sample_weight=sample_weight)
+    weight = regression.coef_
+    bias = regression.intercept_ if intercept else np.zeros(len(weight))
+    if len(regression.classes_) == 2:  # sklearn has one row for both
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     classifier.weight.zero_()
     classifier.bias.fill_(ABSENT)
-    classes = torch.from_numpy(found.classes_)
+    classes = torch.from_numpy(regression.classes_)
     classifier.weight[classes] = torch.from_numpy(weight).float()
     classifier.bias[classes] = torch.from_numpy(bias).float()
 
 
 @torch.enable_grad()
-def _train_perceptron(classifier: nn.Sequential, x: Tensor, y: np.ndarray, seed: int) -> None:
-    """Train a multilayer perceptron from new weights, by cross-entropy in which every label counts the same."""
+def _fit_perceptron(classifier: nn.Sequential, x: Tensor, y: np.ndarray, seed: int) -> None:
+    """Train a multilayer perceptron from new weights, by cross-entropy with balanced label weights; in place."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(step_seed(seed, 0, "probe"))
         for layer in classifier:
@@ -503,18 +677,16 @@ def _train_perceptron(classifier: nn.Sequential, x: Tensor, y: np.ndarray, seed:
                 layer.reset_parameters()
     size = min(PROBE_CELLS, len(y))
     labels, weight = torch.from_numpy(y), balanced_weights(y, len(classifier(x[:1])[0]))
-    rows, steps = shuffled(np.arange(len(y)), size, seed, whole=True), min(PROBE_STEPS, PROBE_EPOCHS * (len(y) // size))
+    batches = shuffled(np.arange(len(y)), size, seed, whole=True)
+    steps = min(PROBE_STEPS, PROBE_EPOCHS * (len(y) // size))
 
     def loss_of(step: int) -> Tensor:
-        chosen = torch.from_numpy(next(rows))
-        return F.cross_entropy(classifier(x[chosen]), labels[chosen], weight=weight)
+        rows = torch.from_numpy(next(batches))
+        return F.cross_entropy(classifier(x[rows]), labels[rows], weight=weight)
 
-    _, stopped = train_steps(
-        classifier,
-        loss_of,
-        lambda step: PROBE_RATE * (0.05 + 0.95 * 0.5 * (1 + np.cos(np.pi * (step - 1) / steps))),
-        steps=steps,
-        desc="training the classifier",
-    )
+    def rate_of(step: int) -> float:
+        return float(PROBE_RATE * (0.05 + 0.95 * 0.5 * (1 + np.cos(np.pi * (step - 1) / steps))))
+
+    _, stopped = train_steps(classifier, loss_of, rate_of, steps=steps, desc="training the classifier")
     if stopped == "interrupted":
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Batch effects removed from cell states, cluster by cluster, and pairs of cells across batches."""
+"""Batch correction of cell states (Harmony), and mutual nearest neighbours across batches."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Matrix = NDArray[np.float64]
 CELLS_PER_CLUSTER = 30
 MOST_CLUSTERS = 100
 N_BLOCKS = 20
-"""Parts of the cells; the clusters of one are decided at once, against the tallies of the others."""
+"""Blocks of cells whose memberships are updated together."""
 CLUSTER_ROUNDS = 20
 TOLERANCE = 1e-4
 PRIOR_CLUSTERS, CELLS_PER_PRIOR = 10, 50
-"""Most clusters that batches are counted in, and how many cells a cluster has at least, on average."""
+"""Maximum number of clusters for batch frequencies, and minimum mean number of cells of one."""
 PRIOR_CELLS = 10.0
-"""Cells, dealt as all cells are, that each count starts with."""
+"""Pseudo-counts of a cluster, distributed as the batches of all cells."""
 DIVERSITY = 2.0
-"""Weight θ of the penalty on clusters that hold a batch more often than chance."""
+"""Weight θ of the penalty on clusters in which a batch is more frequent than expected."""
 WIDTH = 0.1
 """σ, softness of the clusters, in units of squared distance on the sphere."""
 RIDGE = 0.1
 """λ, penalty on the effect of a batch within a cluster, in cells."""
 MOST_CELLS = 20_000
-"""Cells among which pairs are searched, at most: the search is exact, and its time grows with their square."""
+"""Maximum number of cells among which pairs are searched; the time of the exact search grows with its square."""
 
 
 def correct_batches(
@@ -38,17 +38,16 @@ def correct_batches(
 ) -> Matrix:
     r"""Correct batch effects, cluster by cluster (Harmony; Korsunsky et al. 2019).
 
-    Cells share soft clusters on the unit sphere, each drawn towards all batches equally:
+    Cells belong to soft clusters on the unit sphere, with a penalty on clusters of few batches:
 
     .. math::
 
         R_{ik} \propto e^{-2 (1 - Y_k^\top z_i) / \sigma} \prod_b \left(\frac{E_{kb} + 1}{O_{kb} + 1}\right)^{\theta}
 
-    with O the cells of batch b in cluster k and E those that chance would put there. In each cluster a ridge regression
-    on the batches, with an intercept that stays, gives the effect :math:`W_{kb}`; the corrected state is
-    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. Once: with ten
-    rounds, each among what the last correction left, cells of distinct types that single batches have few of were drawn
-    together.
+    with O the observed and E the expected number of cells of batch b in cluster k. In each cluster a ridge regression
+    on the batches, with an intercept, gives the effect :math:`W_{kb}`; the corrected state is
+    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. There is one round of correction: ten rounds merged distinct types that are
+    rare in single batches.
 
     Parameters
     ----------
@@ -59,8 +58,8 @@ def correct_batches(
     rng
         Of the first clusters and of the order of cells.
     labels
-        Number of each cell's label from 0, -1 for none, `(n_cells,)`. Clusters then belong to labels, and a labelled
-        cell to clusters of its own: no correction can bring two types together. Cells without one may join any.
+        Number of each cell's label from 0, -1 for none, `(n_cells,)`. Each cluster then has one label, and labelled
+        cells belong only to clusters of their label, so no correction merges two labels. Other cells join any.
 
     Returns
     -------
@@ -76,7 +75,7 @@ def correct_batches(
 
 
 def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Generator) -> Matrix:
-    """Logarithm of the batches' shares among cells like each: what a batch can be expected to be, batch effects apart.
+    """Log frequencies of the batches among similar cells.
 
     Parameters
     ----------
@@ -98,29 +97,29 @@ def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Gen
     counts = np.zeros((k, int(batch.max()) + 1))
     np.add.at(counts, (cluster, batch), 1)
     counts += PRIOR_CELLS * (counts.sum(axis=0) + 1) / (counts.sum() + counts.shape[1])
-    found: Matrix = np.log(counts / counts.sum(axis=1, keepdims=True))[cluster]
-    return found
+    log_frequency: Matrix = np.log(counts / counts.sum(axis=1, keepdims=True))[cluster]
+    return log_frequency
 
 
 def mutual_neighbors(
     states: NDArray[Any], batches: list[NDArray[Any]], n_neighbors: int, rng: np.random.Generator
 ) -> sp.csr_matrix:
-    """Find the pairs of cells of two batches of which each is among the other's nearest (Haghverdi et al. 2018).
+    """Mutual nearest neighbours between batches (Haghverdi et al. 2018).
 
     Parameters
     ----------
     states
         `(n_cells, dim)`; the distance is Euclidean.
     batches
-        One array or more of batch numbers, `(n_cells,)` each: batch covariates. Cells that agree in all are of a batch.
+        One array or more of batch numbers, `(n_cells,)` each: batch covariates, whose combinations are the batches.
     n_neighbors
-        How many nearest cells of each other batch a cell names; all, of a batch that has fewer.
+        Nearest cells in each other batch; all cells of a batch that has fewer.
     rng
-        Of more than 20,000 cells so many are drawn, and the others have no pair.
+        Of the subsample if there are more than 20,000 cells; the other cells have no pair.
 
     Returns
     -------
-    bool `(n_cells, n_cells)`, symmetric: whether two cells are a pair. Cells of one batch never are.
+    bool `(n_cells, n_cells)`, symmetric: whether two cells are mutual neighbours.
     """
     from sklearn.neighbors import NearestNeighbors
 
@@ -128,21 +127,21 @@ def mutual_neighbors(
     batch = np.unique(np.stack(batches), axis=1, return_inverse=True)[1].ravel()
     drawn = np.arange(n) if n <= MOST_CELLS else np.sort(rng.permutation(n)[:MOST_CELLS])
     states, batch = states[drawn], batch[drawn]
-    named = [(np.zeros(0, dtype=np.int64),) * 2]
+    pairs = [(np.zeros(0, dtype=np.int64),) * 2]
     for number in np.unique(batch):
         inside, outside = np.flatnonzero(batch == number), np.flatnonzero(batch != number)
         if len(outside):
             k = min(n_neighbors, len(inside))
-            searched = NearestNeighbors(n_neighbors=k).fit(states[inside])
-            near = searched.kneighbors(states[outside], return_distance=False)
-            named.append((np.repeat(drawn[outside], k), drawn[inside[near.ravel()]]))
-    cells, nearest = (np.concatenate(column) for column in zip(*named, strict=True))
-    names = sp.csr_matrix((np.ones(len(cells), dtype=bool), (cells, nearest)), shape=(n, n))
-    return names.multiply(names.T).tocsr()
+            index = NearestNeighbors(n_neighbors=k).fit(states[inside])
+            near = index.kneighbors(states[outside], return_distance=False)
+            pairs.append((np.repeat(drawn[outside], k), drawn[inside[near.ravel()]]))
+    cells, nearest = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    graph = sp.csr_matrix((np.ones(len(cells), dtype=bool), (cells, nearest)), shape=(n, n))
+    return graph.multiply(graph.T).tocsr()
 
 
 def draw_partners(pairs: sp.csr_matrix, rows: NDArray[Any], generator: torch.Generator) -> Tensor:
-    """Draw one partner of each cell, evenly among those that it has; int64 `(n,)`, -1 for a cell without.
+    """Draw one mutual neighbour of each cell, uniformly; int64 `(n,)`, -1 for a cell without any.
 
     Parameters
     ----------
@@ -162,33 +161,32 @@ def draw_partners(pairs: sp.csr_matrix, rows: NDArray[Any], generator: torch.Gen
 
 
 def _unit(x: Matrix) -> Matrix:
-    found: Matrix = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    return found
+    unit: Matrix = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    return unit
 
 
 def _first_clusters(
     states: Matrix, labels: NDArray[Any] | None, n_clusters: int, rng: np.random.Generator
 ) -> tuple[Matrix, Matrix | None]:
-    """Centres by k-means, of each label its own, and which clusters a cell may join, 1 or 0 (None: any)."""
+    """Centres by k-means within labels, and which clusters a cell may join, 1 or 0 (None: any)."""
     from sklearn.cluster import KMeans
 
     def centres_of(x: Matrix, k: int) -> Matrix:
-        found = KMeans(min(k, len(x)), n_init=1, max_iter=25, random_state=int(rng.integers(2**31))).fit(x)
-        return _unit(found.cluster_centers_.astype(np.float64))
+        clusters = KMeans(min(k, len(x)), n_init=1, max_iter=25, random_state=int(rng.integers(2**31))).fit(x)
+        return _unit(clusters.cluster_centers_.astype(np.float64))
 
     if labels is None or (labels < 0).all():
         return centres_of(states, n_clusters), None
     counts = np.bincount(labels[labels >= 0])
-    parts, owner = [], []
+    parts, label_of = [], []
     for label in np.flatnonzero(counts):
         part = centres_of(states[labels == label], max(1, round(n_clusters * counts[label] / counts.sum())))
         parts.append(part)
-        owner.append(np.full(len(part), label))
-    if (labels < 0).any():  # types that no labelled cell shows
+        label_of.append(np.full(len(part), label))
+    if (labels < 0).any():  # types without labelled cells
         parts.append(centres_of(states[labels < 0], max(1, n_clusters // 4)))
-        owner.append(np.full(len(parts[-1]), -1))
-    owned = np.concatenate(owner)
-    allowed = (labels[:, None] == owned[None, :]) | (labels[:, None] < 0)
+        label_of.append(np.full(len(parts[-1]), -1))
+    allowed = (labels[:, None] == np.concatenate(label_of)) | (labels[:, None] < 0)
     return np.concatenate(parts), allowed.astype(np.float64)
 
 
@@ -196,12 +194,12 @@ def _memberships(x: Matrix, centres: Matrix, allowed: Matrix | None) -> Matrix:
     logits = -2 * (1 - x @ centres.T) / WIDTH
     if allowed is not None:
         logits = np.where(allowed > 0, logits, -np.inf)
-    found: Matrix = softmax(logits, axis=1)
-    return found
+    memberships: Matrix = softmax(logits, axis=1)
+    return memberships
 
 
 def _cluster(x: Matrix, share: Matrix, design: Matrix, allowed: Matrix | None, rng: np.random.Generator) -> Matrix:
-    """Soft k-means with the penalty on clusters of few batches, until the centres rest."""
+    """Memberships by soft k-means with the penalty on clusters of few batches."""
     share, frequency = share.copy(), design.mean(axis=0)
     centres = _unit(share.T @ x)
     for _ in range(CLUSTER_ROUNDS):
@@ -211,11 +209,11 @@ def _cluster(x: Matrix, share: Matrix, design: Matrix, allowed: Matrix | None, r
             observed -= share[rows].T @ design[rows]
             size -= share[rows].sum(axis=0)
             expected = size[:, None] * frequency
-            # logarithms of the penalty, summed over a cell's batches
+            # log penalty of each cluster and batch
             penalty = (DIVERSITY * (np.log(np.maximum(expected, 0) + 1) - np.log(np.maximum(observed, 0) + 1))).T
             weight = design[rows] @ penalty
-            found = near[rows] * np.exp(weight - weight.max(axis=1, keepdims=True))
-            share[rows] = found / np.maximum(found.sum(axis=1, keepdims=True), 1e-300)
+            updated = near[rows] * np.exp(weight - weight.max(axis=1, keepdims=True))
+            share[rows] = updated / np.maximum(updated.sum(axis=1, keepdims=True), 1e-300)
             observed += share[rows].T @ design[rows]
             size += share[rows].sum(axis=0)
         before, centres = centres, _unit(share.T @ x)
@@ -225,7 +223,7 @@ def _cluster(x: Matrix, share: Matrix, design: Matrix, allowed: Matrix | None, r
 
 
 def _effects(states: Matrix, share: Matrix, design: Matrix) -> Matrix:
-    """Give what batches add to each cell: by cluster, a ridge regression on them; its intercept is no effect."""
+    """Batch effects of each cell: by cluster, ridge regression on the batches, without the intercept."""
     full = np.concatenate([np.ones((len(design), 1)), design], axis=1)
     penalty = np.diag([0.0, *np.full(design.shape[1], RIDGE)])
     added = np.zeros_like(states)

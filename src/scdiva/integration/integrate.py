@@ -1,4 +1,4 @@
-"""`tl.integrate`: an embedding corrected for batch effects, and a model that embeds later cells likewise."""
+"""`tl.integrate`: batch integration, and a model that embeds later cells in the integrated space."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def integrate(
 ) -> ScDiVa:
     r"""Integrate batches, with or without labels, and return a model that embeds later cells in the same space.
 
-    By default the model stays as it is and a head is trained on it. The head maps the cell state, and a projection of
+    By default the model is not changed and a head is trained on it. The head maps the cell state, and a projection of
     the cell's genes fitted on these cells (principal components within batches), to an integrated state. Its losses are
 
     - denoising: from the whole cell, and from the cell with each gene left out with probability t ~ U(0, 0.3), it
@@ -96,9 +96,9 @@ def integrate(
         Value of `labels_key` that means "no label", as a missing value always does.
     steps
         Without fine-tuning: maximum number of training steps, of 256 cells; None: 1,000. The reversal rises in the
-        first quarter. Once the other losses no longer fall, the learning rate does, in half of the steps, and training
-        ends; weights are averaged over the last steps. Products are in bfloat16 where the device multiplies it in
-        hardware and `scdiva.settings.precision` allows it, weights and losses in float32.
+        first quarter. Once the other losses have converged, the learning rate falls to 0 within half of the steps, and
+        training ends; weights are averaged over the last steps. Matrix products are computed in bfloat16 where the
+        device supports it and `scdiva.settings.precision` allows it; weights and losses are float32.
     %(finetuning)s
     key_added
         Key of `adata.obsm` to write.
@@ -106,12 +106,12 @@ def integrate(
         Seed of clusters, order, thinning and initial weights; None takes `scdiva.settings.seed`. Global random state is
         never touched. On a CPU the same seed gives the same result.
     device
-        Torch device to train on; None takes `scdiva.settings.device`. The model returned stays there.
+        Torch device to train on; None takes `scdiva.settings.device`. The returned model is on it.
 
     Returns
     -------
-    A model for `tl.embed(query, model)`, to be kept by `new.save(folder)`; :func:`corrected_expression` predicts genes
-    from what is written. Written are
+    A model for `tl.embed(query, model)`, which `new.save(folder)` saves; :func:`corrected_expression` predicts genes
+    from the embedding. It writes
 
     `adata.obsm[key_added]`
         float32 array of shape `(n_cells, dim)`, rows of length 1 unless fine-tuned; NaN for a cell without a known
@@ -131,7 +131,7 @@ def integrate(
         one batch only and `finetune=True`, `checkpoint_dir` holds another run, the model has integrated batches before,
         or the matrix is refused as by :func:`embed`.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is not an AnnData object.
     FloatingPointError
         If the loss becomes NaN or infinite.
 
@@ -139,9 +139,9 @@ def integrate(
     -----
     UserWarning
         If training is interrupted (Ctrl-C): the embedding at that step is written. If there is one batch only: nothing
-        is fitted, and the embedding of the model as it is is written. If no cell has the `unlabeled_category`. If batch
-        and label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be separated from its
-        effect.
+        is fitted, and the embedding of the unchanged model is written. If no cell has the `unlabeled_category`. If
+        batch and label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be separated from
+        its effect.
 
     References
     ----------
@@ -170,31 +170,32 @@ def integrate(
         raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys!r:.80}.")
     if finetune and steps is not None:
         raise ValueError(f"steps={steps!r} trains a head on a fixed model. With finetune=True pass epochs instead.")
-    check_least(steps=(1 if steps is None else steps, 1))
+    steps = STEPS if steps is None else steps
+    check_least(steps=(steps, 1))
     if labels_key is None and unlabeled_category is not None:
         raise ValueError(f"unlabeled_category={unlabeled_category!r} is a value of labels_key: name that column too.")
     run_config = resolve_run_config(None, device, None)
     batches = [batch_numbers(adata, key) for key in keys]
     labels = None if labels_key is None else label_numbers(adata, labels_key, unlabeled_category)[0]
-    associated = np.nan if labels is None else max(cramers_v(b[labels >= 0], labels[labels >= 0]) for b in batches)
+    association = np.nan if labels is None else max(cramers_v(b[labels >= 0], labels[labels >= 0]) for b in batches)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
 
     import torch
 
     from scdiva.data.memory import read_cells
-    from scdiva.integration.finetune import IntegrationObjective, finetune_for_integration
-    from scdiva.integration.objective import HISTORY, integrate_model, of_cells, with_head
+    from scdiva.integration.objective import HISTORY, IntegrationObjective, integrate_model, of_cells, with_head
     from scdiva.models.pretrained import load_for
-    from scdiva.train.finetune import finetune_config
+    from scdiva.train.finetune import finetune as finetune_model
+    from scdiva.train.finetune import finetune_config, network_for, planned
 
-    given = load_for(model, run_config.device)
-    if given.integration is not None or given.finetuned_for == "integrate":
+    pretrained = load_for(model, run_config.device)
+    if pretrained.integration is not None or pretrained.finetuned_for == "integrate":
         raise ValueError(
             "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "
             f"with the model it came from, such as {C.DEFAULT_MODEL!r}."
         )
     tuning = finetune_config(
-        finetune, given, IntegrationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
+        finetune, pretrained, IntegrationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
         checkpoint_dir=checkpoint_dir,
     )  # fmt: skip
     if tuning is not None and all(batch.max(initial=0) == 0 for batch in batches):
@@ -204,61 +205,65 @@ def integrate(
         )
     seed = seed_of(rng)
 
-    _, source, parameters = open_cells_for_model(given, adata, run_config, reading)
-    _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
-    cells, rows = read_cells(source, together.ravel())
-    known = None if labels is None else labels[rows]
-    numbers = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
-    found: dict[str, Any] = {"own_directions": 0, "steps": 0, "finetuned": finetune}
+    _, source, parameters = open_cells_for_model(pretrained, adata, run_config, reading)
+    _, combined_batch = np.unique(np.stack(batches), axis=1, return_inverse=True)
+    cells, rows = read_cells(source, combined_batch.ravel())
+    labels = None if labels is None else labels[rows]
+    batches = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
+    if cells.n_batches > 1 and association > CONFOUNDED:
+        warn(
+            f"batch and label are confounded (Cramér's V {association:.2f}): differences between types that come from "
+            "one batch each may be taken for batch effects, or the other way round."
+        )
+    result: dict[str, Any]
     if cells.n_batches == 1:
         warn(
             f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
-            "model as it is is written."
+            "unchanged model is written."
         )
-        new, integrated = given, embed_all(given, cells, run_config)
-        found |= {"stopped": "one batch", "history": {name: [] for name in HISTORY}}
-    elif associated > CONFOUNDED:
-        warn(
-            f"batch and label are confounded (Cramér's V {associated:.2f}): differences between types that come from "
-            "one batch each may be taken for batch effects, or the other way round."
-        )
-    if cells.n_batches > 1 and tuning is not None:
+        new, embedding = pretrained, embed_all(pretrained, cells, run_config)
+        result = {"own_directions": 0, "steps": 0, "stopped": "one batch", "history": {name: [] for name in HISTORY}}
+    elif tuning is not None:
         logger.info("fine-tuning on %d cells of %d batches on %s", adata.n_obs, cells.n_batches, run_config.device)
-        new, history = finetune_for_integration(
-            given, cells, numbers, known, tuning, seed, run_config.precision, run_config.device, checkpoint_dir
-        )
-        integrated = embed_all(new, cells.subset(np.arange(cells.n_cells), new.config.input_length), run_config)
-        found |= {"steps": len(history["loss"]), "stopped": "steps", "history": history}
-    elif cells.n_batches > 1:
+        config = planned(tuning, cells.n_cells, seed, run_config.precision)
+        new = network_for(pretrained, config, seed)
+        context = new.config.input_length
+        objective = IntegrationObjective(cells, batches, labels, state_dim=new.state_dim, context=context, seed=seed)
+        history = finetune_model(new, objective, config, device=run_config.device, checkpoint_dir=checkpoint_dir)
+        embedding = embed_all(new, cells.subset(np.arange(cells.n_cells), context), run_config)
+        result = {"own_directions": 0, "steps": len(history["loss"]), "stopped": "steps", "history": history}
+    else:
         logger.info("integrating %d cells on %s", adata.n_obs, run_config.device)
-        states = torch.from_numpy(embed_all(given, cells, run_config._replace(what="state"))).to(run_config.device)
-        new = with_head(given, seed).to(run_config.device)
-        with torch_threads_kept(1):  # products too small to share
-            found |= integrate_model(
-                new, cells, states, numbers, known, steps=steps or STEPS, seed=seed, precision=run_config.precision
+        states = embed_all(pretrained, cells, run_config._replace(what="state"))
+        states_on_device = torch.from_numpy(states).to(run_config.device)
+        new = with_head(pretrained, seed).to(run_config.device)
+        with torch_threads_kept(1):  # the products are too small for several threads
+            result = integrate_model(
+                new, cells, states_on_device, batches, labels, steps=steps, seed=seed, precision=run_config.precision
             )
-        if found["stopped"] == "interrupted":
+        if result["stopped"] == "interrupted":
             warn(
-                f"training was interrupted after {found['steps']} of {steps or STEPS} steps: the embedding of the "
+                f"training was interrupted after {result['steps']} of {steps} steps: the embedding of the "
                 "weights at that step is written, and adata.uns['scdiva']['integrate']['stopped'] is 'interrupted'. "
                 "Repeat the call to train to the end."
             )
         assert new.integration is not None
-        integrated = of_cells(new.integration, cells, states).numpy(force=True)
-    embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)
-    embedding[rows] = integrated
+        embedding = of_cells(new.integration, cells, states_on_device).numpy(force=True)
+    all_rows = np.full((adata.n_obs, embedding.shape[1]), np.nan, dtype=np.float32)
+    all_rows[rows] = embedding
 
     notes: dict[str, Any] = {
         "batch_key": keys,
         "labels_key": labels_key or "",
-        "cramers_v": float(associated),
+        "cramers_v": float(association),
         "model": model_name(model),
         "seed": str(seed),
-        **found,
+        "finetuned": finetune,
+        **result,
         "seconds": time.monotonic() - begun,
-        "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
+        "history": {name: np.asarray(column, dtype=np.float64) for name, column in result["history"].items()},
     }
-    write(adata, "tl.integrate", key_added, parameters, obsm={key_added: embedding})
+    write(adata, "tl.integrate", key_added, parameters, obsm={key_added: all_rows})
     write(adata, "tl.integrate", C.INTEGRATE, notes)
     return new
 

@@ -1,8 +1,8 @@
-"""Train a head that removes batch effects from cell states, on cells held in memory."""
+"""Fit an integration head on cell states, or the objective by which the whole model is fine-tuned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar
+from scdiva.data.batch import CellBatch
 from scdiva.data.memory import InMemoryCells
 from scdiva.embedding.dataset_pcs import own_directions
 from scdiva.integration.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
@@ -22,36 +23,38 @@ from scdiva.models.heads import IntegrationHead
 from scdiva.models.inference import runs_transformer
 from scdiva.models.layers import perceptron
 from scdiva.models.scdiva import ScDiVa
+from scdiva.train.finetune import Objective
 from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 
 DISCRIMINATOR_WIDTH = 128
+"""Hidden width of the batch discriminators."""
 BLOCK_TOKENS = 1_000_000
 """Tokens of cells that are encoded at once."""
 BATCH_SIZE = 256
 """Cells of a step."""
 MOST_VIEWS = 4
-"""Most times that a cell is thinned: the steps draw among these."""
+"""Maximum number of thinned views of a cell, from which the steps draw."""
 LEARNING_RATE, WARMUP = 2e-3, 20
-"""Of AdamW, and the steps in which it rises."""
+"""Learning rate of AdamW, and number of warm-up steps."""
 RISING, FALLING, AVERAGED = 0.25, 0.5, 0.1
-"""Shares of `steps`: while the reversal rises, while the learning rate falls, and over which weights are averaged."""
+"""Shares of `steps` in which the reversal rises, the learning rate falls, and weights are averaged."""
 CHECKED, TOLERANCE = 50, 0.01
-"""Steps over which the loss is averaged, and the share by which such a mean has to fall below the lowest before."""
+"""Steps over which the loss is averaged, and the relative decrease of that mean below which training has converged."""
 MAX_TIME = 0.3
-"""A view leaves each gene out with probability t ~ U(0, 0.3), drawn for each cell."""
+"""A view omits each gene with probability t ~ U(0, 0.3), drawn for each cell."""
 DENOISING_WEIGHT, LABELS_WEIGHT, PAIRS_WEIGHT = 10.0, 3.0, 0.8
-"""Weights of the objectives but the reversal's; ours, as the paper gives none."""
+"""Weights of the losses other than the reversal; the paper gives none."""
 LABELS_TEMPERATURE, PAIRS_TEMPERATURE = 0.1, 0.2
-"""τ of the two contrasts."""
+"""Temperature τ of the two contrastive losses."""
 N_NEIGHBORS = 10
-"""Cells of another batch are partners where each is among so many nearest of the other."""
+"""Number of mutual nearest neighbours in each other batch."""
 SIMILAR = 0.85
 """Cells whose corrected states have a cosine above this are not pushed apart."""
 REVERSAL_WEIGHT, REVERSAL_RISE = 1.2, 10.0
-"""Weight of the reversed gradient at the end of its schedule, and the schedule's γ."""
+"""Weight of the reversed gradient at the end of its schedule without fine-tuning (1 with it), and the schedule's γ."""
 HISTORY = ("loss", "denoising", "reversal", "contrast", "pairs")
-"""What is recorded of each step."""
+"""Losses recorded at each step."""
 
 
 def reversed_gradient(x: Tensor, weight: float) -> Tensor:
@@ -61,25 +64,39 @@ def reversed_gradient(x: Tensor, weight: float) -> Tensor:
     return same
 
 
-class IntegrationLoss(nn.Module):
-    """Objectives of batch integration; reversal and supervised contrast are the paper's (section on integration).
+def reversal_weight(progress: float) -> float:
+    r"""Schedule of the reversed gradient, :math:`2 / (1 + e^{-10 p}) - 1` (Ganin & Lempitsky 2015)."""
+    return float(2 / (1 + np.exp(-REVERSAL_RISE * progress)) - 1)
 
-    - denoising: of the whole cell, and of the same cell thinned, the head gives the corrected state of the whole
-      (:func:`~scdiva.integration.batch_correction.correct_batches`): two corruption levels meet in one state;
-    - reversal: from the integrated state a discriminator predicts the batch, and its gradient, reversed, removes what
-      it predicts it by, more so as training goes on. It is given how often each batch is met among similar cells
-      (:func:`~scdiva.integration.batch_correction.batch_prior`) and has to predict more than that: else types that
-      some batches have few of would be drawn into others, until all batches had the same;
+
+def discriminators(dim: int, batches: list[np.ndarray], seed: int) -> nn.ModuleList:
+    """Batch discriminators on a state of width `dim`, one for each covariate."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(step_seed(seed, 0, "discriminators"))
+        return nn.ModuleList(
+            perceptron(dim, DISCRIMINATOR_WIDTH, int(batch.max()) + 1, nn.LeakyReLU(0.2)) for batch in batches
+        )
+
+
+class IntegrationLoss(nn.Module):
+    """Loss of an integration head; reversal and supervised contrast follow the paper (section on integration).
+
+    - denoising: from the whole cell and from the thinned cell, the head predicts the corrected state of the whole cell
+      (:func:`~scdiva.integration.batch_correction.correct_batches`);
+    - reversal: a discriminator predicts the batch from the integrated state, and its reversed gradient removes the
+      information that it uses, with a weight that rises during training. The log frequencies of the batches among
+      similar cells (:func:`~scdiva.integration.batch_correction.batch_prior`) are added to its logits: otherwise types
+      that are rare in some batches would be mixed with others until all batches had the same composition;
     - supervised contrast between labelled cells, those of one label against all others;
-    - without labels, contrast of pairs: what should be near a cell is picked out among others, the same cell thinned
-      (the other corruption level) and a partner, drawn from its mutual nearest neighbours in other batches among the
-      corrected states (:func:`~scdiva.integration.batch_correction.mutual_neighbors`). Similar cells are not pushed
-      apart: mutual neighbours, and those whose corrected states have a cosine above 0.85.
+    - without labels, contrast of pairs: the positives of a cell are its thinned view and a partner, drawn from its
+      mutual nearest neighbours in other batches among the corrected states
+      (:func:`~scdiva.integration.batch_correction.mutual_neighbors`). Mutual neighbours, and cells whose corrected
+      states have a cosine above 0.85, are not negatives.
 
     Parameters
     ----------
     head
-        Trained; it is given no batch.
+        Trained in place; it does not read the batch.
     features
         The head's input of each cell, whole and then thinned in several ways, float32 `(1 + n_views, n_cells, dim)`.
     target
@@ -104,11 +121,7 @@ class IntegrationLoss(nn.Module):
         super().__init__()
         device, corrected = features.device, target.numpy(force=True)
         self.head, self.features, self.target = head, features, target.to(device)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(step_seed(seed, 0, "discriminators"))
-            self.discriminators = nn.ModuleList(
-                perceptron(head.dim, DISCRIMINATOR_WIDTH, int(batch.max()) + 1, nn.LeakyReLU(0.2)) for batch in batches
-            ).to(device)
+        self.discriminators = discriminators(head.dim, batches, seed).to(device)
         self.batches = [torch.from_numpy(batch).to(device) for batch in batches]
         self.priors = []
         for number, batch in enumerate(batches):
@@ -120,80 +133,73 @@ class IntegrationLoss(nn.Module):
             rng = np.random.default_rng(step_seed(seed, 0, "pairs"))
             self.pairs = mutual_neighbors(corrected, batches, N_NEIGHBORS, rng)
 
-    def losses(
-        self, rows: np.ndarray, reversal_weight: float, generator: torch.Generator
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum of the objectives; parts `denoising`, `reversal` (discriminators' cross-entropy), `contrast`, `pairs`.
+    def losses(self, rows: np.ndarray, weight: float, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sum of the losses; parts `denoising`, `reversal` (discriminators' cross-entropy), `contrast`, `pairs`.
 
         Parameters
         ----------
         rows
             Numbers of the cells of a step.
-        reversal_weight
-            From :func:`reversal_at`.
+        weight
+            Of the reversed gradient.
         generator
             Source of views and partners.
         """
         head, at = self.head, torch.from_numpy(rows).to(self.target.device)
-        target, given = self.target[at], [at]
+        target, views = self.target[at], [at]
         if thinned := len(self.features) > 1:
             drawn = torch.randint(len(self.features) - 1, (len(rows),), generator=generator).to(at.device)
-            given.append((1 + drawn) * len(self.target) + at)
+            views.append((1 + drawn) * len(self.target) + at)
         if self.pairs is not None:
             partners = draw_partners(self.pairs, rows, generator).to(at.device)
-            given.append(partners.clamp_min(0))
-        made = head.integrated(self.features.flatten(0, 1)[torch.stack(given)])
-        state, denoising = made[0], (1 - (made[: 1 + thinned] * target).sum(dim=2)).mean()
-        reversed_state = reversed_gradient(state, reversal_weight)
+            views.append(partners.clamp_min(0))
+        states = head.integrated(self.features.flatten(0, 1)[torch.stack(views)])
+        state, denoising = states[0], (1 - (states[: 1 + thinned] * target).sum(dim=2)).mean()
+        reversed_state = reversed_gradient(state, weight)
         reversal = contrast = pairs = state.new_zeros(())
         for discriminator, prior, batch in zip(self.discriminators, self.priors, self.batches, strict=True):
             reversal = reversal + F.cross_entropy(prior[at] + discriminator(reversed_state * head.dim**0.5), batch[at])
         if self.labels is not None:
             contrast = supervised_contrast_loss(state, self.labels[at], LABELS_TEMPERATURE)
         if self.pairs is not None:
-            present = (torch.arange(len(made) - 1, device=at.device) < thinned)[:, None] | (partners >= 0)
+            present = (torch.arange(len(states) - 1, device=at.device) < thinned)[:, None] | (partners >= 0)
             similar = torch.from_numpy(self.pairs[rows][:, rows].toarray()).to(at.device)
             similar |= target @ target.T > SIMILAR
-            pairs = pair_contrast_loss(state, made[1:], present, similar, PAIRS_TEMPERATURE)
+            pairs = pair_contrast_loss(state, states[1:], present, similar, PAIRS_TEMPERATURE)
         loss = DENOISING_WEIGHT * denoising + reversal + LABELS_WEIGHT * contrast + PAIRS_WEIGHT * pairs
         parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast, "pairs": pairs}
         return loss, {name: part.detach() for name, part in parts.items()}
 
 
-def reversal_at(progress: float) -> float:
-    """Weight of the reversed gradient when this share of the steps is done (Ganin & Lempitsky 2015)."""
-    return REVERSAL_WEIGHT * float(2 / (1 + np.exp(-REVERSAL_RISE * progress)) - 1)
-
-
 def converged(history: dict[str, list[float]]) -> bool:
-    """Whether the loss without the reversal's, a mean of 50 steps, is not 1% below the lowest before; of whole fifties.
+    """Whether the last mean over 50 steps of the loss without the reversal is not 1% below the lowest before.
 
-    The reversal's has no part in that: where discriminator and head both learn, it need not fall.
+    The reversal need not fall, as discriminator and head both learn. The number of steps is a multiple of 50.
     """
     means = np.reshape(np.subtract(history["loss"], history["reversal"]), (-1, CHECKED)).mean(axis=1)
     return len(means) > 1 and bool(means[-1] > (1 - TOLERANCE) * means[:-1].min())
 
 
 def with_head(model: ScDiVa, seed: int) -> ScDiVa:
-    """Copy a model and put an integration head on it, whose own projection is still empty.
+    """Copy of a model with an untrained integration head.
 
     Parameters
     ----------
     model
-        Without one; not changed.
+        Model without an integration head; not changed.
     seed
         Of the head's weights.
     """
     new = ScDiVa(replace(model.config, integrated=True), generator=step_generator(seed, 0, "head"))
-    known = model.state_dict()
-    new.load_state_dict({name: known.get(name, value) for name, value in new.state_dict().items()})
+    pretrained = model.state_dict()
+    new.load_state_dict({name: pretrained.get(name, value) for name, value in new.state_dict().items()})
     new.vocabulary = model.vocabulary
     return new.to(next(model.parameters()).device).eval()
 
 
 @torch.no_grad()
 def fit_projection(head: IntegrationHead, cells: InMemoryCells) -> int:
-    """Set a head's own projection: principal components within batches, shrunk by the noise in them; in place.
+    """Set the projection of a head to the principal components within batches, shrunk by their noise; in place.
 
     Parameters
     ----------
@@ -204,11 +210,11 @@ def fit_projection(head: IntegrationHead, cells: InMemoryCells) -> int:
 
     Returns
     -------
-    The number of components; fewer than the head has room for where cells are few.
+    The number of components, at most the width of the projection.
     """
-    own = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim)
-    head.table.weight.copy_(F.pad(own, (0, head.table.embedding_dim - own.shape[1])))
-    return own.shape[1]
+    components = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim)
+    head.table.weight.copy_(F.pad(components, (0, head.table.embedding_dim - components.shape[1])))
+    return components.shape[1]
 
 
 @torch.no_grad()
@@ -218,9 +224,9 @@ def of_cells(read: Callable[..., Tensor], cells: InMemoryCells, states: Tensor) 
     Parameters
     ----------
     read
-        Given states and packed cells.
+        The head or its `features`, which take states and packed cells.
     cells, states
-        All cells, and what the model makes of each before its head, on the head's device.
+        All cells, and their cell states on the head's device.
     """
     batches = ((rows, cells.take(rows).to(states.device)) for rows in _blocks(cells))
     return torch.cat([read(states[rows], *batch.packed) for rows, batch in batches])
@@ -228,10 +234,7 @@ def of_cells(read: Callable[..., Tensor], cells: InMemoryCells, states: Tensor) 
 
 @torch.no_grad()
 def _views(model: ScDiVa, head: IntegrationHead, cells: InMemoryCells, n_views: int, seed: int) -> list[Tensor]:
-    """Input of the head for cells thinned at random.
-
-    Made once, as thinning and encoding anew at each step costs several times what the step itself does.
-    """
+    """Input of the head for cells thinned at random; computed once, as encoding costs more than a training step."""
     device, views = next(model.parameters()).device, []
     with progress_bar(desc="thinning", unit="cell", total=n_views * cells.n_cells) as bar:
         for number in range(n_views):
@@ -261,7 +264,7 @@ def integrate_model(
     seed: int,
     precision: str = "fp32",
 ) -> dict[str, Any]:
-    """Fit an integration head; the model behind it stays as it is.
+    """Fit an integration head; the model itself is not changed.
 
     Parameters
     ----------
@@ -270,17 +273,16 @@ def integrate_model(
     cells
         All cells.
     states
-        What the model makes of each, float32 `(n_cells, state_dim)`, on its device.
+        Their cell states, float32 `(n_cells, state_dim)`, on the model's device.
     batches, labels
         Of the cells, as for :class:`IntegrationLoss`.
     steps
-        Most steps of training. The reversal rises in the first quarter. From then on weights are averaged, which the
-        head keeps, and once the loss has :func:`converged`, the learning rate falls to zero in half of the steps, and
-        training ends.
+        Maximum number of training steps. The reversal rises in the first quarter. Then the averaged weights are
+        updated, and once the loss has :func:`converged`, the learning rate falls to zero within half of the steps.
     seed
-        Of everything that is drawn.
+        Of all random numbers.
     precision
-        Of the products of training, `"fp32"` or `"bf16"`; weights, losses and their sums are float32.
+        Of matrix products in training, `"fp32"` or `"bf16"`; weights and losses are float32.
 
     Returns
     -------
@@ -299,13 +301,13 @@ def integrate_model(
     rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
     corrected = correct_batches(features.numpy(force=True), batches, rng, labels=labels)
     batch_size = min(BATCH_SIZE, cells.n_cells)
-    # no more than steps see a cell; two passes through a transformer would be too dear
+    # at most as many views as the steps use; a second pass through a transformer takes too long
     n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * batch_size // cells.n_cells))
     views = _views(model, head, cells, n_views, seed)
     model.requires_grad_(False)
     head.mlp.requires_grad_(True)
     target = torch.from_numpy(corrected.astype(np.float32))
-    objectives = IntegrationLoss(head, torch.stack([features, *views]), target, batches, labels, seed)
+    objective = IntegrationLoss(head, torch.stack([features, *views]), target, batches, labels, seed)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
     rows = shuffled(np.arange(cells.n_cells), batch_size, seed, whole=True)
     rising, falling = max(1, round(RISING * steps)), max(1, round(FALLING * steps))
@@ -318,7 +320,8 @@ def integrate_model(
             averaged.update_parameters(head.mlp)
         generator = step_generator(seed, step, "train")
         with torch.autocast(states.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss, parts = objectives.losses(next(rows), reversal_at(min(1.0, (step - 1) / rising)), generator)
+            weight = REVERSAL_WEIGHT * reversal_weight(min(1.0, (step - 1) / rising))
+            loss, parts = objective.losses(next(rows), weight, generator)
         for name, value in {"loss": loss.detach(), **parts}.items():
             history[name].append(float(value))
         if last == steps and step > rising and step % CHECKED == 0 and converged(history):
@@ -328,8 +331,86 @@ def integrate_model(
     def rate_of(step: int) -> float:
         return LEARNING_RATE * min(1.0, step / WARMUP, (last - step + 1) / falling)
 
-    done, stopped = train_steps(objectives, loss_of, rate_of, steps=steps, desc="integrating")
+    done, stopped = train_steps(objective, loss_of, rate_of, steps=steps, desc="integrating")
     averaged.update_parameters(head.mlp)
     head.mlp.load_state_dict(averaged.module.state_dict())
     model.requires_grad_(True).eval()
     return {"own_directions": n_own, "steps": done, "stopped": stopped, "history": history}
+
+
+class IntegrationObjective(Objective):
+    """Loss of fine-tuning: gradient reversal and a contrastive loss (paper, section on batch integration).
+
+    With labels, the supervised contrastive loss of Khosla et al. 2020. Without, each cell is contrasted with the other
+    cells of its batch, and its own second view, with genes left out at random, is the positive: negatives from other
+    batches would reward the model for telling batches apart.
+
+    Parameters
+    ----------
+    cells
+        Training cells.
+    batches
+        Batch numbers from 0 by covariate, int64 `(n_cells,)` each.
+    labels
+        Label numbers from 0, -1 for none, int64 `(n_cells,)`; None without labels.
+    state_dim, context
+        Width of the cell state; genes kept of each cell, None for all.
+    seed
+        Of the discriminators' weights.
+    """
+
+    task = "integrate"
+
+    def __init__(
+        self,
+        cells: InMemoryCells,
+        batches: list[np.ndarray],
+        labels: np.ndarray | None,
+        *,
+        state_dim: int,
+        context: int | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.cells, self.context, self.n_items = cells, context, cells.n_cells
+        self.batches, self.labels = batches, labels
+        self.discriminators = discriminators(state_dim, batches, seed)
+
+    def data(self) -> Iterator[np.ndarray]:
+        """Cells, batches and labels."""
+        yield from (self.cells.indptr, self.cells.tokens, self.cells.values, *self.batches)
+        if self.labels is not None:
+            yield self.labels
+
+    def forward(
+        self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss, and its parts `reversal` (cross-entropy of the discriminators) and `contrast`."""
+        device = next(network.parameters()).device
+        taken = self.cells.take(rows, self.context)
+        state = self._direction(network, taken.to(device))
+        wide = reversed_gradient(state, reversal_weight(progress)) * state.shape[1] ** 0.5
+        reversal = state.new_zeros(())
+        numbers = [torch.from_numpy(batch[rows]).to(device) for batch in self.batches]
+        for discriminator, batch in zip(self.discriminators, numbers, strict=True):
+            reversal = reversal + F.cross_entropy(discriminator(wide), batch)
+        if self.labels is not None:
+            contrast = supervised_contrast_loss(
+                state, torch.from_numpy(self.labels[rows]).to(device), LABELS_TEMPERATURE
+            )
+        else:
+            view = thinned_at_random(taken, MAX_TIME, generator).to(device)
+            positive = self._direction(network, view)
+            present = torch.ones(1, len(rows), dtype=torch.bool, device=device)
+            apart = torch.stack([batch[:, None] != batch for batch in numbers]).any(dim=0)
+            contrast = pair_contrast_loss(state, positive[None], present, apart, LABELS_TEMPERATURE)
+        loss = reversal + contrast
+        return loss, {"reversal": reversal.detach(), "contrast": contrast.detach()}
+
+    def _direction(self, network: ScDiVa, cells: CellBatch) -> Tensor:
+        """Cell states minus their mean over the step, scaled to length 1, `(B, state_dim)`.
+
+        Without centring, all cosines would be near 1 and the contrastive loss would have no gradient.
+        """
+        state = network.encode(*cells.packed).float()
+        return F.normalize(state - state.mean(dim=0), dim=1)

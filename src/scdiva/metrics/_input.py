@@ -1,4 +1,4 @@
-"""What every score checks before it is taken."""
+"""Validation of the input of scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scdiva._labels import check_labels, is_missing, is_unknown, refuse_continuo
 
 
 def as_texts(labels: ArrayLike) -> NDArray[np.str_]:
-    """Give labels as text; bytes, as readers of HDF5 may leave them, as the text that they encode."""
+    """Labels as text; bytes, which some HDF5 readers return, are decoded."""
     values = np.asarray(labels)
     if values.dtype.kind == "S" or (values.dtype == object and any(isinstance(one, bytes) for one in values.flat)):
         texts = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in values.flat]
@@ -35,15 +35,17 @@ def labelled(labels: ArrayLike) -> np.ndarray:
 
 
 def refuse_where(bad: NDArray[np.bool_], what: str, mend: str = "Leave them out before scoring.") -> None:
-    """Refuse values, one or more of which are bad: say how many, which is the first, and how to fix it."""
+    """Raise ValueError if any value is bad, with the number of bad values, the first and the remedy."""
     if bad.any():
         first = ", ".join(str(int(i)) for i in np.argwhere(bad)[0])
         raise ValueError(f"{bad.sum()} of {bad.size} {what} (the first is number {first}). {mend}")
 
 
-def finite_arrays(shape: str, given: dict[str, ArrayLike], *, empty: bool = False) -> dict[str, NDArray[np.float64]]:
-    """Give arrays as float64; refuse others than of one shape with so many axes, and values that are not finite."""
-    arrays = {name: np.asarray(values, dtype=np.float64) for name, values in given.items()}
+def finite_arrays(
+    shape: str, values_by_name: dict[str, ArrayLike], *, empty: bool = False
+) -> dict[str, NDArray[np.float64]]:
+    """Arrays as float64; refuse differing shapes, other numbers of axes than `shape` has, and non-finite values."""
+    arrays = {name: np.asarray(values, dtype=np.float64) for name, values in values_by_name.items()}
     shapes = {name: values.shape for name, values in arrays.items()}
     n_dim = len(shape.strip("(,)").split(","))
     fits = all(values.ndim == n_dim and (empty or values.size) for values in arrays.values())
@@ -55,20 +57,20 @@ def finite_arrays(shape: str, given: dict[str, ArrayLike], *, empty: bool = Fals
 
 
 def check_coordinates(embedding: ArrayLike, scored: NDArray[np.bool_] | None = None) -> NDArray[np.floating]:
-    """Give the coordinates as an array; refuse another number of axes and values that are not finite where scored."""
+    """Coordinates as an array; refuse other than two axes, and non-finite values in scored cells."""
     coordinates = np.asarray(embedding)
     if coordinates.ndim != 2:
         raise ValueError(f"embedding has shape {coordinates.shape}; it must be (n_cells, n_dims).")
     scored = np.ones(len(coordinates), dtype=bool) if scored is None else scored
     refuse_where(scored & ~np.isfinite(coordinates).all(axis=1), "cells have coordinates that are not finite")
     if len(coordinates) > 1 and not np.ptp(coordinates[scored], axis=0).any():
-        # Neighbours would follow the order of the cells, in which types often stand, and score well.
+        # neighbours would follow the order of the cells, which are often sorted by type
         raise ValueError("All cells are at one point of the embedding: there is nothing to score.")
     return coordinates
 
 
 def scored_cells(embedding: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.str_]]:
-    """Drop the cells without a label; refuse coordinates that are not finite."""
+    """Coordinates and labels of the labelled cells; refuse non-finite coordinates."""
     names, keep = as_texts(labels), labelled(labels)
     if len(np.asarray(embedding)) != len(names):
         raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
@@ -77,30 +79,30 @@ def scored_cells(embedding: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.fl
 
 
 def refuse_unlabelled(labels: ArrayLike, keep: NDArray[np.bool_]) -> None:
-    """Refuse labels of which none is a cell type, or which are continuous numbers."""
+    """Refuse labels without any cell type, and continuous numbers."""
     if not keep.any():
         raise ValueError(f"None of {len(keep)} cells has a label: there is nothing to score.")
     refuse_continuous(pd.Series(np.asarray(labels)[keep]), "labels", "label")
 
 
 def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
-    """Give batches numbers from 0; refuse missing ones, fewer than two, and another number of cells."""
-    given = np.asarray(batch, dtype=object)  # as text, a list's NaN would become a batch called "nan"
-    if given.shape != (n_cells,):
-        raise ValueError(f"batch has shape {given.shape}, but there are {n_cells} cells.")
-    refuse_where(np.asarray(pd.isna(given)), "cells have no batch", "Leave them out, or name their batch.")
+    """Batch numbers from 0; refuse missing batches, fewer than two, and another number of cells."""
+    values = np.asarray(batch, dtype=object)  # as text, NaN in a list would become a batch "nan"
+    if values.shape != (n_cells,):
+        raise ValueError(f"batch has shape {values.shape}, but there are {n_cells} cells.")
+    refuse_where(np.asarray(pd.isna(values)), "cells have no batch", "Leave them out, or name their batch.")
     check_labels(pd.Series(np.asarray(batch)), "batch", "batch")
-    names, codes = np.unique(given.astype(str), return_inverse=True)
+    names, codes = np.unique(values.astype(str), return_inverse=True)
     if len(names) < 2:
-        raise ValueError(f"All {n_cells} cells are of the batch {str(names[0])!r}; how batches mix needs two.")
+        raise ValueError(f"All {n_cells} cells are of the batch {str(names[0])!r}; a score of mixing needs two.")
     if len(names) == n_cells > 2:
         raise ValueError(f"Each of the {n_cells} cells is a batch of its own: pass the samples or runs as batch.")
     return codes
 
 
-def truth_values(given: ArrayLike, what: str) -> NDArray[np.bool_]:
-    """Give truth values as such; refuse other numbers than 0 and 1."""
-    values = np.asarray(given)
+def truth_values(values: ArrayLike, what: str) -> NDArray[np.bool_]:
+    """Truth values as booleans; refuse other numbers than 0 and 1."""
+    values = np.asarray(values)
     other = np.zeros(values.shape, dtype=bool) if values.dtype == np.bool_ else ~np.isin(values, (0, 1))
     if other.any():
         raise ValueError(f"{what} must hold truth values, not {values.dtype} such as {values[other][0]!r}.")

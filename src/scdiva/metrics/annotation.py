@@ -1,4 +1,4 @@
-"""How well cell-type labels can be read off an embedding; how right and calibrated an annotation is."""
+"""Scores of cell types in an embedding, and of the accuracy and calibration of an annotation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def knn_cross_validation(
 ) -> dict[str, float]:
     """Accuracy and macro-F1 of a k-nearest-neighbour vote, by stratified cross-validation.
 
-    Neighbours are Euclidean in the embedding as it stands. Cells without a label and cells of types with fewer than
-    `n_folds` cells are left out, since neither can be both a training and a test cell in every fold.
+    Neighbours are Euclidean in the embedding. Cells without a label and cells of types with fewer than `n_folds` cells
+    are ignored.
 
     Parameters
     ----------
@@ -43,8 +43,7 @@ def knn_cross_validation(
     Raises
     ------
     ValueError
-        If fewer than two labels have `n_folds` cells, or the embedding holds a value that is not finite in a
-        labelled cell.
+        If fewer than two labels have `n_folds` cells, or the embedding of a labelled cell is not finite.
 
     Examples
     --------
@@ -81,11 +80,10 @@ def knn_cross_validation(
 
 
 def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
-    """Score predicted cell types: accuracy, and F1 by type and in the mean.
+    """Accuracy, F1 by type and macro-F1 of predicted cell types.
 
-    Cells without a label are left out. A prediction that is missing, or names no type of `labels` ("unknown", a parent
-    type, a type that only the reference has), is wrong; it is one of the misses of the cell's own type, and no type
-    beside those of `labels` enters the mean.
+    Cells without a label are ignored. A prediction that is missing or not a type of `labels` ("unknown", a parent type,
+    a type that only the reference has) is a false negative of the true type; only types of `labels` enter the mean.
 
     Parameters
     ----------
@@ -97,8 +95,8 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
 
     Returns
     -------
-    `accuracy`; `macro_f1`, the plain mean of F1 over the types that occur in `labels`; `f1`, a dict of F1 by type in
-    the order of their names; and `n_cells`, the number of cells scored. All scores are 0 to 1.
+    `accuracy`; `macro_f1`, the unweighted mean of F1 over the types in `labels`; `f1`, a dict of F1 by type in
+    alphabetical order; and `n_cells`, the number of cells scored. All scores are 0 to 1.
 
     Raises
     ------
@@ -119,11 +117,11 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
         raise ValueError(f"labels has shape {scored.shape}, but predicted has {np.shape(predicted)}; both (n_cells,).")
     refuse_unlabelled(labels, scored)
     truth = as_texts(labels)[scored]
-    named = as_texts(predicted)[scored]
+    prediction = as_texts(predicted)[scored]
     types = np.unique(truth)
     with many_labels_accepted():
-        f1 = f1_score(truth, named, labels=types, average=None, zero_division=0.0)
-        accuracy = accuracy_score(truth, named)
+        f1 = f1_score(truth, prediction, labels=types, average=None, zero_division=0.0)
+        accuracy = accuracy_score(truth, prediction)
     return {
         "accuracy": float(accuracy),
         "macro_f1": float(np.mean(f1)),
@@ -134,19 +132,20 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
 
 @check_arguments
 def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) -> dict[str, Any]:
-    r"""Compute the expected calibration error, and the columns of a reliability diagram.
+    r"""Expected calibration error, and the columns of a reliability diagram.
 
-    Bin :math:`m` of :math:`M` holds the cells with a confidence in :math:`((m - 1) / M, m / M]`, the first one those
-    of 0 too. The error is the difference of accuracy and mean confidence of a bin, weighted by its cells [1]_:
+    Bin :math:`m` of :math:`M` contains the cells with a confidence in :math:`((m - 1) / M, m / M]`, and the first bin
+    also those with confidence 0. The error is the difference between accuracy and mean confidence of a bin, weighted by
+    its cells [1]_:
     :math:`\sum_m \frac{n_m}{n} |\mathrm{acc}_m - \mathrm{conf}_m|`.
 
     Parameters
     ----------
     confidence
-        Probability given to the predicted label of each cell, 0 to 1, shape `(n_cells,)`.
+        Predicted probability of the predicted label of each cell, 0 to 1, shape `(n_cells,)`.
     correct
-        Whether the prediction is right, shape `(n_cells,)`. Cells for which it is missing (None, NaN or `pandas.NA`, as
-        a comparison with a missing label gives) are left out.
+        Whether the prediction is correct, shape `(n_cells,)`. Cells for which it is missing (None, NaN or `pandas.NA`,
+        as in a comparison with a missing label) are ignored.
     n_bins
         Bins of equal width.
 
@@ -159,7 +158,7 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     ------
     ValueError
         If there are no cells, or `correct` is missing for all; the two differ in length, a confidence is NaN or outside
-        0 to 1, `correct` holds anything but truth values, or `n_bins` is below 1.
+        0 to 1, `correct` holds values other than truth values, or `n_bins` is below 1.
 
     References
     ----------
@@ -179,12 +178,12 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
         raise ValueError(f"correct is missing for all {p.size} cells: there is nothing to score.")
     p, right = p[scored], truth_values(np.asarray(correct)[scored], "correct")
     check_least(n_bins=(n_bins, 1))
-    mend = "Leave out the cells that have none; turn scores into probabilities first."
-    refuse_where(~((p >= 0) & (p <= 1)), "confidences are not from 0 to 1", mend)
-    place = np.clip(np.ceil(p * n_bins).astype(int) - 1, 0, n_bins - 1)
-    n_cells = np.bincount(place, minlength=n_bins)
+    remedy = "Leave out the cells that have none; turn scores into probabilities first."
+    refuse_where(~((p >= 0) & (p <= 1)), "confidences are not from 0 to 1", remedy)
+    bins = np.clip(np.ceil(p * n_bins).astype(int) - 1, 0, n_bins - 1)
+    n_cells = np.bincount(bins, minlength=n_bins)
     with np.errstate(invalid="ignore"):  # empty bins are NaN
-        mean = np.bincount(place, weights=p, minlength=n_bins) / n_cells
-        accuracy = np.bincount(place, weights=right, minlength=n_bins) / n_cells
+        mean = np.bincount(bins, weights=p, minlength=n_bins) / n_cells
+        accuracy = np.bincount(bins, weights=right, minlength=n_bins) / n_cells
     error = float(np.nansum(n_cells * np.abs(accuracy - mean)) / len(p))
     return {"ece": error, "confidence": mean, "accuracy": accuracy, "n_cells": n_cells}

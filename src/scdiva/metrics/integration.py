@@ -1,4 +1,4 @@
-"""How well an embedding keeps cell types together and mixes batches, as the paper and scGPT score it."""
+"""Scores of cell types and batch mixing in an embedding, as defined by the paper and scGPT."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ._input import as_texts, batch_codes, check_coordinates, labelled, scored_c
 Definition = Literal["paper", "scgpt"]
 
 RESOLUTIONS = tuple(np.arange(1, 20, 2) / 10)
-"""Leiden resolutions among which the best agreement is taken: 0.1, 0.3, ... 1.9."""
+"""Leiden resolutions, of which the best agreement is reported: 0.1, 0.3, ... 1.9."""
 LEIDEN_NEIGHBORS = 15
-"""Neighbours of each cell in the graph that is clustered, besides the cell itself."""
+"""Neighbours of each cell in the graph for clustering, without the cell itself."""
 CONNECTED_NEIGHBORS = 15
-"""Neighbours of each cell in the graph whose connectivity is scored; the cell itself is one of them."""
+"""Neighbours of each cell in the graph for connectivity, including the cell itself."""
 
 
 @check_arguments
 def avg_bio(
     embedding: ArrayLike, labels: ArrayLike, *, definition: Definition = "scgpt", rng: int = 0
 ) -> dict[str, float]:
-    """Score how well cell types are kept, as the paper or scGPT does.
+    """Conservation of cell types in an embedding, as defined by the paper or scGPT.
 
     Clusters come from the Leiden algorithm [1]_ on the graph of the 15 Euclidean neighbours, at the resolution with the
-    highest mutual information, as scIB has it [2]_. Scores of scIB itself, among them clusters by other means, are
-    those of `scib_metrics`, whose `benchmark.Benchmarker` works on what `scdiva.tl` writes.
+    highest mutual information, as in scIB [2]_. For the scores of scIB itself use `scib_metrics.benchmark.Benchmarker`
+    on the embeddings that `scdiva.tl` writes.
 
     Parameters
     ----------
     embedding
         Coordinates of each cell, shape `(n_cells, n_dims)`.
     labels
-        Label of each cell, shape `(n_cells,)`; cells without a label are left out.
+        Label of each cell, shape `(n_cells,)`; cells without a label are ignored.
     definition
         `"paper"`: mean of NMI, ARI and the mean silhouette of the labels, -1 to 1 (scDiVa, appendix on integration
         metrics, which does not name the clustering).
@@ -96,11 +96,11 @@ def avg_bio(
 def avg_batch(
     embedding: ArrayLike, batch: ArrayLike, labels: ArrayLike | None = None, *, definition: Definition = "scgpt"
 ) -> dict[str, float]:
-    """Score how well the batches are mixed, as the paper or scGPT does.
+    """Mixing of batches in an embedding, as defined by the paper or scGPT.
 
-    A silhouette of batches says little alone: between separate batches and shuffled ones it moves by a tenth, and with
-    few cells it may put the separate ones first (see `shuffle_control`). Scores that look at the batches of neighbours
-    (iLISI, kBET, BRAS) are in `scib_metrics`.
+    A silhouette of batches is hard to interpret alone: it differs by about 0.1 between separate and shuffled batches,
+    and with few cells separate batches may score higher (see `shuffle_control`). Scores based on the batches of
+    neighbours (iLISI, kBET, BRAS) are in `scib_metrics`.
 
     Parameters
     ----------
@@ -109,24 +109,24 @@ def avg_batch(
     batch
         Batch of each cell, shape `(n_cells,)`.
     labels
-        Label of each cell, shape `(n_cells,)`; needed by `"scgpt"`, which leaves out cells without one; `"paper"` does
-        without.
+        Label of each cell, shape `(n_cells,)`; required by `"scgpt"`, which ignores cells without one; not required
+        by `"paper"`.
     definition
         `"paper"`: 1 - s, with s the mean silhouette of the batches over all cells, between -1 and 1 (scDiVa, appendix
-        on integration metrics), so that batches in each other's midst score above 1.
+        on integration metrics), above 1 where cells are closer to other batches than to their own.
         `"scgpt"` [1]_: mean of the batch silhouette within labels (the mean over a label's cells of one less the
-        absolute silhouette; labels of one batch are left out) and of graph connectivity (the share of a label's cells
+        absolute silhouette; labels of one batch are ignored) and of graph connectivity (the share of a label's cells
         in the largest connected part of its graph of 15 neighbours), each averaged over labels.
 
     Returns
     -------
-    `avg_batch` and its parts: `asw_batch`, the turned silhouette, and for `"scgpt"` `graph_connectivity`. Higher is
-    better mixed.
+    `avg_batch` and its parts: `asw_batch`, from the silhouette, and for `"scgpt"` `graph_connectivity`. Higher
+    values mean better mixing.
 
     Raises
     ------
     ValueError
-        If a batch is missing or there are fewer than two, labels are needed and not given, batch and label are
+        If a batch is missing or there are fewer than two, required labels are missing, batch and label are
         confounded, or there are too few cells for the neighbours.
 
     References
@@ -157,12 +157,10 @@ def shuffle_control(
     definition: Definition = "scgpt",
     rng: int = 0,
 ) -> dict[str, float]:
-    """Score as `avg_batch` does, with the batches shuffled: what perfect mixing would score in this embedding.
+    """`avg_batch` with shuffled batches: the score of perfect mixing in this embedding.
 
-    The cells stay where they are, so what a score lacks of this one's is due to where the batches lie. Batches are
-    shuffled among the cells of each label, so that every batch keeps its composition: what can be had without moving a
-    type onto another. Without labels they are shuffled among all cells. Graph connectivity, which does not look at
-    batches, is as in `avg_batch`.
+    Batches are shuffled among the cells of each label, so that every batch keeps its cell type composition; without
+    labels, among all cells. Graph connectivity, which does not depend on the batches, is as in `avg_batch`.
 
     Parameters
     ----------
@@ -203,7 +201,7 @@ def shuffle_control(
 def _scored_batches(
     definition: str, embedding: ArrayLike, batch: ArrayLike, labels: ArrayLike | None
 ) -> tuple[NDArray[np.floating], NDArray[np.intp], NDArray[np.str_]]:
-    """Check what a definition is given, and leave out cells that it does not score."""
+    """Coordinates, batch numbers and labels of the cells that a definition scores."""
     check_choices(definition=(definition, get_args(Definition)))
     if definition == "paper":
         coordinates = check_coordinates(embedding)
@@ -217,39 +215,39 @@ def _scored_batches(
     codes = batch_codes(batch, len(np.asarray(labels)))
     coordinates, names = scored_cells(embedding, labels)
     codes = codes[labelled(labels)]
-    if not any(_comparable(codes[names == name]) for name in np.unique(names)):
+    if not any(_has_silhouette(codes[names == name]) for name in np.unique(names)):
         raise ValueError(
-            "No label has cells of two batches (and some batch twice), so that mixing within labels says nothing: "
+            "No label has cells of two batches (and some batch twice), so that mixing within labels is not defined: "
             "batch and label are confounded. Pass coarser labels."
         )
     return coordinates, codes, names
 
 
-def _comparable(codes: NDArray[np.intp]) -> bool:
-    """Whether the batches of a label's cells have a silhouette: two at least, and fewer than cells."""
+def _has_silhouette(codes: NDArray[np.intp]) -> bool:
+    """Whether the batches of a label's cells have a silhouette: at least two, and fewer than cells."""
     return 1 < len(np.unique(codes)) < len(codes)
 
 
 def _mixing(
     definition: str, coordinates: NDArray[np.floating], codes: NDArray[np.intp], names: NDArray[np.str_]
 ) -> dict[str, float]:
-    """Take the parts of one definition, and their mean."""
+    """Parts of one definition, and their mean."""
     from sklearn.metrics import silhouette_samples, silhouette_score
 
     if definition == "paper":
         parts = {"asw_batch": 1 - float(silhouette_score(coordinates, codes))}
     else:
-        widths = []
-        for name in np.unique(names):
-            own = names == name
-            if _comparable(codes[own]):
-                widths.append(float(np.mean(1 - np.abs(silhouette_samples(coordinates[own], codes[own])))))
+        widths = [
+            float(np.mean(1 - np.abs(silhouette_samples(coordinates[of_label], codes[of_label]))))
+            for name in np.unique(names)
+            if _has_silhouette(codes[of_label := names == name])
+        ]
         parts = {"asw_batch": float(np.mean(widths)), "graph_connectivity": _graph_connectivity(coordinates, names)}
     return {"avg_batch": float(np.mean(list(parts.values()))), **parts}
 
 
 def _neighbours(coordinates: NDArray[np.floating], n: int) -> csr_matrix:
-    """Give the graph of each cell's n nearest other cells, exactly, (n_cells, n_cells)."""
+    """Graph of each cell's n nearest other cells, exact, `(n_cells, n_cells)`."""
     from sklearn.neighbors import NearestNeighbors
 
     if n >= len(coordinates):
@@ -258,15 +256,15 @@ def _neighbours(coordinates: NDArray[np.floating], n: int) -> csr_matrix:
 
 
 def _graph_connectivity(coordinates: NDArray[np.floating], names: NDArray[np.str_]) -> float:
-    """Mean over labels of the share of cells in the largest part of their graph, whose edges count both ways."""
+    """Mean over labels of the share of cells in the largest connected component of their undirected graph."""
     from scipy.sparse.csgraph import connected_components
 
     graph = _neighbours(coordinates, CONNECTED_NEIGHBORS - 1)
     shares = []
     for name in np.unique(names):
-        own = np.flatnonzero(names == name)
-        _, parts = connected_components(graph[own][:, own], connection="weak")
-        shares.append(np.bincount(parts).max() / len(own))
+        of_label = np.flatnonzero(names == name)
+        _, component = connected_components(graph[of_label][:, of_label], connection="weak")
+        shares.append(np.bincount(component).max() / len(of_label))
     return float(np.mean(shares))
 
 
@@ -278,7 +276,7 @@ def _leiden_agreement(
 
     edges = np.column_stack(_neighbours(coordinates, LEIDEN_NEIGHBORS).nonzero())
     graph = igraph.Graph(n=len(coordinates), edges=edges).simplify()
-    # igraph draws from Python's generator unless given one of its own; the user's global state stays untouched.
+    # by default igraph uses Python's global random state
     igraph.set_random_number_generator(random.Random(rng))
     try:
         clusters = [
@@ -287,6 +285,6 @@ def _leiden_agreement(
         ]
     finally:
         igraph.set_random_number_generator(random)
-    scores = [normalized_mutual_info_score(names, found) for found in clusters]
+    scores = [normalized_mutual_info_score(names, one) for one in clusters]
     best = int(np.argmax(scores))
     return float(scores[best]), float(adjusted_rand_score(names, clusters[best]))

@@ -1,4 +1,4 @@
-"""An annotation against true types, by marker genes, and its calibration."""
+"""Plots of an annotation: confusion matrix, marker genes, features and calibration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scdiva.pl._groups import distinct_colours, gene_names, groups_of, predicted
 
 _NONE = "no label"
 _SIDE = 0.36
-"""Inches of the side of a field with a count."""
+"""Width and height of a cell of the matrix in inches."""
 
 
 @plot
@@ -38,21 +38,20 @@ def confusion_matrix(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw how cells of each type were annotated, with similar types beside each other.
+    """Confusion matrix of true and predicted cell types, ordered by similarity.
 
-    A row is a type of `labels_key`, a column a predicted one; the numbers are cells, the colour
-    is their share of the row. Types with similar annotations
-    stand together: rows are clustered (average linkage of Hellinger distances between the rows' shares, optimal leaf
-    order [1]_). Columns follow the rows, so that correct predictions lie on the diagonal, in frames; then come
-    predicted names that are no type of `labels_key`, and last "unknown". A column that would be empty is left out,
-    unless it is a type that the annotator knows; so a row without a framed field is a type that could not be predicted.
+    A row is a type of `labels_key`, a column a predicted type; numbers are cells, colours their share of the row. Rows
+    are clustered (average linkage of Hellinger distances between the rows' shares, optimal leaf order [1]_). Columns
+    follow the rows, with correct predictions framed on the diagonal, then predicted names that are not a type of
+    `labels_key`, and last "unknown". Empty columns are omitted unless they are a type of the annotator; a row without a
+    frame is a type that could not be predicted.
 
     Parameters
     ----------
     adata
         Cells with both columns.
     labels_key
-        A column of ``adata.obs`` with the true types. Cells without one are left out.
+        A column of ``adata.obs`` with the true types. Cells without one are ignored.
     key
         A column of ``adata.obs`` with the predicted types, as `scdiva.tl.annotate` or any other annotator wrote it.
         Cells without one are counted as "no label".
@@ -104,20 +103,20 @@ def confusion_matrix(
 
 
 def _table(adata: AnnData, labels_key: str, key: str) -> pd.DataFrame:
-    """Count cells by true and predicted type, in the order of the picture."""
+    """Number of cells by true and predicted type, in plotting order."""
     truth, predicted = groups_of(adata, labels_key), predicted_groups(adata, key)
     scored = truth.notna().to_numpy()
-    named = predicted.astype(object).where(predicted.notna(), _NONE).astype(str)
+    names = predicted.astype(object).where(predicted.notna(), _NONE).astype(str)
     # without their index: names of cells may repeat
-    table = pd.crosstab(truth.astype(object)[scored].astype(str).to_numpy(), named[scored].to_numpy())
+    table = pd.crosstab(truth.astype(object)[scored].astype(str).to_numpy(), names[scored].to_numpy())
     order = similar_order(np.sqrt(table.to_numpy() / table.to_numpy().sum(axis=1, keepdims=True)))
     rows = table.index[order]
-    # where each predicted name that is no row has most of its cells
-    row = pd.Series(np.argmax(table.loc[rows].to_numpy(), axis=0), index=table.columns)
-    known = set(map(str, our_uns(adata).get(key, {}).get("labels", ())))  # to the annotator, where it is ours
+    # names that are not a row are sorted by the row with most of their cells
+    main_row = pd.Series(np.argmax(table.loc[rows].to_numpy(), axis=0), index=table.columns)
+    annotator_labels = set(map(str, our_uns(adata).get(key, {}).get("labels", ())))
     last = [name for name in (REJECTED, _NONE) if name in table.columns and name not in rows]
-    shared = [name for name in rows if name in table.columns or name in known]
-    others = [name for name in row.sort_values(kind="stable").index if name not in rows and name not in last]
+    shared = [name for name in rows if name in table.columns or name in annotator_labels]
+    others = [name for name in main_row.sort_values(kind="stable").index if name not in rows and name not in last]
     return table.reindex(index=rows, columns=[*shared, *others, *last], fill_value=0)
 
 
@@ -135,22 +134,22 @@ def marker_heatmap(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw the top marker genes of each predicted type, to check whether its cells express them.
+    """Heatmap of the top marker genes of each predicted type.
 
     Colours are the mean log-normalised expression of a type's cells (counts per ten thousand, log1p), as z-scores of
-    each gene over the types. Similar types stand beside each other. Markers are chosen by scanpy's
-    ``rank_genes_groups`` (t-test with overestimated variance, a type against all other cells); a gene is a marker of
-    the one type in which it scores highest, and the framed fields are a type's own.
+    each gene over the types. Types are ordered by similarity. Markers are selected by scanpy's ``rank_genes_groups``
+    (t-test with overestimated variance, a type against all other cells). Each gene is a marker of the type in which its
+    score is highest, which is framed.
 
     Parameters
     ----------
     adata
         Cells with predicted types; nothing is written to it.
     key
-        A column of ``adata.obs`` with the types, as `scdiva.tl.annotate` wrote it. Cells without one are left out;
-        types of one cell are drawn, without markers of their own.
+        A column of ``adata.obs`` with the types, as `scdiva.tl.annotate` wrote it. Cells without one are ignored;
+        types of one cell are drawn without markers.
     n_genes
-        Markers of each type; fewer, if no more score above 0 there.
+        Maximum number of markers of each type, all with a score above 0.
     layer, use_raw
         Key of ``adata.layers``, or whether to take ``adata.raw``; by default ``adata.X``.
     input
@@ -188,7 +187,7 @@ def marker_heatmap(
     check_least(n_genes=(n_genes, 1))
     types = predicted_groups(adata, key)
     kept = np.flatnonzero(types.notna())
-    # clusters may have numbers, where scanpy wants names
+    # scanpy requires names, and clusters may be numbers
     types = types.iloc[kept].cat.remove_unused_categories().cat.rename_categories(str)
     size = types.value_counts(sort=False)
     if len(size) < 2 or size.max() < 2:
@@ -222,20 +221,20 @@ def marker_heatmap(
 
 
 def _markers(cells: AnnData, key: str, size: pd.Series, n_genes: int) -> pd.DataFrame:
-    """Give the `names` of the best genes of each `type`, best first, each where it scores highest."""
+    """`names` of the top genes of each `type`, in decreasing order, each in the type of its highest score."""
     import scanpy as sc
 
     enough = list(size.index[size > 1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=RuntimeWarning)  # genes without variance
         sc.tl.rank_genes_groups(cells, key, groups=enough, method="t-test_overestim_var")
-    # what rounding may leave is no difference
+    # differences by rounding are ignored
     differs = cells.var_names[np.ptp(sc.get.aggregate(cells, key, "mean").layers["mean"], axis=0) > 1e-6]
-    found = pd.concat({name: sc.get.rank_genes_groups_df(cells, name) for name in enough}, names=["type"])
-    # scanpy from 1.12 on scores 0 beside a single cell, which has no variance: the fold change ranks then
-    found["scores"] = found["scores"].where(found["scores"] != 0, found["logfoldchanges"])
-    found = found[(found["scores"] > 0) & found["names"].isin(differs)].reset_index("type")
-    best = found.sort_values("scores", ascending=False, kind="stable").drop_duplicates("names")
+    ranked = pd.concat({name: sc.get.rank_genes_groups_df(cells, name) for name in enough}, names=["type"])
+    # scanpy >= 1.12 gives score 0 against a single cell, which has no variance; use the fold change instead
+    ranked["scores"] = ranked["scores"].where(ranked["scores"] != 0, ranked["logfoldchanges"])
+    ranked = ranked[(ranked["scores"] > 0) & ranked["names"].isin(differs)].reset_index("type")
+    best = ranked.sort_values("scores", ascending=False, kind="stable").drop_duplicates("names")
     return best.groupby("type").head(n_genes)
 
 
@@ -313,7 +312,7 @@ def feature_heatmap(
     varies = spread > 1e-9 * np.abs(features).max(axis=0)
     if not varies.any():
         raise ValueError(f"adata.obsm[{basis!r}] is the same in all {len(kept):,} cells.")
-    number = np.flatnonzero(varies)  # of each feature in obsm
+    number = np.flatnonzero(varies)
     features = (features[:, number] - features[:, number].mean(axis=0)) / spread[number]
 
     code, names, sizes = types.cat.codes.to_numpy(), types.cat.categories, types.value_counts(sort=False)
@@ -356,16 +355,15 @@ def reliability(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw the accuracy of predicted types by their confidence (a reliability diagram).
+    """Reliability diagram: accuracy of predicted types by their confidence.
 
-    On the diagonal, 70% of the predictions of 70% confidence are correct; below it, the annotator is overconfident.
-    Dots have areas that grow with the cells of a bin; whiskers are 95% intervals (Wilson).
-    The legend gives the expected calibration error (ECE, see `scdiva.metrics.calibration`).
+    On the diagonal, 70% of the predictions of 70% confidence are correct; below it, the annotator is overconfident. The
+    area of a dot grows with the number of cells of a bin; whiskers are 95% confidence intervals (Wilson). The legend
+    gives the expected calibration error (ECE, see `scdiva.metrics.calibration`).
 
-    Drawn are the cells of the reference that the annotator was not fitted on, as `scdiva.tl.annotate` left them in
-    ``adata.uns``; and, where their types are known, these cells: each with its most probable label, whether or not it
-    was rejected or backed off afterwards. Cells of a type that the reference lacks count as wrong, whatever they are
-    called.
+    The diagram shows the held-out cells of the reference, which `scdiva.tl.annotate` stores in ``adata.uns``, and with
+    `labels_key` the cells of `adata`, each with its most probable label, whether or not it was rejected or replaced by
+    a group. Cells of a type that the reference lacks are errors.
 
     Parameters
     ----------
@@ -374,7 +372,7 @@ def reliability(
     key
         Its `key_added`.
     labels_key
-        A column of ``adata.obs`` with the true types, to draw these cells too; cells without one are left out.
+        A column of ``adata.obs`` with the true types, to draw these cells too; cells without one are ignored.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -389,7 +387,7 @@ def reliability(
     KeyError
         If there is no such annotation or column.
     ValueError
-        If there is nothing to draw: no held-out reference cells, and no `labels_key` or no cell with both a label and a
+        If there is nothing to draw: no held-out reference cells and no `labels_key`, or no cell with both a label and a
         probability; or if `save` ends in no picture format.
 
     Examples
@@ -404,16 +402,16 @@ def reliability(
 
     best = annotation_df(adata, key=key)
     drawn: dict[str, Mapping[str, Any]] = {}
-    ours = our_uns(adata).get(key, {})
-    if np.asarray(ours.get("reliability", {}).get("n_cells", 0)).any():  # empty where no cell could be held out
-        drawn["held-out reference"] = {"ece": ours["ece"], **ours["reliability"]}
+    notes = our_uns(adata).get(key, {})
+    if np.asarray(notes.get("reliability", {}).get("n_cells", 0)).any():  # empty without held-out cells
+        drawn["held-out reference"] = {"ece": notes["ece"], **notes["reliability"]}
     if labels_key is not None:
         truth = groups_of(adata, labels_key)[~np.isnan(np.asarray(adata.obsm[f"{key}_{PROBABILITY}"])).any(axis=1)]
         scored = truth.notna().to_numpy()
         if not scored.any():
             raise ValueError(f"no cell has both a label in adata.obs[{labels_key!r}] and a probability")
-        right = best["label"].astype(str).to_numpy()[scored] == truth[scored].astype(str).to_numpy()
-        drawn["these cells"] = metrics.calibration(best["probability"].to_numpy()[scored].clip(0, 1), right)
+        correct = best["label"].astype(str).to_numpy()[scored] == truth[scored].astype(str).to_numpy()
+        drawn["these cells"] = metrics.calibration(best["probability"].to_numpy()[scored].clip(0, 1), correct)
     if not drawn:
         raise ValueError(
             f"adata.uns[{UNS!r}][{key!r}] holds no held-out reference cells: name the column with the true types of "
@@ -422,12 +420,12 @@ def reliability(
 
     fig, axes = axes_for(ax, (4.4, 4.8), framed=True)
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", zorder=1)
-    for (name, found), colour in zip(drawn.items(), distinct_colours(2), strict=False):
-        filled = np.asarray(found["n_cells"]) > 0
-        n, x, y = (np.asarray(found[column])[filled] for column in ("n_cells", "confidence", "accuracy"))
+    for (name, bins), colour in zip(drawn.items(), distinct_colours(2), strict=False):
+        filled = np.asarray(bins["n_cells"]) > 0
+        n, x, y = (np.asarray(bins[column])[filled] for column in ("n_cells", "confidence", "accuracy"))
         limits = [binomtest(round(a * k), int(k)).proportion_ci(method="wilson") for a, k in zip(y, n, strict=True)]
         whiskers = np.maximum([y - [limit.low for limit in limits], [limit.high for limit in limits] - y], 0)
-        label = f"{name}: ECE {float(found['ece']):.3f} ({n.sum():,} cells)"
+        label = f"{name}: ECE {float(bins['ece']):.3f} ({n.sum():,} cells)"
         axes.errorbar(x, y, yerr=whiskers, color=colour, label=label, linewidth=1.2, elinewidth=0.8, zorder=2)
         axes.scatter(x, y, s=6 + 150 * n / n.sum(), color=colour, linewidths=0, zorder=3)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")

@@ -1,4 +1,4 @@
-"""Maps of cells: where cells stand, and panels of them coloured by groups or numbers."""
+"""Scatter plots of cells in two dimensions, coloured by groups or numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from scdiva.pl._figure import axes_for, grid_of_axes, text_inches, write_names
 from scdiva.pl._groups import MAX_GROUPS, MISSING
 
 ON_DATA = 14
-"""Groups up to which names stand among the cells; more would hide them."""
+"""Maximum number of groups whose names are written on the cells by default."""
 
 
 class Panel(NamedTuple):
-    """One map: where cells stand and what colours them."""
+    """One scatter plot: coordinates and colours of the cells."""
 
     title: str
     xy: NDArray[np.floating]
@@ -31,14 +31,14 @@ class Panel(NamedTuple):
     colours: Mapping[Hashable, Any] = {}
     """Colour of each category."""
     legend: str = "auto"
-    """Where the names of groups stand: "on data", "right", "none", or "auto", by their number."""
+    """Place of the names of groups: "on data", "right", "none", or "auto", by their number."""
     axis_names: tuple[str, str] = ("", "")
     limits: tuple[float | None, float | None] = (None, None)
-    """Where colours of numbers end; None fits them to the cells."""
+    """Limits of the colour scale; None: those of the cells."""
 
     @property
     def groups(self) -> list[Hashable]:
-        """The categories that have cells; none where there are numbers."""
+        """The categories that have cells; none for numbers."""
         if self.column is None or not isinstance(self.column.dtype, pd.CategoricalDtype):
             return []
         used = self.column[np.isfinite(self.xy).all(axis=1)].unique()
@@ -48,36 +48,37 @@ class Panel(NamedTuple):
 def draw_maps(
     panels: Sequence[Panel], *, n_columns: int = 4, size: float | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw maps in rows of `n_columns`, with room beside them for legends; one alone is larger, or drawn on `ax`."""
-    panels = [panel._replace(legend=_place_of_names(panel)) for panel in panels]
+    """Draw panels in rows of `n_columns`, with space for legends; a single one is larger, or drawn on `ax`."""
+    panels = [panel._replace(legend=_legend_place(panel)) for panel in panels]
     n_columns = min(n_columns, len(panels))
-    room = sum(max(map(_inches_beside, panels[i::n_columns])) for i in range(n_columns))
+    legends = sum(max(map(_legend_inches, panels[i::n_columns])) for i in range(n_columns))
     if len(panels) == 1:
-        fig, axes = axes_for(ax, (6.0 + room, 5.0), framed=True)
+        fig, axes = axes_for(ax, (6.0 + legends, 5.0), framed=True)
         grid = [axes]
     else:
         n_rows = -(-len(panels) // n_columns)
-        fig, all_axes = grid_of_axes(n_rows, n_columns, (4.0 * n_columns + room, 4.0 * n_rows))
+        fig, all_axes = grid_of_axes(n_rows, n_columns, (4.0 * n_columns + legends, 4.0 * n_rows))
         grid = list(all_axes.flat)
     for axes, panel in zip(grid, panels, strict=False):
         _draw_cells(axes, panel, size)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    for axes, panel in zip(grid, panels, strict=False):  # once all legends have their room
+    for axes, panel in zip(grid, panels, strict=False):  # once the legends have changed the size of the axes
         if panel.legend == "on data":
             _name_groups(axes, panel)
     return fig
 
 
-def _place_of_names(panel: Panel) -> str:
-    """Say where the names of groups stand if it is left open."""
+def _legend_place(panel: Panel) -> str:
+    """Place of the names of groups, by their number where it is "auto"."""
+    if panel.legend != "auto":
+        return panel.legend
     n = len(panel.groups)
-    where = "on data" if n <= ON_DATA else "right" if n <= MAX_GROUPS else "none"
-    return where if panel.legend == "auto" else panel.legend
+    return "on data" if n <= ON_DATA else "right" if n <= MAX_GROUPS else "none"
 
 
-def _inches_beside(panel: Panel) -> float:
-    """Give the width of what stands at the right: a colour bar, or a legend, in as many columns as scanpy makes."""
+def _legend_inches(panel: Panel) -> float:
+    """Width of the colour bar, or of the legend with as many columns as in scanpy."""
     names = [str(name) for name in panel.groups]
     if not names:
         return 0.7
@@ -86,17 +87,17 @@ def _inches_beside(panel: Panel) -> float:
 
 
 def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
-    """Draw the cells of a panel with scanpy, those without a value below the others."""
+    """Draw the cells of a panel with scanpy, cells without a value first."""
     import scanpy as sc
 
-    # In no order, so that no group hides another only because its cells come later.
+    # in random order, so that later groups do not hide earlier ones
     shown = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(panel.xy).all(axis=1)))
     cells = AnnData(shape=(len(shown), 0), obsm={"map": panel.xy[shown]})
     bar = missing = False
     if panel.groups and panel.column is not None:
         column = panel.column.iloc[shown].cat.set_categories(panel.groups).cat.rename_categories(str)
         cells.uns["value_colors"] = [to_hex(panel.colours[name]) for name in panel.groups]
-        cells.obs["value"] = column.array  # keeps the order of the categories, and so their colours
+        cells.obs["value"] = column.array  # keeps the order of categories and colours
     elif panel.column is not None:
         numbers = pd.to_numeric(panel.column.iloc[shown].astype(object), errors="coerce").to_numpy(dtype=np.float64)
         known = np.isfinite(numbers)
@@ -116,19 +117,19 @@ def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
         colorbar_loc=None,
         ax=axes,
         show=False,
-        save=False,  # whatever scanpy's settings say
+        save=False,  # overrides scanpy's settings
     )
-    if bar:  # scanpy's would be put into pyplot's current figure
+    if bar:  # scanpy would draw it in pyplot's current figure
         axes.figure.colorbar(axes.collections[-1], ax=axes, pad=0.02, shrink=0.7)
     axes.set(xlabel=panel.axis_names[0] + "\ngrey: NA" * missing, ylabel=panel.axis_names[1])
 
 
 def _name_groups(axes: Axes, panel: Panel) -> None:
-    """Write the names of groups amid their cells, darker than these, so that they can be read on white."""
+    """Write the names of groups at their median cell, in darker colours that are legible on white."""
     shown = np.isfinite(panel.xy).all(axis=1)
     anchors = []
     for name in panel.groups:
-        own = panel.xy[shown & np.asarray(panel.column == name)]
-        anchors.append(own[np.abs(own - np.median(own, axis=0)).sum(axis=1).argmin()])
-    inks = [tuple(0.7 * part for part in to_rgb(panel.colours[name])) for name in panel.groups]
-    write_names(axes, panel.xy[shown], anchors, [str(name) for name in panel.groups], inks)
+        xy = panel.xy[shown & np.asarray(panel.column == name)]
+        anchors.append(xy[np.abs(xy - np.median(xy, axis=0)).sum(axis=1).argmin()])
+    colours = [tuple(0.7 * part for part in to_rgb(panel.colours[name])) for name in panel.groups]
+    write_names(axes, panel.xy[shown], anchors, [str(name) for name in panel.groups], colours)

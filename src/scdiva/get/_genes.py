@@ -1,4 +1,4 @@
-"""What was found out about genes and pairs of them, and what a perturbation is predicted to change."""
+"""Tables of gene embeddings, gene networks and predicted perturbations."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import PREDICTED, VARM_EMBEDDING, VARP_GRN
 from scdiva.data.results import check_anndata
-from scdiva.networks.storage import genes_of, network_of
+from scdiva.networks.network import genes_of, network_of
 from scdiva.perturbation.predictions import read_prediction
 
 
 @check_arguments
 def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING) -> pd.DataFrame:
-    """Give the genes that have an embedding, one row each.
+    """Gene embeddings, one row per gene.
 
     Parameters
     ----------
     adata
-        Data that :func:`scdiva.tl.gene_embedding` wrote to.
+        Data with a result of :func:`scdiva.tl.gene_embedding`.
     key
-        Its `key_added`.
+        `key_added` of that call.
 
     Returns
     -------
-    float32, index var names, columns `0 ... dim - 1`. Genes without an embedding are left out.
+    float32, indexed by var names, with columns `0 ... dim - 1`, without genes that have no embedding.
 
     Raises
     ------
@@ -62,27 +62,24 @@ def grn_df(
     targets: Sequence[str] | None = None,
     top: int | None = None,
 ) -> pd.DataFrame:
-    """List the edges of a gene network, one row each.
+    """Edges of a gene network, one row per edge.
 
     Parameters
     ----------
     adata
-        Data that `scdiva.tl.grn` wrote to.
+        Data with a network of `scdiva.tl.grn`.
     key
-        Its `key_added`.
+        `key_added` of that call.
     group
-        Which network, where there is one for each group of cells.
+        Group of cells, if there is a network for each.
     sources, targets
-        Genes whose edges are listed, by var name; None: all. Those that are not in the network are left out, with a
+        Var names of genes whose edges are listed. None: all. Genes that are not in the network are ignored with a
         warning.
     top
-        Edges listed, the first ones; None lists all.
+        Number of edges, the strongest. None: all.
 
-    Returns
-    -------
-    Columns `source`, `target` (var names) and `weight` (float64), the strongest first; what decoupler takes as `net`.
-    Strong is an edge of large weight, or of large absolute weight where one below 0 is as strong
-    (`"correlation"`, differences of groups).
+    Returns ------- Columns `source`, `target` (var names) and `weight` (float64), as decoupler takes them as `net`.
+    Sorted by weight, or by absolute weight if weights have a sign (`"correlation"`, differences of groups).
 
     Raises
     ------
@@ -118,28 +115,28 @@ def grn_df(
 def perturbation_df(
     predicted: AnnData, *, condition: Sequence[str] | str | None = None, top: int | None = None, key: str = PREDICTED
 ) -> pd.DataFrame:
-    """List the predicted change of each gene, one row per condition and gene.
+    """Predicted changes of genes, one row per condition and gene.
 
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
+        Result of `scdiva.tl.predict_perturbation`, or the adata of that call.
     condition
-        Conditions, in the order wanted; None takes all.
+        Conditions, in the order of the rows. None: all.
     top
-        Genes listed of each condition, the first ones; None lists all.
+        Number of genes per condition, the first. None: all.
     key
-        Of the adata that was given, the entry of `uns` with the prediction: the `key_added` of the call.
+        For the adata of the call, the entry of `uns` with the prediction: `key_added` of the call.
 
     Returns
     -------
     `condition`, `perturbation`, `group` (categorical), `gene`, and as float64: `control` and `mean`, the mean
-    log-normalised expression of control cells and of predicted ones; `delta`, their difference; `sd`, the standard
-    deviation of the predicted mean, its uncertainty; `z`, delta / sd; `p`, two-sided under a normal distribution; and
-    `padj`, by Benjamini and Hochberg over the genes of the condition. By condition, the largest absolute z first; where
-    the prediction has no standard deviation, z, p and padj are NaN and the largest absolute delta comes first.
+    log-normalised expression of control cells and the predicted mean; `delta`, their difference; `sd`, the standard
+    deviation of the predicted mean; `z`, delta / sd; `p`, two-sided under a normal distribution; and `padj`, adjusted
+    by Benjamini-Hochberg over the genes of the condition. Sorted by condition and absolute z; without a standard
+    deviation, z, p and padj are NaN, and rows are sorted by absolute delta.
 
-    p tells how sure the prediction is of a change, not how large it is, and rests on the prediction's own uncertainty.
+    p is based on the uncertainty estimated by the model; it does not measure the size of a change.
 
     Raises
     ------
@@ -174,7 +171,7 @@ def perturbation_df(
         mean, control = prediction.mean[:, at].astype(np.float64), prediction.control[:, at].astype(np.float64)
         sd = np.full(len(mean), np.nan) if prediction.sd is None else prediction.sd[:, at].astype(np.float64)
         part = _tested(control, mean, sd)
-        order = np.lexsort((-part["delta"].abs(), -part["z"].abs()))[:top]  # NaN stands last
+        order = np.lexsort((-part["delta"].abs(), -part["z"].abs()))[:top]  # NaN is last
         part = part.iloc[order]
         part.insert(0, "gene", np.asarray(prediction.genes)[order])
         for place, column in enumerate(("condition", "perturbation", "group")):
@@ -185,14 +182,14 @@ def perturbation_df(
 
 
 def _tested(control: NDArray[np.float64], mean: NDArray[np.float64], sd: NDArray[np.float64]) -> pd.DataFrame:
-    """Test changes against their own uncertainty."""
+    """Two-sided z-tests of predicted changes."""
     from scipy.stats import false_discovery_control, norm
 
     delta = mean - control
     with np.errstate(divide="ignore", invalid="ignore"):
         z = delta / sd
     z[(sd == 0) & (delta == 0)] = 0.0
-    z[~np.isfinite(z)] = np.nan  # a change without uncertainty is one whose uncertainty is not known
+    z[~np.isfinite(z)] = np.nan  # an uncertainty of 0 is unknown
     p = 2 * norm.sf(np.abs(z))
     padj = np.full(len(p), np.nan)
     known = ~np.isnan(p)

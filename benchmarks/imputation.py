@@ -319,7 +319,7 @@ def denoising_rows(corpus: Path, base: Path, head: Path, studies: list[str], see
 
 def denoising_scores(answer: tuple, asked: object) -> dict[str, float]:
     """Log-loss of presence, odds balanced in each cell as queries are; correlation and error of values."""
-    from scdiva.generation.corrections import shift_to
+    from scdiva.generation.state_head import shift_to
 
     odds, cell = answer[0].double().numpy().copy(), asked.cell.numpy()
     for number in np.unique(cell):

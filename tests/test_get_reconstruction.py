@@ -64,15 +64,6 @@ def test_a_value_of_zero_and_an_empty_cell_are_no_holes(reconstruct):
     assert len(recovered_of(adata[:2], KEY).value) == 0
 
 
-def test_a_file_gives_the_same(reconstruct, tmp_path):
-    adata = reconstruct()
-    adata.write_h5ad(tmp_path / "cells.h5ad")
-    for part, same in zip(
-        recovered_of(ad.read_h5ad(tmp_path / "cells.h5ad"), KEY), recovered_of(adata, KEY), strict=True
-    ):
-        np.testing.assert_array_equal(part, same)
-
-
 def test_what_is_missing_is_named(reconstruct):
     adata = reconstruct()
     assert parameters_of(adata, KEY)["mask_ratio"] == 0.3

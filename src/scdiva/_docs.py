@@ -21,6 +21,23 @@ return_fig
 save
     File to write the figure to; its suffix sets the format. None: no file.
 """,
+    "cells": """
+adata
+    Cells × genes, raw counts or log-normalised expression.
+""",
+    "model": """
+model
+    A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+""",
+    "device": """
+device, precision
+    Torch device, and `"fp32"`, `"bf16"` or `"auto"`, of the transformer. None: those of `scdiva.settings`. The other
+    heads run in float32 on the CPU.
+""",
+    "copy": """
+copy
+    Whether to return a copy of `adata` with the result instead of writing into `adata`.
+""",
     "rng": """
 rng
     Seed of the random numbers. None: `scdiva.settings.seed`. The global random state is neither read nor changed.

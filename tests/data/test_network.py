@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from scdiva.networks.storage import genes_of, network_of
+from scdiva.networks.network import genes_of, network_of
 
 NAMES = ["SPI1", "CSF1R", "LYZ", "CST3", "alone"]
 

@@ -58,33 +58,11 @@ def test_rows_of_zeros_below_the_head_change_nothing(monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_gradient_flows_through_a_network_before_and_a_scalar_after():
-    """The incoming gradient is not a constant here: it is a function of the loss itself."""
-    hidden, weight, targets, row_weight = head()
-    mix = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True)
-    loss, _ = masked_cross_entropy(torch.tanh(hidden @ mix), weight, targets, row_weight, chunk=5)
-    full = (F.cross_entropy(torch.tanh(hidden @ mix) @ weight.T, targets, reduction="none") * row_weight).sum()
-    got = torch.autograd.grad(torch.sin(loss / 40) * 2, (hidden, weight, mix))
-    want = torch.autograd.grad(torch.sin(full / 40) * 2, (hidden, weight, mix))
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
-
-
 def test_gradcheck():
     hidden, weight, targets, row_weight = head(n=5, n_genes=7, dim=3)
     assert torch.autograd.gradcheck(
         lambda h, w: masked_cross_entropy(h, w, targets, row_weight, chunk=2)[0], (hidden, weight)
     )
-
-
-@pytest.mark.parametrize("frozen", ["hidden", "weight"])
-def test_only_the_asked_gradient(frozen):
-    hidden, weight, targets, row_weight = head()
-    {"hidden": hidden, "weight": weight}[frozen].requires_grad_(False)
-    loss, _ = masked_cross_entropy(hidden, weight, targets, row_weight)
-    loss.backward()
-    assert (hidden.grad is None) == (frozen == "hidden")
-    assert (weight.grad is None) == (frozen == "weight")
 
 
 class LargestTensor(TorchDispatchMode):
@@ -152,13 +130,6 @@ def exact(hidden, weight, targets, row_weight):
     return value_and_gradients(full_loss, *wide, targets, row_weight.double())
 
 
-def test_float32_is_exact_to_a_millionth():
-    arguments = wide_head()
-    got = value_and_gradients(masked_cross_entropy, *arguments, chunk=256)
-    for reference in (exact(*arguments), value_and_gradients(full_loss, *arguments)):
-        assert [distance(a, b) < 1e-6 for a, b in zip(got, reference, strict=True)] == [True] * 3
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-3), (torch.float16, 6e-4)])
 def test_autocast_is_no_further_from_exact_than_full_logits_are(dtype, tolerance):
     arguments = wide_head()
@@ -174,30 +145,6 @@ def test_autocast_is_no_further_from_exact_than_full_logits_are(dtype, tolerance
     assert errors[masked_cross_entropy][1] > 1e-5  # the products did run in the small dtype
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
-def test_half_tensors_are_summed_in_float32(dtype, tolerance):
-    hidden, weight, targets, row_weight = wide_head()
-    hidden, weight = (x.detach().to(dtype).requires_grad_() for x in (hidden, weight))
-    loss, nll = masked_cross_entropy(hidden, weight, targets, row_weight, chunk=256)
-    assert loss.dtype == nll.dtype == torch.float32
-    logits = (hidden @ weight.T).float()  # what the products in half precision give; nothing is rounded after them
-    torch.testing.assert_close(nll, F.cross_entropy(logits, targets, reduction="none").detach())
-    # as GradScaler does it: without the factor, gradients of 1e-8 are none in float16
-    scale = 2.0**14
-    grads = torch.autograd.grad(loss * scale, (hidden, weight))
-    assert [g.dtype for g in grads] == [dtype, dtype]
-    for got, want in zip(grads, exact(hidden, weight, targets, row_weight)[1:], strict=True):
-        assert distance(got, want * scale) < tolerance
-
-
-def test_float64_stays_float64_under_autocast():
-    arguments = head()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = value_and_gradients(masked_cross_entropy, *arguments)
-    for a, b in zip(got, exact(*arguments), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
 def test_no_second_derivative_is_refused_not_dropped():
     """Without a refusal, a penalty on the gradient would be a constant to autograd, and train nothing."""
     hidden, weight, targets, row_weight = head()
@@ -206,71 +153,6 @@ def test_no_second_derivative_is_refused_not_dropped():
         torch.autograd.grad(loss, hidden, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(loss * hidden.sum(), weight, create_graph=True)
-
-
-def test_backward_again_needs_retain_graph_and_gives_the_same():
-    hidden, weight, targets, row_weight = head()
-    loss, _ = masked_cross_entropy(hidden, weight, targets, row_weight)
-    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
-    second = torch.autograd.grad(loss, (hidden, weight))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    with pytest.raises(RuntimeError, match="second time"):  # and the gradients were let go with the graph
-        loss.backward()
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_only_logits_are_computed(mode):
-    hidden, weight, targets, row_weight = head()
-    with mode(), LargestTensor() as seen:
-        loss, nll = masked_cross_entropy(hidden, weight, targets, row_weight.requires_grad_(), chunk=10)
-    assert seen.matmuls == 4
-    assert not loss.requires_grad
-    torch.testing.assert_close(loss, full_loss(hidden, weight, targets, row_weight).detach())
-    assert nll.shape == (37,)
-
-
-def test_slices_and_transposes_of_other_tensors():
-    """A head tied to the gene rows of the embedding, and hidden states that are every other row of something."""
-    hidden, table, targets, row_weight = head(n=74, n_genes=26)
-    targets, row_weight = targets[::2] % 23, row_weight[::2]
-    got = torch.autograd.grad(masked_cross_entropy(hidden[::2], table[3:], targets, row_weight)[0], (hidden, table))
-    want = torch.autograd.grad(full_loss(hidden[::2], table[3:], targets, row_weight), (hidden, table))
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-    turned = masked_cross_entropy(hidden[::2], table[3:].T.contiguous().T, targets, row_weight)[0]
-    torch.testing.assert_close(turned, full_loss(hidden[::2], table[3:], targets, row_weight))
-
-
-@pytest.mark.parametrize("weights", ["negative", "zero", "none but one"])
-def test_any_row_weights(weights):
-    hidden, weight, targets, row_weight = head()
-    row_weight = {
-        "negative": -row_weight,
-        "zero": row_weight * 0,
-        "none but one": (row_weight == row_weight.max()).to(row_weight),
-    }[weights]
-    got = value_and_gradients(masked_cross_entropy, hidden, weight, targets, row_weight)
-    want = value_and_gradients(full_loss, hidden, weight, targets, row_weight)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-def test_what_is_no_number_does_not_pass_for_one():
-    hidden, weight, targets, row_weight = head()
-    row_weight[3] = float("nan")
-    loss, nll = masked_cross_entropy(hidden, weight, targets, row_weight)
-    loss.backward()
-    assert loss.isnan()
-    assert weight.grad.isnan().any()
-    assert nll.isfinite().all()
-
-
-def test_large_logits_stay_finite():
-    hidden, weight, targets, _ = head(dtype=torch.float32)
-    loss, _ = masked_cross_entropy(hidden * 1e4, weight, targets)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(hidden.grad).all()
 
 
 @pytest.mark.parametrize(
@@ -299,38 +181,6 @@ def corrupted_batch(value_mask_rate: float):
     cu = torch.tensor([0, 5, 6, 15, 19], dtype=torch.int32)
     times = torch.tensor([0.5, 0.001, 0.8, 0.6])  # the cell of one gene ends up with nothing masked
     return tokens, values, cu, mask_tokens(tokens, values, cu, times, g, value_mask_rate=value_mask_rate)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_dual_loss_is_its_formula(rate):
-    tokens, values, cu, corrupted = corrupted_batch(rate)
-    hidden, weight, _, _ = head(n=tokens.numel())
-    predicted = torch.randn(
-        tokens.numel(), generator=torch.Generator().manual_seed(5), dtype=torch.float64, requires_grad=True
-    )
-    loss, parts = dual_loss(hidden, weight, predicted, tokens, values, corrupted, cu, value_weight=10.0)
-
-    log_p = torch.log_softmax(hidden @ weight.T, dim=1)
-    identity, value = [], []
-    for b in range(4):
-        cell = range(int(cu[b]), int(cu[b + 1]))
-        genes = [i for i in cell if corrupted.masked[i]]
-        amounts = [i for i in cell if corrupted.value_mask[i]]
-        nll = [-log_p[i, tokens[i] - N_SPECIAL] for i in genes]
-        error = [(predicted[i] - values[i]) ** 2 for i in amounts]
-        identity += [sum(nll) / len(genes)] if genes else []
-        value += [sum(error) / len(amounts)] if amounts else []
-    assert len(identity) == 3
-    expected = sum(identity) / len(identity) + 10.0 * sum(value) / len(value)
-    # the position weights are float32
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
-    got = torch.autograd.grad(loss, (hidden, weight, predicted))
-    want = torch.autograd.grad(expected, (hidden, weight, predicted))
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-    assert float(parts["identity"]) == pytest.approx(float(sum(identity).detach() / len(identity)), rel=1e-6)
-    assert float(parts["value"]) == pytest.approx(float(sum(value).detach() / len(value)), rel=1e-6)
-    assert int(parts["n_masked"]) == int(corrupted.masked.sum())
 
 
 def test_nothing_masked_is_zero_not_nan():

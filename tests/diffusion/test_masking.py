@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -31,16 +29,6 @@ def within(count: int, n: int, p: float) -> bool:
     return abs(count - n * p) <= SIGMAS * max(np.sqrt(n * p * (1 - p)), 1e-9)
 
 
-def forward_step_probability(earlier: float, later: float) -> float:
-    """Probability that a visible token is masked between two times of the paper's discretised chain."""
-    return (later - earlier) / (1 - earlier)
-
-
-def unmask_probability(later: float, earlier: float) -> float:
-    """Probability that a token masked at the later time was visible at the earlier one: what a reverse step reveals."""
-    return (later - earlier) / later
-
-
 def test_marginal_is_the_papers_kernel():
     lengths = [20_000, 1, 15_000, 30_000, 10_000]
     times = torch.tensor([0.05, 0.5, 0.37, 0.9, 0.999])
@@ -53,15 +41,6 @@ def test_marginal_is_the_papers_kernel():
     assert torch.equal(out.tokens, torch.where(out.masked, MASK, tokens))
     assert torch.equal(out.values, torch.where(out.masked, 0.0, values))
     assert torch.equal(out.value_mask, out.masked)
-
-
-def test_positions_are_masked_independently():
-    # pairs of positions of the same cell, over many cells that share t: P(both) = t²
-    n_cells, t = 40_000, 0.3
-    tokens, values, cu = ragged([2] * n_cells)
-    masked = mask_tokens(tokens, values, cu, torch.full((n_cells,), t), rng(2)).masked.view(n_cells, 2)
-    assert within(int(masked.all(1).sum()), n_cells, t * t)
-    assert within(int((masked[:-1, 0] & masked[1:, 0]).sum()), n_cells - 1, t * t)
 
 
 def test_dropout_theorem():
@@ -81,28 +60,6 @@ def test_dropout_theorem():
         assert within(int((~kept & group).sum()), int(group.sum()), t)
     assert bool(mask_tokens(tokens, values, cu, torch.tensor([1.0]), rng(4)).masked.all())
     assert not bool(mask_tokens(tokens, values, cu, torch.tensor([0.0]), rng(4)).masked.any())
-
-
-def test_chain_of_steps_has_the_marginal_and_the_posterior():
-    """Simulate the discretised chain: P(hidden at t) = t and P(shown at s | hidden at t) = (t - s) / t."""
-    n = 60_000
-    grid = [0.0, 0.1, 0.25, 0.6, 0.8, 1.0]
-    tokens, values, cu = ragged([n])
-    hidden = torch.zeros(n, dtype=torch.bool)
-    generator = rng(5)
-    history = [hidden]
-    for earlier, later in itertools.pairwise(grid):
-        step = torch.tensor([forward_step_probability(earlier, later)])
-        hidden = hidden | mask_tokens(tokens, values, cu, step, generator).masked
-        history.append(hidden)
-        assert within(int(hidden.sum()), n, later)
-    for k in range(1, len(grid)):
-        n_hidden = int(history[k].sum())
-        was_shown = int((history[k] & ~history[k - 1]).sum())
-        assert within(was_shown, n_hidden, unmask_probability(grid[k], grid[k - 1]))
-        # Bayes, written out
-        s, t = grid[k - 1], grid[k]
-        assert unmask_probability(t, s) == pytest.approx((1 - s) * forward_step_probability(s, t) / t)
 
 
 def test_value_masks_leave_the_identity():
@@ -144,13 +101,6 @@ def test_times_are_stratified_and_each_uniform():
     assert stats.kstest(place.numpy(), "uniform").pvalue > 1e-6
     # and the mean over a batch varies far less than that of independent draws, sqrt(1 / 12 / n)
     assert draws.mean(1).std() < 0.1 * np.sqrt(1 / 12 / n_cells)
-
-
-def test_times_respect_min_time():
-    times = stratified_times(5000, rng(10), min_time=0.25)
-    assert times.min() >= 0.25
-    assert times.max() <= 1
-    assert times.min() < 0.251
 
 
 def test_cell_of_token_counts_empty_cells():

@@ -141,7 +141,7 @@ def no_work(monkeypatch, *names):
 
 LATE = {
     "modules, on a network that is not there": (
-        "igraph", "leiden", lambda a: sd.tl.grn_modules(a, key="none"), ("scdiva.networks.modules.network_of",),
+        "igraph", "leiden", lambda a: sd.tl.grn_modules(a, key="none"), ("scdiva.networks.network.network_of",),
     ),
     "scores of a definition, Leiden": (
         "igraph", "leiden", lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"]),

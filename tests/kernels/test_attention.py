@@ -11,7 +11,6 @@ from hypothesis import given, settings
 
 from scdiva.kernels import (
     _attention,
-    _reference,
     _sdpa,
     attention_weights,
     resolve_backend,
@@ -176,30 +175,6 @@ def test_weights_rebuild_the_output():
     assert [tuple(w.shape) for w in weights] == [(3, n, n) for n in lengths]
     torch.testing.assert_close(weights[2].sum(-1), torch.ones(3, 7))
     torch.testing.assert_close(out[4:], torch.einsum("hqk,khd->qhd", weights[2], v[4:]))
-
-
-def test_weights_come_one_cell_at_a_time(monkeypatch):
-    """A cell's weights are not formed before they are asked for."""
-    formed = []
-    one_cell = _reference.cell_weights
-    monkeypatch.setattr(_reference, "cell_weights", lambda q, *rest: formed.append(len(q)) or one_cell(q, *rest))
-    q, k, _ = random_qkv(9, 2, 4)
-    weights = attention_weights(q, k, cu_seqlens=bounds([2, 3, 4]))
-    assert formed == []
-    next(weights)
-    assert formed == [2]
-
-
-def test_weights_refuse_queries_and_keys_that_do_not_fit():
-    q, _, _ = random_qkv(11, 3, 6)
-    with pytest.raises(ValueError, match="one shape"):
-        attention_weights(q, torch.zeros(3, 3, 6), cu_seqlens=bounds([4, 7]))
-
-
-def test_no_tokens_at_all():
-    q = torch.zeros(0, 2, 4)
-    for backend in ("sdpa", "reference"):
-        assert rope_attention(q, q, q, cu_seqlens=bounds([0, 0]), backend=backend).shape == (0, 2, 4)
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,6 @@ def test_lines_end_at_their_genes_and_have_the_colour_of_their_sign(with_network
     assert legend(fig)[-2:] == ["above 0", "below 0"]
 
 
-def test_a_weight_without_sign_has_one_colour(with_network):
-    adata, _ = with_network("embedding", signed=False)
-    fig = grn(adata, return_fig=True)
-    assert (np.array(lines(fig).get_colors())[:, :3] == to_rgba("0.45")[:3]).all()
-    assert "below 0" not in legend(fig)
-
-
 def test_modules_are_apart_and_named(with_network):
     adata, weights = with_network()
     fig = grn(adata, n_edges=500, n_labels=0, return_fig=True)
@@ -118,15 +111,6 @@ def test_genes_are_apart_and_placed_the_same_every_time(n):
     np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 
 
-def test_without_modules_genes_have_one_colour(with_network):
-    adata, _ = with_network()
-    for options in ({"modules": None}, {}):
-        fig = grn(adata, return_fig=True, **options)
-        assert len(np.unique(dots(fig).get_facecolors(), axis=0)) == 1
-        assert "module (genes)" not in legend(fig)
-        adata.var = adata.var.drop(columns="scdiva_grn_module", errors="ignore")
-
-
 def test_small_and_missing_modules_are_other(with_network):
     adata, _ = with_network()
     adata.var["group"] = [*"aaaaaaaaaaaa", *([None] * 14)]
@@ -147,19 +131,6 @@ def test_few_edges_with_a_direction_have_heads(with_network):
     assert {text.get_text() for text in one.axes[0].texts} == {f"GENE{i}" for i in strongest}
 
 
-def test_names_are_apart_and_of_every_module(with_network):
-    adata, _ = with_network()
-    fig = grn(adata, n_edges=500, n_labels=9, gene_symbols="symbol", return_fig=True)
-    fig.canvas.draw()
-    boxes = [text.get_window_extent() for text in fig.axes[0].texts]
-    assert len(boxes) == 9
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    names = [text.get_text() for text in fig.axes[0].texts]
-    assert all(name.endswith("-s") for name in names)
-    kinds = adata.var.set_index("symbol")["scdiva_grn_module"][names]
-    assert set(kinds) == {"0", "1", "2"}
-
-
 def test_only_some_genes(with_network):
     adata, weights = with_network()
     chosen = ["GENE3", "GENE20", "GENE4", "GENE0"]
@@ -169,21 +140,6 @@ def test_only_some_genes(with_network):
     assert len(lines(fig).get_segments()) == n > 0
     with pytest.warns(UserWarning, match="1 of 3 genes .*'scdiva_grn' .*: TNF"):
         grn(adata, genes=["TNF", "GENE3", "GENE20"])
-
-
-def test_a_group_has_a_network_of_its_own(with_network, tmp_path):
-    adata, _ = with_network(groups=("T cell", "B cell"), reference="rest")
-    _, (left, right) = plt.subplots(1, 2)
-    assert grn(adata, group="B cell", ax=right, save=tmp_path / "a.png") is None
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert right.get_title().startswith("Gene correlation, B cell: ")
-    assert "difference of\nPearson correlation\nB cell − rest" in "".join(
-        text.get_text() for text in right.get_legend().get_texts()
-    )
-    assert not left.collections
-    before = adata.copy()
-    grn(adata, group="T cell")
-    assert (adata.varp["scdiva_grn_T cell"] != before.varp["scdiva_grn_T cell"]).nnz == 0
 
 
 def test_what_cannot_be_drawn_is_refused(with_network, tmp_path):

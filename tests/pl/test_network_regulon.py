@@ -68,16 +68,6 @@ def test_colours_are_signs_and_known_ones_are_marked(frame):
     assert "known" not in plain.axes[0].get_title()
 
 
-@pytest.mark.parametrize("n", [1, 2, 13, 40])
-def test_names_are_apart(frame, n):
-    many = pd.DataFrame({"source": "SPI1", "target": [f"HLA-DRB{i}" for i in range(n)], "weight": np.arange(n) + 1.0})
-    fig = regulon(many, n_targets=n, return_fig=True)
-    fig.canvas.draw()
-    boxes = [text.get_window_extent() for text in fig.axes[0].get_yticklabels()]
-    assert len(boxes) == n
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-
-
 def test_one_of_several_factors(frame, tmp_path):
     both = pd.concat([frame, frame.assign(source="CEBPB", weight=1.0).head(3)])
     _, (left, right) = plt.subplots(1, 2)

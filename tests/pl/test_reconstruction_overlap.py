@@ -5,7 +5,6 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 
 from scdiva.pl import gene_overlap
@@ -69,26 +68,6 @@ def test_many_overlaps_are_cut_and_that_is_said():
     with pytest.warns(UserWarning, match=rf"{len(counts) - 40} of {len(counts)} overlaps, the smallest, are not drawn"):
         fig = gene_overlap(sets, return_fig=True)
     assert [height for height, _ in columns(fig)] == counts[:40]
-
-
-def test_any_iterable_of_names_will_do_and_repeats_count_once():
-    drawn = [
-        gene_overlap({"a": genes, "b": {"X"}}, return_fig=True)
-        for genes in (["X", "Y", "Y"], ("Y", "X"), pd.Index(["X", "Y"]), (name for name in "XY"), np.array(["X", "Y"]))
-    ]
-    assert all(columns(fig) == columns(drawn[0]) for fig in drawn)
-    assert all(names(fig) == ["a (2)", "b (1)"] for fig in drawn)
-
-
-def test_the_users_axes_are_drawn_on(tmp_path):
-    _, (left, right) = plt.subplots(1, 2)
-    assert gene_overlap(sets_of(3), ax=right, save=tmp_path / "a.pdf") is None
-    assert (tmp_path / "a.pdf").read_bytes()[:4] == b"%PDF"
-    assert right.child_axes
-    assert not left.child_axes
-    plt.close("all")
-    assert gene_overlap(sets_of(4), save=tmp_path / "b.png") is None
-    assert plt.get_fignums() == []
 
 
 def test_sets_that_share_nothing_are_drawn_with_a_warning():

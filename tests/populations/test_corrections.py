@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from scdiva.generation import corrections
-from scdiva.generation.corrections import fit_population, shift_to
+from scdiva.generation import state_head
+from scdiva.generation.state_head import fit_corrections, shift_to
 
 N_CELLS, N_GENES, STATE = 500, 60, 4
 
@@ -43,7 +43,12 @@ def simulate(seed: int = 0, n_cells: int = N_CELLS, effect: float = 1.0) -> Simu
 @pytest.fixture(scope="module")
 def fitted():
     made = simulate()
-    return made, fit_population(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+    return made, fit_corrections(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+
+
+def design_of(found, states) -> np.ndarray:
+    """Components of the states, and a column of ones for the bias."""
+    return np.concatenate([(states - found.mean) @ found.axes, np.ones((len(states), 1))], axis=1)
 
 
 def centred(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -52,7 +57,7 @@ def centred(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 def test_directions_have_unit_variance(fitted):
     made, found = fitted
-    along = found.directions(made.states)
+    along = design_of(found, made.states)
     np.testing.assert_allclose(along[:, :-1].mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(np.cov(along[:, :-1].T, bias=True), np.eye(STATE), atol=1e-3)
     assert (along[:, -1] == 1).all()
@@ -61,7 +66,7 @@ def test_directions_have_unit_variance(fitted):
 def test_known_dependences_are_found(fitted):
     """Of log-odds and values, gene by gene; what all genes share is the cell's own shift and not theirs."""
     made, found = fitted
-    along, one = found.directions(made.states), np.ones((N_CELLS, 1))
+    along, one = design_of(found, made.states), np.ones((N_CELLS, 1))
     for mine, true in ((found.log_odds, made.odds_along), (found.values, made.values_along)):
         mine, true = (along @ mine)[:, 2:], true[:, 2:]
         mine, true = (x - x.mean(axis=1, keepdims=True) for x in (mine, true))
@@ -74,7 +79,7 @@ def test_known_dependences_are_found(fitted):
 def test_how_often_each_gene_is_expressed_is_met(fitted):
     made, found = fitted
     there = made.expression > 0
-    log_odds = made.log_odds + found.directions(made.states) @ found.log_odds
+    log_odds = made.log_odds + design_of(found, made.states) @ found.log_odds
     expected = expit(log_odds + shift_to(log_odds, there.sum(axis=1))[:, None]).mean(axis=0)
     np.testing.assert_allclose(expected, there.mean(axis=0), atol=0.01)
 
@@ -83,7 +88,7 @@ def test_mean_values_are_met_where_genes_are_expressed(fitted):
     """But for what all genes of a cell share, which is its depth."""
     made, found = fitted
     there = made.expression > 0
-    left = np.where(there, made.expression - made.values - found.directions(made.states) @ found.values, 0)
+    left = np.where(there, made.expression - made.values - design_of(found, made.states) @ found.values, 0)
     left -= there * (left.sum(axis=1) / there.sum(axis=1))[:, None]
     means = (left.sum(axis=0) / np.maximum(there.sum(axis=0), 1))[there.sum(axis=0) > 50]
     assert len(means) > 40
@@ -99,7 +104,7 @@ def test_the_spread_is_that_of_the_noise(fitted):
 
 def test_a_model_that_is_right_is_hardly_corrected():
     made = simulate(effect=0.0)
-    found = fit_population(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+    found = fit_corrections(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
     assert np.abs(found.log_odds[:, 2:]).mean() < 0.15
     assert np.abs(found.values[:, 2:]).mean() < 0.03
 
@@ -109,7 +114,7 @@ def test_small_populations_are_shrunk():
     """Of few cells of one state nothing but how often each gene is expressed is learned."""
     made = simulate(n_cells=6)
     states = np.ones_like(made.states)
-    found = fit_population(states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+    found = fit_corrections(states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
     assert found.axes.shape == (STATE, 0)
     assert found.log_odds.shape == (1, N_GENES)
     assert all(np.isfinite(part).all() for part in found)
@@ -117,8 +122,8 @@ def test_small_populations_are_shrunk():
 
 def test_cells_in_blocks_are_the_same(fitted, monkeypatch):
     made, whole = fitted
-    monkeypatch.setattr(corrections, "BLOCK", 7 * N_GENES)
-    found = fit_population(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+    monkeypatch.setattr(state_head, "BLOCK", 7 * N_GENES)
+    found = fit_corrections(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
     np.testing.assert_allclose(found.log_odds, whole.log_odds, atol=1e-4)
     np.testing.assert_allclose(found.values, whole.values, atol=1e-4)
 
@@ -127,8 +132,8 @@ def test_newton_systems_are_solved_gene_by_gene():
     rng = np.random.default_rng(0)
     design = rng.normal(size=(20, 3)).astype(np.float32)
     weight, right = rng.random((20, 5)).astype(np.float32), rng.normal(size=(3, 5)).astype(np.float32)
-    pairs = corrections._products(design)
-    found = corrections._solve(weight.T @ pairs, right, 2.0)
+    pairs = state_head._column_products(design)
+    found = state_head._solve(weight.T @ pairs, right, 2.0)
     for gene in range(5):
         matrix = sum(weight[i, gene] * np.outer(design[i], design[i]) for i in range(20))
         expected = np.linalg.solve(matrix + 2.0 * np.eye(3), right[:, gene])

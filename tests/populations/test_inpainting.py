@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.diffusion.sampler import Predicted, likeliest_cell, predict_in_parts
-from scdiva.generation.inpainting import chance_and_value
+from scdiva.diffusion.sampler import PartPredictions, likeliest_cell, predict_in_parts
+from scdiva.generation.imputation import chance_and_value
 
 N_GENES, LENGTH = 12, 9
 
@@ -76,7 +76,8 @@ def test_the_cell_chosen_has_each_gene_once_and_a_true_one_in_its_own_part_only(
 def test_one_part_takes_the_likeliest_genes_at_the_positions_that_suit_them():
     logits = torch.full((3, 5), -5.0)
     logits[0, 4] = logits[1, 0] = logits[2, 2] = 3.0
-    made = likeliest_cell(Predicted(logits, torch.tensor([1.0, -2.0, 3.0]), None, torch.zeros(3, dtype=torch.int64)))
+    one_part = torch.zeros(3, dtype=torch.int64)
+    made = likeliest_cell(PartPredictions(logits, torch.tensor([1.0, -2.0, 3.0]), None, one_part))
     assert (made.tokens - N_SPECIAL).tolist() == [4, 0, 2]
     assert made.values.tolist() == [1.0, 0.0, 3.0]  # no value is below zero
 
@@ -119,5 +120,5 @@ def test_chance_is_that_of_genes_expressed_where_genes_are_independent():
         alone = torch.full_like(logits, -30.0)
         alone[:, gene], alone[:, 4] = float(np.log(m[gene])), float(np.log1p(-m[gene]))
         alone[1:, gene] = -30.0
-        found, _ = chance_and_value(Predicted(alone, torch.ones(4), None, part), torch.tensor([gene, 3, 3, 3]))
+        found, _ = chance_and_value(PartPredictions(alone, torch.ones(4), None, part), torch.tensor([gene, 3, 3, 3]))
         assert float(found[gene]) == pytest.approx(chance[gene], rel=0.02)

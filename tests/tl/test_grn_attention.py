@@ -71,15 +71,6 @@ def test_is_a_loop_over_cells(cells, one, edges, by_hand):
     assert not cells.uns["scdiva"]["scdiva_grn"]["signed"]
 
 
-def test_cells_longer_than_the_transformer_sees_are_cut(cells, build, edges, by_hand):
-    model = build(anchor="encoder")
-    object.__setattr__(model.config, "max_length", 12)
-    attend(cells, model)
-    found, expected = edges(cells), by_hand(cells, model)
-    assert np.isnan(expected).mean() > 0.1
-    close(found, expected)
-
-
 def test_of_groups_and_against_another(cells, one, edges, by_hand):
     kind = cells.obs["kind"].to_numpy()
     of_a, others = by_hand(cells, one, kind == "A"), by_hand(cells, one, kind == "B")
@@ -89,15 +80,6 @@ def test_of_groups_and_against_another(cells, one, edges, by_hand):
     close(edges(cells, "d_A"), np.where(of_a == others, np.nan, of_a - others))
     assert cells.uns["scdiva"]["d"]["signed"]
     assert cells.varp["d_A"].data.min() < 0 < cells.varp["d_A"].data.max()
-
-
-def test_some_sources_and_targets(cells, one, edges):
-    attend(cells, one)
-    names = cells.var_names
-    attend(cells, one, sources=list(names[[3, 8]]), targets=list(names[[1, 3, 20]]), key_added="some")
-    expected = np.full((60, 60), np.nan)
-    expected[np.ix_([3, 8], [1, 3, 20])] = edges(cells)[np.ix_([3, 8], [1, 3, 20])]
-    np.testing.assert_allclose(edges(cells, "some"), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(1, None), ([0, 2], [1]), (None, 0), (0, [1, 0])])

@@ -51,16 +51,3 @@ def test_of_groups_and_their_differences(cells, one, known, edges):
     correlate(cells, one, groupby="kind", reference="B", key_added="d")
     assert sorted(key for key in cells.varp if key.startswith("d")) == ["d_A", "d_C"]
     np.testing.assert_allclose(edges(cells, "d_C"), of["C"] - of["B"], atol=1e-6)
-
-
-def test_what_does_not_vary_has_no_edge(cells, one, known, edges):
-    """A gene that is alike in all cells: one count in each, and cells of one depth."""
-    counts = cells.X.toarray()
-    counts[:, 3] = 1
-    counts[:, 5] += counts.sum(axis=1).max() - counts.sum(axis=1)
-    cells.X = counts
-    correlate(cells, one)
-    found = edges(cells)
-    assert np.isnan(found[3]).all()
-    assert np.isnan(found[:, 3]).all()
-    np.testing.assert_allclose(found, by_hand(cells, known & (np.arange(60) != 3)), atol=1e-6)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
-import tomllib
-from pathlib import Path
-
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -15,7 +10,7 @@ import scipy.sparse as sp
 from sklearn.metrics import adjusted_rand_score
 
 import scdiva as sd
-from scdiva.networks.modules import strongest
+from scdiva.networks.network import strongest
 
 
 @pytest.fixture
@@ -137,14 +132,6 @@ def test_resolution_neighbors_and_seed(toy):
     assert toy.uns["scdiva"]["again"]["seed"] == "3"
 
 
-def test_the_users_random_state_is_left_alone(cliques):
-    random.seed(1)
-    expected = random.random()
-    random.seed(1)
-    sd.tl.grn_modules(cliques[0], key="net")
-    assert random.random() == expected
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "said"),
     [
@@ -170,16 +157,3 @@ def test_what_is_not_there_is_refused(cliques, contents, options, kind, said):
     with pytest.raises(kind, match=said):
         sd.tl.grn_modules(adata, **{"key": "net"} | options)
     assert contents(adata) == before
-
-
-def test_without_igraph_the_extra_is_named(cliques, contents, monkeypatch):
-    adata, _, _ = cliques
-    adata.X = sp.csr_matrix(adata.X)
-    before = contents(adata)
-    monkeypatch.setitem(sys.modules, "igraph", None)
-    with pytest.raises(ImportError, match=r"pip install 'scdiva\[leiden\]'"):
-        sd.tl.grn_modules(adata, key="net")
-    assert contents(adata) == before
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
-    assert any(line.startswith("igraph") for line in project["optional-dependencies"]["leiden"])
-    assert "scdiva[leiden]" in project["optional-dependencies"]["grn"]

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data.cells import open_cells
-from scdiva.networks import gene_selection as pairs
+from scdiva.networks.grn import expressed_fraction
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 
@@ -94,7 +94,7 @@ def test_only_adata_and_only_what_fits(cells, infer, contents, monkeypatch, tmp_
         infer(backed, copy=True)
     backed.file.close()
     before = contents(cells)
-    monkeypatch.setattr(pairs, "MOST_BYTES", 55 * 55 * 8 * 2)
+    monkeypatch.setattr("scdiva.networks.grn.MAX_BYTES", 55 * 55 * 8 * 2)
     with pytest.raises(ValueError, match="55 sources × 55 targets and 3 groups would take"):
         infer(cells, groupby="kind")
     assert contents(cells) == before
@@ -135,7 +135,7 @@ def test_genes_of_few_cells_take_part_if_some_group_expresses_them(cells, infer)
 def test_shares_are_counted_by_group(cells, vocabulary):
     source = open_cells(cells, vocabulary, ranked=False, empty="nan")
     group = np.arange(36) % 3 - 1
-    found = pairs.expressed_share(source, group, 2)
+    found = expressed_fraction(source, group, 2)
     x, token = cells.X.toarray(), vocabulary.match(list(cells.var_names)).tokens
     for gene in np.flatnonzero(token >= 0):
         expected = [np.mean(x[group == number, gene] > 0) for number in (0, 1)]

@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
-from sklearn.metrics import roc_auc_score
 
 import scdiva as sd
-from scdiva.generation.log_likelihood import unusually_low
+from scdiva.generation.log_likelihood import is_outlier
 
 KEY = "scdiva_log_likelihood"
 COLUMNS = [KEY, f"{KEY}_se", f"{KEY}_per_gene", f"{KEY}_outlier"]
@@ -47,14 +46,6 @@ def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, w
     np.testing.assert_allclose(by_gene, bound / lengths)
     notes = data.uns["scdiva"][KEY]
     assert (notes["n_samples"], notes["input"]) == (4, "counts")
-
-
-def test_a_copy_shares_no_notes_with_the_original(adata, headed):
-    few = adata[:25].copy()
-    few.uns["scdiva"] = {"earlier": {"seed": "1"}}
-    done = sd.tl.log_likelihood(few, headed, copy=True)
-    done.uns["scdiva"]["earlier"]["seed"] = "2"
-    assert few.uns["scdiva"] == {"earlier": {"seed": "1"}}
 
 
 def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(few, headed, one):
@@ -109,22 +100,6 @@ def test_a_cell_depends_on_the_seed_alone(few, headed):
     assert (scored(few, headed, rng=4)[KEY] != whole[KEY]).all()
 
 
-def test_more_samples_give_a_smaller_error_around_the_same_bound(few, headed):
-    little, much = scored(few, headed, n_samples=2), scored(few, headed, n_samples=32)
-    assert much[f"{KEY}_se"].mean() < 0.5 * little[f"{KEY}_se"].mean()
-    off = (little[KEY] - much[KEY]).abs().mean()
-    assert off < 5 * little[f"{KEY}_se"].mean()
-
-
-def test_cells_with_shuffled_genes_are_less_likely(blood):
-    n_cells = 30
-    real = blood[:n_cells].X.toarray()
-    shuffled = np.random.default_rng(0).permuted(real, axis=1)
-    cells = ad.AnnData(sp.csr_matrix(np.concatenate([real, shuffled])), var=blood.var)
-    found = scored(cells, n_samples=4)
-    assert roc_auc_score(np.arange(2 * n_cells) < n_cells, found[f"{KEY}_per_gene"]) > 0.99
-
-
 def test_a_planted_odd_cell_is_an_outlier(blood):
     """One cell that shows other genes than blood cells do, as many and with the same values."""
     values = blood.X.toarray()
@@ -140,14 +115,14 @@ def test_cells_are_compared_with_those_of_as_many_genes():
     draw = np.random.default_rng(0)
     lengths = draw.integers(100, 3000, 300)
     by_gene = 2 - 0.7 * np.log(lengths) + draw.normal(scale=0.05, size=300)
-    assert unusually_low(by_gene, lengths).sum() <= 1
+    assert is_outlier(by_gene, lengths).sum() <= 1
     by_gene[[4, 9]] += [-0.5, 0.5]
-    found = unusually_low(by_gene, lengths)
+    found = is_outlier(by_gene, lengths)
     assert found[4]
     assert not found[9]
     assert found.sum() <= 2
-    assert not unusually_low(by_gene[:19] * 100, lengths[:19]).any()
-    assert not unusually_low(np.linspace(-1, 1, 30), np.full(30, 7)).any()  # all of one length: no line
+    assert not is_outlier(by_gene[:19] * 100, lengths[:19]).any()
+    assert not is_outlier(np.linspace(-1, 1, 30), np.full(30, 7)).any()  # all of one length: no line
 
 
 @pytest.mark.parametrize(
@@ -175,8 +150,3 @@ def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, e
 def test_models_without_a_state_to_read_run_their_transformer(few, one, build):
     for model in (one, build(anchor="learned", state_head=True)):
         assert np.isfinite(scored(few, model, n_samples=2)[KEY]).all()
-
-
-def test_only_anndata_is_taken(headed):
-    with pytest.raises(TypeError, match="AnnData"):
-        sd.tl.log_likelihood(np.ones((3, 3)), headed)

@@ -126,17 +126,6 @@ def test_layers_and_raw(cells, tmp_path):
     pd.testing.assert_frame_equal(back, expected)
 
 
-def test_of_columns_of_one_name_the_network_tells_which(cells):
-    """A gene that stands twice in the matrix is no reason not to list the others."""
-    data = cells()
-    expected = sd.tl.regulon(data, data.var_names[3], key="whole")
-    names = list(data.var_names)
-    names[50] = names[51]
-    data.var_names = names
-    found = sd.tl.regulon(data, data.var_names[3], key="whole")
-    pd.testing.assert_frame_equal(found, expected)
-
-
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
@@ -162,15 +151,3 @@ def test_what_is_not_there_is_refused(cells, contents, change, kind, said):
     with pytest.raises(kind, match=said):
         sd.tl.regulon(data, data.var_names[change.pop("source", 3)], **{"key": "whole"} | change)
     assert contents(data) == before
-
-
-def test_of_what_grn_wrote(adata, one):
-    data = adata[:40].copy()
-    name = data.var_names
-    sd.tl.grn(data, "correlation", model=one, sources=[name[3]], min_fraction=0)
-    found = sd.tl.regulon(data, name[3])
-    assert len(found) == 20
-    np.testing.assert_allclose(found["correlation"], found["weight"], atol=1e-5)
-    assert (found["sign"] == np.sign(found["weight"])).all()
-    with pytest.raises(KeyError, match="no source"):
-        sd.tl.regulon(data, name[5])

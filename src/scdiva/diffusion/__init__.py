@@ -1,7 +1,7 @@
 """Masked (absorbing-state) diffusion over packed cells: tensors in, tensors out, any callable denoiser.
 
-Layout everywhere: the genes of all cells stand in one row of length `T` (`tokens` int64, `values` float), and
-`cu_seqlens` int32 of length `B + 1` says where each of the `B` cells begins and ends. No `[LAT]`, no padding.
+Packed layout: the genes of all cells are concatenated to length `T` (`tokens` int64, `values` float), and `cu_seqlens`,
+int32 of length `B + 1`, contains the boundaries of the `B` cells. There is no `[LAT]` and no padding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How likely a cell is under the model: a Monte-Carlo bound."""
+"""Monte-Carlo bound on the log-likelihood of cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scdiva.diffusion.sampler import Denoiser, available_logits, checked_logits
 
 
 class LogLikelihood(NamedTuple):
-    """Per cell: `bound` `(B,)` on log p in nats, and `standard_error` `(B,)` of its estimate; both float64."""
+    """Bound on log p of each cell in nats, and the standard error of its estimate; float64 `(B,)` each."""
 
     bound: Tensor
     standard_error: Tensor
@@ -53,10 +53,10 @@ def log_likelihood(
 
     with :math:`m` uniform in 1 ... L (Uria, Murray and Larochelle 2014; Hoogeboom et al. 2022). It equals the paper's
     bound (appendix "ELBO Derivation for Masked Discrete Diffusion") in continuous time with the number of masked genes
-    drawn evenly, which takes the noise of :math:`|M|` out of the estimate.
+    drawn evenly, which removes the variance due to :math:`|M|`.
 
-    `n_samples / 2` strata of m are drawn, two independent samples in each, so that the standard error is unbiased
-    though the samples are stratified.
+    Samples are stratified by m, with two independent samples in each of `n_samples / 2` strata, so that the standard
+    error is unbiased.
 
     Parameters
     ----------
@@ -67,18 +67,16 @@ def log_likelihood(
     n_samples
         Samples per cell; even, at least 2.
     exclude_shown
-        Whether the model is the one that :func:`sample` draws from, to which genes that a cell already shows are
-        forbidden. False scores the bare softmax over all genes.
+        Whether visible genes are excluded from the softmax, as in :func:`sample`. False: softmax over all genes.
     by_cell
-        Whether the denoiser returns one row of logits for each cell, because it predicts the same of all its masked
-        genes, as a state head does.
+        Whether the denoiser, such as a state head, returns one row of logits for all masked genes of a cell.
     generator
-        Source of all draws.
+        Random numbers.
 
     Returns
     -------
-    Bound and standard error per cell; a cell without genes has 0 and 0, one that the model cannot make has -inf and an
-    infinite error or NaN.
+    Bound and standard error per cell; 0 and 0 for a cell without genes, -inf and inf or NaN for a cell that is
+    impossible under the model.
 
     Raises
     ------
@@ -93,7 +91,7 @@ def log_likelihood(
     >>> tokens, values = torch.tensor([3, 4, 5, 3, 6]), torch.tensor([2.0, 1.5, 1.0, 3.0, 0.5])
     >>> cu_seqlens = torch.tensor([0, 3, 5])  # two cells, of 3 and of 2 genes
     >>> generator = torch.Generator().manual_seed(0)
-    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # knows nothing of eight genes
+    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # uniform over eight genes
     ...     return torch.zeros(int((tokens == 1).sum()), 8), torch.ones(len(tokens))
     ...
     >>> found = log_likelihood(denoiser, tokens, values, cu_seqlens, 4, exclude_shown=False, generator=generator)
@@ -120,27 +118,27 @@ def log_likelihood(
     draws = []
     for number in range(n_samples):
         u = torch.rand(n_cells, generator=generator, device=generator.device, dtype=torch.float64).to(device)
-        # each cell's own size in 1 ... L from its place in the stratum
+        # number of masked genes of each cell, in 1 ... L
         sizes = ((number // 2 + u) / (n_samples // 2) * lengths).floor().clamp_max(lengths - 1) + 1
         draws.append((sizes, _random_subsets(sizes, cells, cu_seqlens, generator)))
-    found = []
+    bounds_per_sample = []
     n_copies = n_samples if by_cell else 1
     for first in range(0, n_samples, n_copies):
         sizes, masked = (torch.cat(part) for part in zip(*draws[first : first + n_copies], strict=True))
         bounds = F.pad(cu_seqlens.diff().repeat(n_copies).cumsum(0), (1, 0)).to(cu_seqlens.dtype)
         true = tokens.repeat(n_copies)
         copies, seen = cell_of_token(bounds, true.numel()), true.masked_fill(masked, MASK)
-        of_gene = copies[masked]
-        of_rows = torch.arange(len(sizes), device=device) if by_cell else of_gene
+        cell_of_gene = copies[masked]
+        of_rows = torch.arange(len(sizes), device=device) if by_cell else cell_of_gene
         logits = denoiser(seen, values.repeat(n_copies).masked_fill(masked, 0.0), bounds, masked)[0]
         if exclude_shown:
             logits = available_logits(logits, seen, copies, len(sizes), None, of_rows)
         else:
             logits = checked_logits(logits, len(of_rows))
-        row = of_gene if by_cell else torch.arange(len(of_gene), device=device)
+        row = cell_of_gene if by_cell else torch.arange(len(cell_of_gene), device=device)
         log_p = torch.log_softmax(logits.double(), dim=1)[row, true[masked] - N_SPECIAL]
-        summed = torch.zeros_like(sizes).index_add_(0, of_gene, log_p)
-        found.append(torch.where(sizes > 0, summed * lengths.repeat(n_copies) / sizes, 0.0))
-    pairs = torch.cat(found).view(-1, 2, n_cells)
+        summed = torch.zeros_like(sizes).index_add_(0, cell_of_gene, log_p)
+        bounds_per_sample.append(torch.where(sizes > 0, summed * lengths.repeat(n_copies) / sizes, 0.0))
+    pairs = torch.cat(bounds_per_sample).view(-1, 2, n_cells)
     error = (pairs[:, 0] - pairs[:, 1]).square().sum(dim=0).sqrt() / n_samples
     return LogLikelihood(pairs.mean(dim=(0, 1)), error)

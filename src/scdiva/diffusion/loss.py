@@ -1,4 +1,4 @@
-"""The dual denoising loss, with a gene head that never holds tokens × vocabulary."""
+"""The dual denoising loss, with a gene head whose logits are computed in chunks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scdiva._device import to_device
 from scdiva.diffusion.masking import Corrupted, cell_of_token
 
 CPU_CHUNK, GPU_CHUNK = 1024, 4096
-"""Rows of logits held at once by default. Measured on a CPU, 1,024 to 4,096 differ by 5%."""
+"""Default number of rows of logits per chunk. On a CPU, 1,024 to 4,096 differ by 5% in runtime."""
 CPU_BLOCK, GPU_BLOCK = 2**18, 2**26
-"""Logits whose softmax is taken at once; on a CPU 1 MiB of float32, which stays in a core's cache."""
+"""Logits per softmax; on a CPU 1 MiB of float32, which fits into a core's cache."""
 
 ALIGNED = {"cuda": 64}
-"""Numbers of which a row of logits on a kind of device is a multiple; elsewhere it is as wide as the vocabulary."""
+"""Row lengths of logits are multiples of this number, by type of device."""
 
 
 def widened(weight: Tensor) -> Tensor:
-    """Put rows of zeros below a gene head `(n_genes, dim)`, so that a row of logits is aligned in memory.
+    """Pad a gene head `(n_genes, dim)` with rows of zeros, so that rows of logits are aligned in memory.
 
-    41,818 genes are no multiple of 8, and matrix products in half precision that aren't aligned to 16 bytes take two to
-    three times as long. So on CUDA the head is multiplied with 41,856 rows. None is stored, and no softmax counts one.
+    41,818 genes are not a multiple of 8, and half-precision matrix products that are not aligned to 16 bytes take two
+    to three times as long. On CUDA the head therefore has 41,856 rows; the padding is excluded from the softmax.
     """
     more = -weight.shape[0] % ALIGNED.get(weight.device.type, 1)
     return F.pad(weight, (0, 0, 0, more)) if more else weight
@@ -39,13 +39,12 @@ def gene_logits(hidden: Tensor, weight: Tensor) -> Tensor:
 class _LinearCrossEntropy(torch.autograd.Function):
     """Weighted sum of the cross-entropies of `hidden @ weight.T`, a chunk of rows at a time.
 
-    The gradients are worked out beside the loss while a chunk's logits are at hand, so nothing of size
-    rows × vocabulary outlives its chunk and no logit is computed twice. The loss is one scalar, so backward only has
-    to multiply by the incoming gradient.
+    The gradients are computed in the forward pass, chunk by chunk, so nothing of size rows × vocabulary is kept and no
+    logit is computed twice. The loss is a scalar, so backward only multiplies by the incoming gradient.
 
     With P = softmax − onehot of a chunk and row weights w, the gradients are `diag(w) P weight` and
-    `(diag(w) P).T hidden`. w is multiplied to the narrow factors, `P weight` and `hidden`, not to P: that is
-    vocabulary / dim times less work, and in float16 w·P would vanish (weights of 1e-6 times probabilities of 1e-5).
+    `(diag(w) P).T hidden`. w is multiplied with the narrow factors, `P weight` and `hidden`, not with P: this is
+    vocabulary / dim times less work, and in float16 w·P would underflow (weights of 1e-6 times probabilities of 1e-5).
     """
 
     @staticmethod
@@ -67,7 +66,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden = hidden.new_empty(hidden.shape, dtype=high) if want_hidden else None
         weight_c = widened(weight.to(compute_dtype))
         grad_weight = torch.zeros_like(weight_c, dtype=high) if want_weight else None
-        # weights of at most 1 beside `hidden`, so that no product of small numbers vanishes in float16
+        # relative weights of at most 1, so that products do not underflow in float16
         largest = row_weight.abs().amax() if n_rows else row_weight.new_ones(())
         largest = torch.where(largest > 0, largest, 1.0)
         relative = (row_weight / largest)[:, None]
@@ -76,7 +75,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + chunk)
             hidden_c = hidden[rows].to(compute_dtype)
             products = torch.mm(hidden_c, weight_c.T, out=logits[: hidden_c.shape[0]])
-            products[:, n_genes:] = -torch.inf  # no gene: of probability 0, exactly, and so in the gradients
+            products[:, n_genes:] = -torch.inf  # padding: probability and gradient 0
             _softmax_minus_one(products, targets[rows], nll[rows], keep=want_hidden or want_weight)
             if grad_hidden is not None:
                 torch.mul(products @ weight_c, row_weight[rows, None], out=grad_hidden[rows])
@@ -109,7 +108,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _softmax_minus_one(logits: Tensor, targets: Tensor, nll: Tensor, *, keep: bool) -> None:
     """Write the cross-entropies of `logits` to `nll`; with `keep`, turn the logits into softmax − onehot, in place.
 
-    A block of rows at a time: float32 copies of half-precision logits stay small, and on a CPU in the cache.
+    Blocks of rows keep the float32 copies of half-precision logits small, and on a CPU in the cache.
     """
     block = CPU_BLOCK if logits.device.type == "cpu" else GPU_BLOCK
     step = max(1, block // max(logits.shape[1], 1))
@@ -135,8 +134,8 @@ def masked_cross_entropy(
     and the accumulated gradients are float32 (float64 for float64 input). Inside `torch.autocast` the matrix products
     run in autocast's dtype.
 
-    The row weights are asked for beforehand because the gradients are computed in the forward pass. For the same
-    reason there is no second derivative.
+    The gradients are computed in the forward pass, which therefore needs the row weights. There is no second
+    derivative.
 
     Parameters
     ----------
@@ -149,8 +148,8 @@ def masked_cross_entropy(
     row_weight
         Shape `(N,)`, a constant. None is all ones.
     chunk
-        Rows per step. None: 1,024 on a CPU; 4,096 elsewhere, where adding each chunk's part to the gradient of
-        `weight` would otherwise take as long as computing it.
+        Rows per chunk. None: 1,024 on a CPU; 4,096 elsewhere, where smaller chunks take longer to accumulate into the
+        gradient of `weight`.
 
     Returns
     -------
@@ -160,7 +159,7 @@ def masked_cross_entropy(
     ------
     ValueError
         If there is not one target and weight for each row, `row_weight` requires a gradient, or a target is no row of
-        `weight`. CUDA is not waited for to know that: there it is the device's own assertion that stops it.
+        `weight`. On CUDA an invalid target triggers an assertion of the device instead, to avoid a synchronisation.
     RuntimeError
         In backward under `create_graph=True`.
 
@@ -170,7 +169,7 @@ def masked_cross_entropy(
     >>> from scdiva.diffusion import masked_cross_entropy
     >>> hidden, weight = torch.zeros(2, 4), torch.zeros(8, 4)
     >>> loss, each = masked_cross_entropy(hidden, weight, torch.tensor([1, 5]))
-    >>> [round(float(x), 1) for x in each.exp()]  # nothing is known: one gene of eight
+    >>> [round(float(x), 1) for x in each.exp()]  # uniform over eight genes
     [8.0, 8.0]
     """
     if targets.shape != hidden.shape[:1] or (row_weight is not None and row_weight.shape != hidden.shape[:1]):
@@ -190,13 +189,13 @@ def masked_cross_entropy(
             f"(first: {int(targets[wrong][0])}). Targets are tokens minus {N_SPECIAL}."
         )
     compute_dtype = torch.promote_types(hidden.dtype, weight.dtype)
-    # softmax and sums in float32 at least (float64 stays float64), whatever the matrix products run in
+    # softmax and sums in float32 (float64 for float64 input), whatever the dtype of the matrix products
     high = torch.promote_types(compute_dtype, torch.float32)
     if torch.is_autocast_enabled(kind) and compute_dtype != torch.float64:
         compute_dtype = torch.get_autocast_dtype(kind)
     row_weight = hidden.new_ones(hidden.shape[0], dtype=high) if row_weight is None else row_weight.detach().to(high)
-    with torch.autocast(kind, enabled=False):  # each product below has the dtype that it is meant to have
-        # custom functions run outside of autograd: the caller's grad mode must be passed on
+    with torch.autocast(kind, enabled=False):  # dtypes are set explicitly
+        # custom functions run without grad mode, so that of the caller is passed
         loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             hidden, weight, targets, row_weight, chunk, compute_dtype, torch.is_grad_enabled()
         )
@@ -206,8 +205,9 @@ def masked_cross_entropy(
 def loss_weights(hidden_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Weight of each position in the loss, `1 / |M| / B`, so that `loss = Σ weight · error`.
 
-    M are the masked positions of a cell, B the cells that have any. It is the paper's training algorithm; with
-    t ~ U(0, 1) it is the any-order bound on log p(cell) per gene. The sum of the paper's main text is no bound.
+    M are the masked positions of a cell, B the number of cells with masked positions. This is the paper's training
+    algorithm; with t ~ U(0, 1) it is the any-order bound on log p(cell) per gene. The sum in the paper's main text is
+    not a bound.
 
     Parameters
     ----------
@@ -264,20 +264,20 @@ def dual_loss(
     predicted_values
         Shape `(T,)`.
     tokens, values
-        The clean batch, `(T,)` each; with `corrupted`, `cu_seqlens` and `scored` on one device. If that is the CPU,
-        and `hidden` is elsewhere, what follows from the batch is worked out there, and no device is waited for.
+        The clean batch, `(T,)` each; on one device with `corrupted`, `cu_seqlens` and `scored`. If that is the CPU and
+        `hidden` is on another device, masks are computed on the CPU without synchronisation.
     corrupted
-        What the denoiser saw.
+        The corrupted batch, the denoiser's input.
     cu_seqlens
         Shape `(B + 1,)`.
     value_weight
         λ; 10 in the paper's table "Training configuration".
     scored
-        bool `(T,)`: masked positions whose identity is scored, drawn evenly from each cell's; None: all. Weights are
+        bool `(T,)`: masked positions whose identity is scored, a random subset in each cell. None: all. Weights are
         divided by their number.
     logits
-        `(N, n_genes)`, of the scored positions in their order, where the denoiser predicts them by more than its gene
-        head (:meth:`scdiva.models.ScDiVa.logits`). None: `hidden @ gene_weight.T`, of which only a chunk is ever held.
+        `(N, n_genes)`, logits of the scored positions if they are not those of the gene head alone
+        (:meth:`scdiva.models.ScDiVa.logits`). None: `hidden @ gene_weight.T`, computed in chunks.
 
     Returns
     -------
@@ -299,7 +299,7 @@ def dual_loss(
     masked, hidden_value = corrupted.masked, corrupted.value_mask
     masked = masked if scored is None else masked & scored
     w_identity, w_value = loss_weights(masked, cu_seqlens), loss_weights(hidden_value, cu_seqlens)
-    # by row numbers, found once: each boolean index would make the host wait for the device again
+    # row numbers once, because each boolean index is a synchronisation with the device
     rows, n_masked, n_hidden = masked.nonzero().squeeze(1), masked.sum(), hidden_value.sum()
     asked = rows, tokens[rows] - N_SPECIAL, w_identity[rows], values, hidden_value, w_value, n_masked, n_hidden
     rows, genes, weight, values, hidden_value, w_value, n_masked, n_hidden = (

@@ -12,19 +12,19 @@ from scdiva._constants import MASK, N_SPECIAL
 
 
 class Corrupted(NamedTuple):
-    """A packed batch at time t; every field has length `T`, the tokens of all cells in a row.
+    """A packed batch at time t; every field has length `T`.
 
     Attributes
     ----------
     tokens
-        int64; `MASK` where the identity is hidden, the gene's token elsewhere.
+        int64; `MASK` at masked identities, the gene's token elsewhere.
     values
-        The log-normalised expression; 0 wherever it is hidden, so that nothing of it can leak.
+        Log-normalised expression; 0 at masked values.
     masked
         bool; identity and value masked.
     value_mask
-        bool; value masked. Contains `masked`; `value_mask & ~masked` are the genes whose identity is visible and whose
-        value is asked for. It is what `ScDiVa.forward` takes under the same name.
+        bool; value masked. Contains `masked`; `value_mask & ~masked` are genes with visible identity and masked value.
+        `ScDiVa.forward` takes it under the same name.
     """
 
     tokens: Tensor
@@ -34,7 +34,7 @@ class Corrupted(NamedTuple):
 
 
 def check_packed(tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> None:
-    """Refuse tensors that are not one packed batch.
+    """Raise ValueError for tensors that are not a packed batch.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def cell_of_token(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
     cu_seqlens
         Shape `(B + 1,)`.
     n_tokens
-        `T`; given so that no device has to be asked for it.
+        `T`; passed to avoid a synchronisation with the device.
 
     Returns
     -------
@@ -89,17 +89,16 @@ def cell_of_token(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
 def stratified_times(n_cells: int, generator: torch.Generator, min_time: float = 1e-3) -> Tensor:
     """One diffusion time per cell, spread evenly over the batch.
 
-    The unit interval is cut into `n_cells` strata; each cell gets its own stratum (in random order) and a uniform
-    position inside it. Each single time is therefore exactly uniform, as the paper asks (`t ~ Unif(0, 1)`), while the
-    batch as a whole sees every corruption level: the loss depends so strongly on t that independent draws would make
-    most of its noise.
+    The unit interval is divided into `n_cells` strata; each cell has one stratum (in random order) and a uniform
+    position in it. Each time is therefore uniform, as in the paper (`t ~ Unif(0, 1)`), and the times of a batch are
+    spread evenly, which removes most of the variance of the loss.
 
     Parameters
     ----------
     n_cells
         `B`.
     generator
-        Source of the draws.
+        Random numbers.
     min_time
         Smallest time; `t = min_time + (1 - min_time) * u`. Keeps `1 / t` bounded.
 
@@ -144,9 +143,8 @@ def mask_tokens(
     """Draw x_t from the forward kernel q(x_t^i | x_0^i) = (1 - t) δ(x_t^i, x_0^i) + t δ(x_t^i, [MASK]).
 
     Equation of the paper's section "Problem Formulation and Diffusion Modeling": each gene is masked with probability
-    t of its cell, independently of the others, identity and value together. Among the genes that stay, a share may
-    lose its value alone: the paper never trains "the value of gene g in this context", although imputation,
-    perturbation and networks ask just that.
+    t of its cell, independently of the others, identity and value together. Of the remaining genes, a share can have
+    only its value masked, so that the value of a given gene is trained, too (not in the paper).
 
     Parameters
     ----------
@@ -155,10 +153,9 @@ def mask_tokens(
     times
         Shape `(B,)`, each in [0, 1].
     generator
-        Source of the draws. May live on another device than the batch: a CPU generator gives the same masks wherever
-        the model runs.
+        Random numbers. A CPU generator gives the same masks on every device.
     value_mask_rate
-        Probability that a gene which stays visible has its value masked.
+        Probability that the value of a visible gene is masked.
 
     Returns
     -------
@@ -167,8 +164,7 @@ def mask_tokens(
     Raises
     ------
     ValueError
-        If the batch is not packed, holds special tokens (they are never masked and never predicted), or a time or the
-        rate is no probability.
+        If the batch is not packed, contains special tokens, or a time or the rate is not a probability.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the rank of a masked gene implies about which gene it is."""
+"""Information in the rank of a masked gene about its identity and value."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from scdiva._constants import N_SPECIAL
 from scdiva._device import to_device
 
 SPREAD = 0.7
-"""Standard deviation of a gene's log-normalised value around what is expected of it in a cell."""
+"""Standard deviation of log-normalised values around the expected ones."""
 FLOOR = 1e-4
-"""Probability of a rank that no visible value explains: values between those seen, and rounding."""
+"""Probability of ranks that are not explained by the visible values of the cell."""
 GRID = 64
-"""Most distinct values that a cell's visible ones are counted as."""
+"""Maximum number of distinct values per cell; more are grouped."""
 _SLACK = 1e-5
 _WHOLE = 2**24
 
 
 class Ranked(NamedTuple):
-    """Cells with masked genes whose ranks are known.
+    """Packed cells in which masked genes have known ranks.
 
     Attributes
     ----------
     tokens, values, cu_seqlens
-        Packed batch. Only visible genes and values are read.
+        Packed batch. Only visible genes and values are used.
     visible
-        bool `(T,)`: genes by whose scores the others are judged.
+        bool `(T,)`: genes whose scores bound those of masked genes.
     denominator
         float32 `(n_tokens,)`, by which the cells were ranked.
     """
@@ -42,7 +42,7 @@ class Ranked(NamedTuple):
     denominator: Tensor
 
     def log_prior(self, rows: Tensor, expected: Tensor, genes: Tensor | None = None) -> Tensor:
-        """Give :func:`rank_log_prior` of these cells at positions `rows`, int64 ascending or bool `(T,)`."""
+        """:func:`rank_log_prior` of these cells at positions `rows`, int64 ascending or bool `(T,)`."""
         asked = torch.zeros_like(self.visible)
         asked[rows.to(asked.device)] = True
         known = self.tokens, self.values, asked, self.visible, self.cu_seqlens
@@ -59,49 +59,47 @@ def rank_log_prior(
     denominator: Tensor,
     genes: Tensor | None = None,
 ) -> Tensor:
-    r"""Log-probability of the rank of a masked gene, were it this gene. Ours, not the paper's.
+    r"""Log-probability of the rank of a masked gene given its identity. Not in the paper.
 
-    A cell's genes stand by falling score :math:`v / H_g`, so the score of a masked gene lies between those of the
-    nearest visible genes before and behind it, :math:`a \ge v / H_g \ge b`. With a cell's visible values :math:`x`,
-    each counted :math:`n_x` times, standing for the values there can be (of counts there are few: log1p of 1, 2, 3 ...
-    over the depth),
+    Genes are ordered by decreasing score :math:`v / H_g`, so the score of a masked gene lies between the scores of the
+    nearest visible genes before and after it, :math:`a \ge v / H_g \ge b`. The possible values are approximated by the
+    visible values :math:`x` of the cell, which occur :math:`n_x` times each:
 
     .. math::
 
         \log p(\text{rank} \mid g) = \log \sum_{x:\; b H_g \le x \le a H_g} p(x \mid g), \qquad
         p(x \mid g) \propto n_x \exp\left(-\frac{(x - \mu_g)^2}{2 \sigma^2}\right)
 
-    with :math:`\mu_g` the value expected of the gene in this cell. Added to the logits of which genes are masked at
-    all, it makes them the logits of the gene at that rank. Nothing is fitted.
+    with :math:`\mu_g` the expected value of the gene in this cell. The sum of this log-probability and the logits of
+    the masked genes are the logits of the gene at that rank. No parameters are fitted.
 
     Parameters
     ----------
     tokens, values
-        Packed batch, `(T,)` each. Only visible genes and values are read. On the CPU, with `asked`, `visible` and
-        `cu_seqlens`, no device on which `expected` is has to be waited for.
+        Packed batch, `(T,)` each. Only visible genes and values are used. If these, `asked`, `visible` and `cu_seqlens`
+        are on the CPU, there is no synchronisation with the device of `expected`.
     asked
         bool `(T,)`: the masked genes that are predicted.
     visible
-        bool `(T,)`: genes of which both identity and value are visible; none is asked about.
+        bool `(T,)`: genes of which both identity and value are visible.
     cu_seqlens
         Shape `(B + 1,)`.
     expected
-        `(B, n)`, :math:`\mu_g`, log-normalised, of the genes asked for.
+        `(B, n)`, :math:`\mu_g`, log-normalised.
     denominator
         float32 `(n_tokens,)`, the :math:`H_g` by which the cells were ranked
         (:func:`scdiva.tokenizer.serialize.score_denominator`).
     genes
-        int64 `(n,)`, tokens that may be masked there; None: all.
+        int64 `(n,)`, tokens of the candidate genes. None: all.
 
     Returns
     -------
-    float32 `(N, n)`, a row for each position asked about, in their order. All 0 in a cell of which nothing is
-    visible.
+    float32 `(N, n)`, a row for each predicted position. All 0 in a cell without visible genes.
 
     Raises
     ------
     ValueError
-        If a position asked about is visible.
+        If a predicted position is visible.
 
     Examples
     --------
@@ -114,7 +112,7 @@ def rank_log_prior(
     torch.Size([1, 8])
     """
     if bool((asked & visible).any()):
-        raise ValueError(f"{int((asked & visible).sum())} positions are visible and asked about.")
+        raise ValueError(f"{int((asked & visible).sum())} positions are both visible and predicted.")
     device = expected.device
     of_gene = denominator[N_SPECIAL:] if genes is None else denominator[genes.to(denominator.device)]
     of_gene = to_device(of_gene.float(), device)
@@ -124,7 +122,7 @@ def rank_log_prior(
         if not len(shown):
             rows.append(torch.zeros(len(at), len(of_gene), dtype=torch.float32, device=device))
         elif len(at):
-            # masked genes side by side have one pair of neighbours
+            # consecutive masked genes have the same visible neighbours
             runs, of_run = torch.unique(before, return_inverse=True)
             prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene)
             rows.append(prior[to_device(of_run, device)])
@@ -134,10 +132,10 @@ def rank_log_prior(
 def _each_cell(
     tokens: Tensor, values: Tensor, hidden: Tensor, visible: Tensor, cu_seqlens: Tensor, denominator: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
-    """Give of each cell what a rank is judged by.
+    """Positions and visible scores of each cell.
 
-    Its positions, the hidden ones among them, the visible values, how many of these stand before each hidden one, and
-    the scores of the visible ones between infinity and zero.
+    Yields its positions, the hidden ones among them, the visible values, the number of visible positions before each
+    hidden one, and the scores of the visible ones between infinity and zero.
     """
     scale = denominator.to(values.device)
     for start, stop in itertools.pairwise(cu_seqlens.tolist()):
@@ -152,38 +150,40 @@ def _each_cell(
 def _of_runs(above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, denominator: Tensor) -> Tensor:
     """Log-prior of each run of masked genes between two visible scores, float32 `(runs, n_genes)`."""
     grid, number = torch.unique(shown, return_counts=True)
-    if len(grid) > GRID:  # continuous values: even groups of them, each by its mean
+    if len(grid) > GRID:  # continuous values: groups of equal size, represented by their means
         group = torch.arange(len(shown), device=shown.device) * GRID // len(shown)
         number = torch.bincount(group, minlength=GRID)
         grid = torch.bincount(group, shown.sort().values, minlength=GRID) / number
     above, below, grid, number = (to_device(x, expected.device) for x in (above, below, grid, number))
     likely = number.log() - (grid - expected[:, None]).square() / (2 * SPREAD**2)
-    # whole numbers add up to the same in any order, and differences of them are exact
+    # sums of integers do not depend on the order, and their differences are exact
     share = (likely.softmax(dim=1) * _WHOLE).round().int()
     n, score = len(denominator), -grid / denominator[:, None]
-    # a value of the gene lies in the runs from the first of these on, to before the second
+    # a value of the gene belongs to the runs from `first` to before `last`
     first = torch.searchsorted(-below * (1 - _SLACK), score)
     last = torch.searchsorted(-above * (1 + _SLACK), score, right=True)
     at = torch.stack([first, last]) * n + torch.arange(n, device=score.device)[:, None]
     inside = torch.zeros((len(above) + 1) * n, dtype=torch.int32, device=score.device)
     inside.index_add_(0, at.flatten(), torch.stack([share, -share]).flatten())
-    inside = inside.view(-1, n)[:-1].cumsum(dim=0, dtype=torch.int32).clamp_min(0)  # below 0: not in order of score
+    inside = (
+        inside.view(-1, n)[:-1].cumsum(dim=0, dtype=torch.int32).clamp_min(0)
+    )  # negative if scores are not in order
     return (inside * ((1 - FLOOR) / _WHOLE) + FLOOR).log()
 
 
 def values_at_ranks(
     tokens: Tensor, values: Tensor, hidden: Tensor, visible: Tensor, cu_seqlens: Tensor, denominator: Tensor
 ) -> Tensor:
-    """Move the values of masked genes towards what their ranks allow, by `SPREAD` at most.
+    """Shift the values of masked genes towards the range that their ranks allow, by at most `SPREAD`.
 
     Parameters
     ----------
     tokens, values
-        Packed batch, `(T,)` each, filled in. Not changed.
+        Completed packed batch, `(T,)` each. Not changed.
     hidden
-        bool `(T,)`: genes whose values were filled in.
+        bool `(T,)`: genes with predicted values.
     visible
-        bool `(T,)`: genes of which both were given.
+        bool `(T,)`: genes with observed values.
     cu_seqlens
         Shape `(B + 1,)`.
     denominator
@@ -191,8 +191,8 @@ def values_at_ranks(
 
     Returns
     -------
-    `(T,)`: of a masked gene the value between those that would give it the scores of the nearest visible genes before
-    and behind it, or nearer to it: a gene that does not belong there keeps about its own value. All others as they are.
+    `(T,)`: values of hidden genes, shifted into or towards the range in which their scores lie between those of the
+    nearest visible genes before and after them. Other values are unchanged.
 
     Examples
     --------
@@ -204,9 +204,9 @@ def values_at_ranks(
     >>> values_at_ranks(tokens, values, hidden, ~hidden, cu_seqlens, torch.ones(11)).shape
     torch.Size([5])
     """
-    found, scale = values.clone(), denominator.to(values.device)
+    shifted, scale = values.clone(), denominator.to(values.device)
     for part, at, _, before, ends in _each_cell(tokens, values, hidden, visible, cu_seqlens, denominator):
-        unit, own = scale[tokens[part][at]], values[part][at]
-        fits = own.clamp(min=ends[before + 1] * unit, max=ends[before] * unit)
-        found[part][at] = fits.clamp(own - SPREAD, own + SPREAD)
-    return found
+        unit, predicted = scale[tokens[part][at]], values[part][at]
+        fits = predicted.clamp(min=ends[before + 1] * unit, max=ends[before] * unit)
+        shifted[part][at] = fits.clamp(predicted - SPREAD, predicted + SPREAD)
+    return shifted

@@ -1,4 +1,4 @@
-"""The reverse process: from (partly) masked cells to cells."""
+"""The reverse process: predict the masked positions of cells."""
 
 from __future__ import annotations
 
@@ -26,24 +26,21 @@ class Sampled(NamedTuple):
     values: Tensor
 
 
-def checked_logits(logits: Tensor, n_masked: int) -> Tensor:
-    """Logits in float32 or better, or an error if they are not what a denoiser must return.
-
-    Parameters
-    ----------
-    logits
-        What the denoiser returned.
-    n_masked
-        How many rows it must have.
-
-    Raises
-    ------
-    ValueError
-        If the number of rows is wrong, or a logit is NaN or +inf (-inf, an impossible gene, is legal).
-    """
-    if logits.ndim != 2 or logits.shape[0] != n_masked:
+def checked_values(predicted: Tensor, masked: Tensor) -> Tensor:
+    """Values of a denoiser, if there is one for each position and those of masked positions are finite."""
+    if predicted.shape != masked.shape or not bool(torch.isfinite(predicted[masked]).all()):
         raise ValueError(
-            f"The denoiser must return one row of logits for each of the {n_masked} masked tokens, got a tensor of "
+            f"The denoiser must return {masked.numel()} values, finite at masked positions, got shape "
+            f"{tuple(predicted.shape)}. If the shape is right, the weights may be damaged."
+        )
+    return predicted
+
+
+def checked_logits(logits: Tensor, n_rows: int) -> Tensor:
+    """Logits of a denoiser in float32 or float64, if there are `n_rows` rows without NaN or +inf."""
+    if logits.ndim != 2 or logits.shape[0] != n_rows:
+        raise ValueError(
+            f"The denoiser must return one row of logits for each of the {n_rows} masked tokens, got a tensor of "
             f"shape {tuple(logits.shape)}."
         )
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -56,7 +53,7 @@ def checked_logits(logits: Tensor, n_masked: int) -> Tensor:
 def available_logits(
     logits: Tensor, tokens: Tensor, cells: Tensor, n_cells: int, allowed: Tensor | None, of_rows: Tensor
 ) -> Tensor:
-    """Gene logits of masked positions, -inf for genes that the cell shows already.
+    """Gene logits of masked positions, -inf for genes that are visible in the cell.
 
     Parameters
     ----------
@@ -92,19 +89,9 @@ def available_logits(
 
 
 def gumbel(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw standard Gumbel noise in float64.
+    """Standard Gumbel noise in float64.
 
-    In float32 `-log(-log u)` cannot exceed about 17, which cuts the tail off and makes samples too likely (known from
-    masked diffusion language models), so it is always float64.
-
-    Parameters
-    ----------
-    shape
-        Shape of the noise.
-    generator
-        Source of the draws.
-    device
-        Where the noise is needed.
+    In float32 `-log(-log u)` cannot exceed about 17, which truncates the tail and makes samples too likely.
     """
     uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
     # a uniform of exactly 0 would give -inf
@@ -112,11 +99,11 @@ def gumbel(shape: torch.Size, generator: torch.Generator, device: torch.device) 
 
 
 def assign_genes(logits: Tensor, cells: Tensor, priority: Tensor, generator: torch.Generator) -> Tensor:
-    """One gene for each row, no gene twice in a cell.
+    """Draw one gene for each row, no gene twice in a cell.
 
-    Rows of a cell are served in order of priority: each draws from its softmax over the genes that no row before it
-    took, so that the result is an exact sample without replacement. The loop runs over the rank within the cell, for
-    all cells at once.
+    Each row of a cell, in order of priority, draws from its softmax over the genes that no earlier row has drawn, so
+    the result is an exact sample without replacement. The loop runs over the rank within the cell, for all cells at
+    once.
 
     Parameters
     ----------
@@ -125,9 +112,9 @@ def assign_genes(logits: Tensor, cells: Tensor, priority: Tensor, generator: tor
     cells
         int64 `(N,)`: which cell a row belongs to.
     priority
-        `(N,)`: higher is served first.
+        `(N,)`: rows with a higher priority draw first.
     generator
-        Source of the Gumbel noise.
+        Random numbers.
 
     Returns
     -------
@@ -136,7 +123,7 @@ def assign_genes(logits: Tensor, cells: Tensor, priority: Tensor, generator: tor
     Raises
     ------
     ValueError
-        If a row has no gene left.
+        If no gene is left for a row.
     """
     chosen = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if not logits.shape[0]:
@@ -162,23 +149,23 @@ def assign_genes(logits: Tensor, cells: Tensor, priority: Tensor, generator: tor
 
 
 def likeliest_genes(logits: Tensor, cells: Tensor, share: float, row: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose the genes that are surest to be masked in each cell, and assign them to positions.
+    """Choose the most probable masked genes of each cell, and assign them to positions.
 
-    The number of masked genes found is, in expectation, the sum over the chosen ones of their probabilities at all
-    positions: those with the largest sums are taken. Then they are given positions, none twice, so that the logarithms
-    of their probabilities there add up to most: a linear assignment (Crouse 2016). Taking the likeliest gene of one
-    position after the other finds fewer: common genes are used up on positions that are not theirs.
+    The expected number of recovered genes is the sum, over the chosen genes, of their probabilities at all positions,
+    so the genes with the largest sums are chosen. They are assigned to positions, none twice, such that the sum of
+    their log-probabilities there is maximal (linear assignment; Crouse 2016). A greedy choice, position by position,
+    recovers fewer genes, because common genes are assigned to positions of other genes.
 
     Parameters
     ----------
     logits
-        Shape `(R, n_genes)`; -inf for genes that may not be chosen.
+        Shape `(R, n_genes)`; -inf for genes that cannot be chosen.
     cells
-        int64 `(N,)`: which cell a position belongs to; those of a cell stand together.
+        int64 `(N,)`: cell of each position; positions of a cell are contiguous.
     share
         Share of each cell's positions that gets a gene.
     row
-        int64 `(N,)`: the row of logits of each position, its own or one for all of its cell.
+        int64 `(N,)`: row of logits of each position; all positions of a cell may share one.
 
     Returns
     -------
@@ -199,7 +186,7 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float, row: Tensor) ->
         total, best = p.sum(dim=0).topk(min(number, p.shape[1]))
         if number > len(best) or not bool((total > 0).all()):
             raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
-        at = which = torch.arange(number)  # of positions that share a row each may get any
+        at = which = torch.arange(number)  # positions with one row of logits are interchangeable
         if len(p) > 1:
             gain = p[:, best].clamp_min(torch.finfo(p.dtype).tiny).log()
             at, which = map(torch.from_numpy, linear_sum_assignment(gain.cpu().numpy(), maximize=True))
@@ -209,12 +196,12 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float, row: Tensor) ->
 
 
 def order_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
-    """Order of packed positions by cell, falling score and token, as the serialiser has it.
+    """Order of packed positions by cell, decreasing score and token, as in serialised cells.
 
     Parameters
     ----------
     tokens, values, cells
-        `(T,)`, of each position.
+        `(T,)`, for each position.
     denominator
         float32 `(n_tokens,)`, by which values are divided.
 
@@ -228,8 +215,8 @@ def order_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: T
     return order[torch.argsort(cells[order], stable=True)]
 
 
-class Predicted(NamedTuple):
-    """What a denoiser predicts at each position of one cell, see :func:`predict_in_parts`.
+class PartPredictions(NamedTuple):
+    """Predictions at each position of one cell, see :func:`predict_in_parts`.
 
     Attributes
     ----------
@@ -238,7 +225,7 @@ class Predicted(NamedTuple):
     values
         `(L,)`.
     gene_values
-        `(n_parts, n_genes)`, what is added to the value of a gene at a position of each part; None: nothing.
+        `(n_parts, n_genes)`, added to the value of a gene at a position of each part; None: 0.
     part
         int64 `(L,)`.
     """
@@ -249,7 +236,7 @@ class Predicted(NamedTuple):
     part: Tensor
 
     def values_of(self, genes: Tensor) -> Tensor:
-        """Return the values `(L,)` of these genes (token minus `N_SPECIAL`), one at each position; 0 or more."""
+        """Values `(L,)` of genes (token minus `N_SPECIAL`), one at each position; 0 or more."""
         values = self.values
         if self.gene_values is not None:
             values = values + self.gene_values[self.part, genes]
@@ -259,8 +246,8 @@ class Predicted(NamedTuple):
 @torch.no_grad()
 def predict_in_parts(
     denoiser: Denoiser, tokens: Tensor, values: Tensor, part: Tensor, *, by_cell: bool = False
-) -> Predicted:
-    """Predict every position of one complete cell from the others: its parts are masked one at a time.
+) -> PartPredictions:
+    """Predict every position of one complete cell while its part of the positions is masked.
 
     Parameters
     ----------
@@ -275,7 +262,7 @@ def predict_in_parts(
 
     Returns
     -------
-    The predictions at each position, made where its own part was masked and the rest was visible.
+    Predictions at each position from the pass in which its part was masked.
 
     Raises
     ------
@@ -286,7 +273,7 @@ def predict_in_parts(
     --------
     >>> import torch
     >>> from scdiva.diffusion.sampler import predict_in_parts
-    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # knows nothing of eight genes
+    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # uniform over eight genes
     ...     return torch.zeros(int((tokens == 1).sum()), 8), torch.ones(len(tokens))
     ...
     >>> found = predict_in_parts(denoiser, torch.arange(3, 7), torch.ones(4), torch.tensor([0, 1, 0, 1]))
@@ -299,24 +286,20 @@ def predict_in_parts(
     bounds = torch.arange(n_parts + 1, dtype=torch.int32, device=tokens.device) * length
     cells = cell_of_token(bounds, len(copies))
     logits, predicted, *of_genes = denoiser(copies, values.repeat(n_parts).masked_fill(masked, 0.0), bounds, masked)
-    if predicted.shape != copies.shape or not bool(torch.isfinite(predicted[masked]).all()):
-        raise ValueError(
-            f"The denoiser must return {len(copies)} values, finite where they are asked for, got shape "
-            f"{tuple(predicted.shape)}. If that is right, the weights may be damaged."
-        )
+    predicted = checked_values(predicted, masked)
     at = masked.nonzero().squeeze(1)
     of_rows = torch.arange(n_parts, device=tokens.device) if by_cell else cells[at]
     logits = available_logits(logits, copies, cells, n_parts, None, of_rows)
     back = (at % length).argsort()  # rows come part by part
     row = part if by_cell else back
-    return Predicted(logits[row], predicted[at][back].to(values.dtype), of_genes[0] if of_genes else None, part)
+    return PartPredictions(logits[row], predicted[at][back].to(values.dtype), of_genes[0] if of_genes else None, part)
 
 
-def likeliest_cell(predicted: Predicted) -> Sampled:
-    """Choose the gene of each position of a cell that was predicted part by part, no gene twice, and its value.
+def likeliest_cell(predicted: PartPredictions) -> Sampled:
+    """Choose a gene and a value for each position of a cell that was predicted part by part, no gene twice.
 
-    As one step of :func:`sample` for each part, one after the other (:func:`likeliest_genes`). A gene of the cell can
-    only be chosen in its own part, since it was visible in the others.
+    Each part is one step of :func:`sample` (:func:`likeliest_genes`). A gene of the cell can only be chosen in its own
+    part, because it was visible in the others.
 
     Parameters
     ----------
@@ -356,56 +339,56 @@ def sample(
     """Fill every masked position of a packed batch.
 
     Paper, algorithm "scDiVa Inference", from any partly masked state: step k of `n_steps` reveals the share
-    `(t_k - t_{k-1}) / t_k` of what is still masked, with `t_k = k / n_steps`. A gene that the cell shows is never
-    drawn again, within a step neither. One step is what the paper's benchmarks use; 32 are its multi-step setting.
+    `(t_k - t_{k-1}) / t_k` of the masked positions, with `t_k = k / n_steps`. No gene occurs twice in a cell. The
+    paper's benchmarks use one step, or 32 in the multi-step setting.
 
-    `remasking="low_confidence"` reveals the surest first (for reconstruction): the genes that are surest to be masked
-    in the cell, at positions that suit them (:func:`likeliest_genes`). `"random"` reveals each masked position with the
-    posterior probability of the process and draws its gene (ancestral: for drawing populations). With it and many more
-    steps than masked positions the draws follow the any-order model whose likelihood :func:`log_likelihood` bounds.
+    `remasking="low_confidence"` reveals the most probable masked genes first (:func:`likeliest_genes`), for
+    reconstruction. `"random"` reveals each masked position with the posterior probability of the process and draws its
+    gene (ancestral sampling), for generation; with many more steps than masked positions, samples follow the any-order
+    model whose likelihood :func:`log_likelihood` bounds.
 
     Parameters
     ----------
     denoiser
         Called as `denoiser(tokens, values, cu_seqlens, value_mask)`, at most `n_steps` times. Returns logits, one row
         for each `MASK` token in their order (with `by_cell` for each cell) and one column for each gene (token minus
-        `N_SPECIAL`), one predicted value for each of the `T` positions, and, where the value depends on the gene that
-        is chosen, `(B, n_genes)`: what is added to it at a `MASK`, by cell and gene. The logits are the largest thing
-        held in memory, so pass as many cells at a time as they allow.
+        `N_SPECIAL`), one predicted value for each of the `T` positions, and, if the value depends on the chosen gene,
+        `(B, n_genes)` values that are added to it at a `MASK`. The logits need most memory and limit the number of
+        cells.
     tokens, values, cu_seqlens
-        Packed batch, `MASK` where a gene is asked for. Not changed.
+        Packed batch, `MASK` at positions to predict. Not changed.
     n_steps
         K.
     remasking
         See above.
     allowed
-        bool `(n_genes,)`: genes that may appear, for instance those that a panel measures. None: all.
+        bool `(n_genes,)`: genes that can be drawn, such as those of a panel. None: all.
     draw_values
-        Called with the expected values of the genes revealed in a step, their cells and genes (token minus
-        `N_SPECIAL`), each `(n,)`; returns the values they get. None: the expected ones.
+        Function of the expected values of the genes revealed in a step, their cells and genes (token minus
+        `N_SPECIAL`), each `(n,)`, that returns their values. None: the expected values.
     score_denominator
-        float32 `(n_tokens,)`; if given, each cell is re-sorted by `value / denominator`, ties by token, as the
-        serialiser would have it. None leaves every gene at its position.
+        float32 `(n_tokens,)`, by which each cell is sorted by decreasing `value / denominator`, ties by token, as in
+        serialised cells. None: genes keep their positions.
     by_cell
-        As in :func:`log_likelihood`: one row of logits holds for all masked genes of a cell.
+        As in :func:`log_likelihood`: one row of logits for all masked genes of a cell.
     generator
-        Source of all draws.
+        Random numbers.
 
     Returns
     -------
-    Completed `tokens` and `values`; predictions below 0 are set to 0, which no log-normalised value can fall below.
+    Completed `tokens` and `values`; negative values are set to 0.
 
     Raises
     ------
     ValueError
-        If the batch or an option is malformed, the denoiser returns NaN, or a cell asks for more genes than there are.
+        If the batch or an option is malformed, the denoiser returns NaN, or too few genes are allowed.
 
     Examples
     --------
     >>> import torch
     >>> from scdiva.diffusion import sample
     >>> generator = torch.Generator().manual_seed(0)
-    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # knows nothing of eight genes
+    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # uniform over eight genes
     ...     return torch.zeros(int((tokens == 1).sum()), 8), torch.ones(len(tokens))
     ...
     >>> hidden = torch.full((5,), 1)  # five [MASK]: cells of 3 and of 2 genes
@@ -426,12 +409,7 @@ def sample(
         if not bool(masked.any()):
             break
         logits, predicted, *of_genes = denoiser(tokens, values, cu_seqlens, masked)
-        if predicted.shape != masked.shape or not bool(torch.isfinite(predicted[masked]).all()):
-            raise ValueError(
-                f"The denoiser must return {masked.numel()} values, finite where they are asked for, got shape "
-                f"{tuple(predicted.shape)}. If that is right, the weights may be damaged."
-            )
-        predicted = predicted.to(values.dtype)
+        predicted = checked_values(predicted, masked).to(values.dtype)
         where = masked.nonzero().squeeze(1)
         own = cells[where]
         row = own if by_cell else torch.arange(len(own), device=own.device)
@@ -441,8 +419,7 @@ def sample(
         if remasking == "low_confidence":
             rows, genes = likeliest_genes(logits, own, share, row)
         else:
-            # each masked token on its own with the posterior probability; the second use of the same draw as an order
-            # is harmless, because among the revealed it is still uniform
+            # the same draws set the order: among the revealed positions they are still uniform
             draws = torch.rand(len(own), generator=generator, device=generator.device, dtype=torch.float64)
             priority = draws.to(logits.device)
             rows = (priority < share).nonzero().squeeze(1)

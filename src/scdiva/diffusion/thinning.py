@@ -1,4 +1,4 @@
-"""Cells sequenced less deep: counts are split in two halves; what one does not show is predicted from the other."""
+"""Binomial thinning of counts, as in cells that are sequenced less deeply."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Counts(NamedTuple):
     of_token
         float64 `(T,)`, whole numbers from 1 up.
     of_cell
-        float64 `(B,)`, total of each cell, with the counts of genes that the vocabulary lacks.
+        float64 `(B,)`, total of each cell, including genes that are not in the vocabulary.
     """
 
     of_token: Tensor
@@ -33,9 +33,9 @@ def sum_by_cell(numbers: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def counts_of(values: Tensor, cu_seqlens: Tensor) -> Counts:
-    """Turn log-normalised expression into counts again.
+    """Counts from log-normalised expression.
 
-    The smallest value of a cell is taken for one count: true of counts, an approximation where numbers are none.
+    The smallest value of a cell is taken as one count.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def counts_of(values: Tensor, cu_seqlens: Tensor) -> Counts:
 
 
 def keep_counts(counts: Counts, cu_seqlens: Tensor, share: Tensor, generator: torch.Generator) -> Counts:
-    """Keep of each count c Binomial(c, share) (binomial thinning; Batson, Royer & Webber 2019).
+    """Replace each count c by Binomial(c, share) (binomial thinning; Batson, Royer & Webber 2019).
 
     Parameters
     ----------
@@ -67,11 +67,11 @@ def keep_counts(counts: Counts, cu_seqlens: Tensor, share: Tensor, generator: to
     share
         `(T,)`, of each gene of each cell, in [0, 1].
     generator
-        Source of the draw.
+        Random numbers.
 
     Returns
     -------
-    The counts kept, some of them 0. Counts of genes that the vocabulary lacks are kept by the share of the others.
+    Thinned counts, some of them 0. Counts of genes outside the vocabulary are reduced by the same overall share.
     """
     kept = torch.binomial(counts.of_token, share.double(), generator=generator)
     known, still = sum_by_cell(counts.of_token, cu_seqlens), sum_by_cell(kept, cu_seqlens)
@@ -80,12 +80,12 @@ def keep_counts(counts: Counts, cu_seqlens: Tensor, share: Tensor, generator: to
 
 
 def log_normalised(counts: Counts, cu_seqlens: Tensor) -> Tensor:
-    """Give the logarithm of one plus counts per 10,000, float32 `(T,)`."""
+    """log1p of counts per 10,000, float32 `(T,)`."""
     total = counts.of_cell.clamp_min(1)[cell_of_token(cu_seqlens, counts.of_token.numel())]
     return torch.log1p(TARGET_SUM * counts.of_token / total).float()
 
 
 def chosen(numbers: Tensor, cu_seqlens: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Take some positions of packed cells, bool `(T,)`; what stands there, and the boundaries of what is left."""
+    """Entries at selected positions, bool `(T,)`, of packed cells, and the new boundaries of cells."""
     lengths = sum_by_cell(kept, cu_seqlens).to(cu_seqlens.dtype)
     return numbers[kept], torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)

@@ -1,4 +1,4 @@
-"""Draw cells from a model."""
+"""New cells, drawn from a model (`tl.generate`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scdiva._labels import is_unknown, listed, read_labels, wanted_groups
 from scdiva._rng import seed_of, step_seed
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.genes import column_tokens, columns_of, or_in_raw
+from scdiva.data.genes import columns_of, or_in_raw
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_anndata, check_columns
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import torch
     from anndata import AnnData
 
-    from scdiva.generation.sampling import Drawn, Order
+    from scdiva.data.cells import CellSource
+    from scdiva.generation.sampling import Cell, Group
     from scdiva.models import ScDiVa
 
 
@@ -56,15 +57,15 @@ def generate(
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16"] | None = None,
 ) -> AnnData:
-    r"""Draw new cells like those of a data set, of a group of it, or between two groups.
+    r"""Draw new cells like those of a dataset, of its groups, or between two groups.
 
-    A cell of the data is drawn and its state read; from that state a new cell of as many genes and the same depth. What
-    cells of a state express is what the model's state head says, corrected by the cells of `adata` gene by gene
-    and, with `groupby`, group by group (:func:`scdiva.generation.corrections.fit_population`). Values are drawn as
-    counts (:func:`scdiva.generation.sampling.draw_counts`). No gene occurs twice in a cell, and no value is negative.
+    For each new cell, a source cell is drawn from `adata`, and its cell state is computed. Genes and values are drawn
+    given this state, with the number of genes and the depth of the source. The model's state head predicts the
+    probability and the value of each gene; its predictions are corrected to the cells of `adata` gene by gene and, with
+    `groupby`, group by group. Values are drawn as counts. No gene occurs twice in a cell, and no value is negative.
 
-    Given the state and their number, genes are independent and are drawn all at once. The transformer is not run:
-    a classifier separates cells that it draws step by step from real ones far better than these (see the benchmarks).
+    Given the state and the number of genes, genes are independent and are drawn all at once. The transformer is not
+    run: its step-by-step draws are much easier to distinguish from real cells (see the benchmarks).
 
     **A model that predicts through its transformer alone** (no state head, as in the paper, or a cell state from the
     transformer) draws by the reverse process instead (paper, algorithm "scDiVa Inference"): from masked positions at
@@ -77,26 +78,24 @@ def generate(
     Parameters
     ----------
     adata
-        Cells × genes, raw counts or log-normalised expression: which genes there are, what a cell may look like, and
-        what the groups are. Not changed.
+        Cells × genes, raw counts or log-normalised expression, from which source cells are drawn. Not changed.
     n_cells
-        Cells to draw; of each group, where groups are asked for.
-    model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+        Number of new cells; with `groupby`, of each group.
+    %(model)s
     groupby, groups
-        Column of `adata.obs`, and those of its groups that are drawn from; None: all of them. A word such as
-        `"unlabelled"`, `"unknown"` or `"-"` is a group only if it is named in `groups` or `between`, as in
-        :func:`annotate` it is no label.
+        Column of `adata.obs`, and the groups to draw; None: all groups. A label such as `"unlabelled"`, `"unknown"` or
+        `"-"` is a group only if it is named in `groups` or `between`; :func:`annotate` treats it as missing.
     between, fraction
-        Two groups of `groupby`, and how far from the first to the second, 0 to 1: each new cell's state lies so far
-        between those of a cell of either. Of several fractions so many cells each are drawn; None: half-way.
+        Two groups of `groupby`, and the position between the first (0) and the second (1): the state of a new cell is
+        interpolated between a cell of each. `n_cells` cells are drawn for each of several fractions. None: 0.5.
     fixed
-        Genes that every new cell shows, and their log-normalised values on the scale of the result, such as
-        `{"CD3D": 2.0}`; 0: not expressed. With a state, the rest is drawn as it would be.
+        Genes and their log-normalised values in every new cell, such as `{"CD3D": 2.0}`; 0: not expressed. Given the
+        state, this does not change the other genes.
     from_state
-        False: no state is given; genes are revealed in eight steps (reverse process; paper, algorithm "scDiVa
-        Inference"), and in each the state is read from those that are there, the fixed ones at first. Only the number
-        of genes and the depth are the data's. Without a state head: the cell is drawn from fully masked positions.
+        False: no state is given. Genes are revealed in eight steps (reverse process; paper, algorithm "scDiVa
+        Inference"), and in each the state is computed from the genes revealed so far, at first the fixed ones. Only the
+        number of genes and the depth come from the source cell. Without a state head, cells are drawn from fully masked
+        positions.
     prompt
         How a model without a state head is conditioned on the source cell. `"genes"` (default): a random 30% of the
         source's genes stay visible at their ranks with their values, and the rest is generated (in-painting), which is
@@ -107,33 +106,31 @@ def generate(
         whose `[LAT]` starts from a state (`anchor="encoder"`). Between two groups, visible genes come from both cells,
         or the states are interpolated.
     n_steps
-        Steps in which genes are revealed. None: 32 for a model without a state head; 8 with a state head and
+        Number of steps in which genes are revealed. None: 32 for a model without a state head; 8 with a state head and
         `from_state=False`.
     %(reading)s
     rng
-        Seed, or a generator; None takes `scdiva.settings.seed`. A new cell depends on the seed and its number, not on
-        threads.
-    device, precision
-        Torch device, and `"fp32"`, `"bf16"` or `"auto"`; None takes those of `scdiva.settings`. Used by a model without
-        a state head only: with one, everything runs in float32 on the CPU.
+        Seed, or a generator. None: `scdiva.settings.seed`. A new cell depends on the seed and its number, not on the
+        number of threads.
+    %(device)s
 
     Returns
     -------
-    AnnData of the new cells and those genes of `adata` that the model knows, which scanpy takes unchanged: `X`, CSR
-    float32, log-normalised (to 10,000 a cell over all genes of `adata`, log1p); `layers["counts"]`, the counts drawn;
-    `obs[groupby]`, `obs["scdiva_fraction"]` between groups, and `obs["scdiva_source"]`, the name of the cell whose
-    number of genes, depth and state it has; `var` of `adata`; the arguments under `uns["scdiva"]["generate"]`.
+    AnnData of the new cells and those genes of `adata` that the model knows, for use with scanpy: `X`, CSR float32,
+    log-normalised (to 10,000 per cell over all genes of `adata`, log1p); `layers["counts"]`, the drawn counts;
+    `obs[groupby]`, `obs["scdiva_fraction"]` between groups, and `obs["scdiva_source"]`, the name of the source cell;
+    `var` of `adata`; the parameters in `uns["scdiva"]["generate"]`.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, a group or a fixed gene is not there, a group has no cell with a known gene,
-        fewer than 20 cells have one, `fixed` leaves nothing to be drawn, `prompt` or `n_steps` does not apply to the
-        model, or the matrix is refused as by :func:`embed`.
+        If an argument is out of range, a group or a fixed gene does not exist, a group has no cell with a known gene,
+        fewer than 20 cells have one, `fixed` leaves no genes to draw, `prompt` or `n_steps` does not apply to the
+        model, or the matrix is not valid for :func:`embed`.
     KeyError
-        If `groupby` is no column of `adata.obs`.
+        If `groupby` is not a column of `adata.obs`.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is not an AnnData object.
 
     Examples
     --------
@@ -145,70 +142,70 @@ def generate(
     """
     check_anndata(adata)
     begun = time.monotonic()
-    check_least(n_cells=(n_cells, 1))
+    check_least(n_cells=(n_cells, 1), n_steps=(1 if n_steps is None else n_steps, 1))
     n_cells = operator.index(n_cells)
-    group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
+    group, groups_to_draw = _groups(adata, groupby, groups, between, fraction)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     if device is not None or precision is not None:
-        resolve_run_config(None, device, precision)  # refused before anything is read, whichever part of the model runs
+        resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
     from scdiva.data.memory import read_cells
-    from scdiva.generation import inpainting
-    from scdiva.generation.sampling import N_STEPS, draw_cells, place_orders
-    from scdiva.generation.states import fit_to, on_cpu, states_of
+    from scdiva.generation import sampling
+    from scdiva.generation.state_head import fit_state_head, on_cpu, states_of
     from scdiva.models.pretrained import load_for
 
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     by_transformer = loaded.config.by_transformer
-    _check_steps(by_transformer, from_state, prompt, n_steps)
-    # the other heads run on the CPU
-    run_config = (
-        resolve_run_config(None, device, precision) if by_transformer else resolve_run_config(None, "cpu", "fp32")
-    )
-    var, most = reading.var(adata), None if from_state and not by_transformer else loaded.config.max_length
-    if fixed:  # names are refused before a cell is read
-        if absent := [name for name in fixed if name not in var.index]:
-            raise ValueError(
-                f"fixed names {absent[0]!r}, which is no gene of adata{or_in_raw(adata, absent[0], use_raw)}."
-            )
-        _fixed(fixed, column_tokens(var, loaded.vocabulary, reading), var.index, most)
-    _, opened, parameters = open_cells_for_model(loaded, adata, run_config, reading, empty="nan")
-    shown = _fixed(fixed or {}, opened.tokens, var.index, most)
+    _check_options(by_transformer, from_state, prompt, n_steps)
+    run_config = resolve_run_config(None, *((device, precision) if by_transformer else ("cpu", "fp32")))
+    _, source, parameters = open_cells_for_model(loaded, adata, run_config, reading, empty="nan")
+    max_length = None if from_state and not by_transformer else loaded.config.max_length
+    shown = _fixed_tokens(adata, fixed or {}, source, max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
-    with torch_threads_kept(1):  # products too small to share
-        cells, rows = read_cells(opened, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
+    with torch_threads_kept(1):  # matrix products are too small for several threads
+        cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
     if by_transformer:
-        n_steps = n_steps or inpainting.N_STEPS
+        n_steps = n_steps or sampling.STEPS_TRANSFORMER
         prompt = (prompt or "genes") if from_state else None
-        orders = place_orders(plan, rows, draw)
-        made = inpainting.draw_by_diffusion(loaded, cells, orders, shown, prompt, n_steps, seed, run_config)
+        sources = sampling.choose_sources(groups_to_draw, n_cells, rows, seed, draw)
+        made = sampling.draw_by_transformer(loaded, cells, sources, shown, prompt, n_steps, seed, run_config)
     else:
+        n_steps = n_steps or sampling.STEPS_STATE_HEAD
         with on_cpu(loaded):
             with torch_threads_kept(1):
                 states = states_of(loaded, cells)
-                if group is not None:  # differences of groups are met group by group
+                if group is not None:
                     of_cell = group[rows]
                     states = states._replace(group=(of_cell[:, None] == np.unique(of_cell)).astype(np.float32))
-                fitted = fit_to(loaded, cells, states, draw)
-            orders = place_orders(plan, rows, draw)
-            n_steps = n_steps or N_STEPS
-            made = draw_cells(fitted, cells, states, orders, shown, from_state, seed, n_steps)
-    columns = columns_of(opened.tokens, opened.scan.counts_per_gene)
-    result = _result(adata, opened.var, made, columns, orders, rows, groupby, between)
-    names, values = list(fixed or {}), list((fixed or {}).values())
+                fitted = fit_state_head(loaded, cells, states, draw)
+            sources = sampling.choose_sources(groups_to_draw, n_cells, rows, seed, draw)
+            made = sampling.draw_by_state_head(fitted, cells, states, sources, shown, from_state, seed, n_steps)
+    names = np.repeat([one.name for one in groups_to_draw], n_cells)
+    obs = pd.DataFrame(index=[f"generated_{number}" for number in range(len(made))])
+    obs[C.OBS_SOURCE] = adata.obs_names.to_numpy()[rows[sources.depth]]
+    if groupby is not None:
+        obs[groupby] = pd.Categorical(names)
+        if between is None and isinstance(adata.obs[groupby].dtype, pd.CategoricalDtype):
+            ordered = [str(name) for name in adata.obs[groupby].cat.categories if str(name) in set(names)]
+            obs[groupby] = obs[groupby].cat.reorder_categories(ordered)
+    if between is not None:
+        obs[C.OBS_FRACTION] = sources.fraction
+    result = _as_anndata(made, obs, source)
     result.uns[C.UNS] = {
         C.GENERATE: {
             **parameters,
             "model": model_name(model),
             "groupby": groupby or "",
-            "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
-            "fraction": np.array([order.fraction for order in plan] if between is not None else [], dtype=float),
+            "groups": np.array(list(dict.fromkeys(names.tolist())) if groupby else [], dtype=object),
+            "fraction": np.array([one.fraction for one in groups_to_draw] if between is not None else [], dtype=float),
             "from_state": bool(from_state),
             "prompt": prompt or "",
             "n_steps": int(n_steps) if by_transformer or not from_state else 1,
-            # not by name: a gene may have a name that is no key of a file
-            "fixed": {"gene": np.array(names, dtype=object), "value": np.array(values, float)} if fixed else {},
+            # as two arrays, because a gene name may not be a valid key
+            "fixed": {"gene": np.array([*fixed], dtype=object), "value": np.array([*fixed.values()], float)}
+            if fixed
+            else {},
             "seed": str(seed),
             "seconds": time.monotonic() - begun,
         }
@@ -217,30 +214,25 @@ def generate(
     return result
 
 
-def _check_steps(by_transformer: bool, from_state: bool, prompt: str | None, n_steps: int | None) -> None:
-    """Raise ValueError for options that this model or this way of drawing does not have."""
-    check_least(n_steps=(1 if n_steps is None else n_steps, 1))
+def _check_options(by_transformer: bool, from_state: bool, prompt: str | None, n_steps: int | None) -> None:
     if prompt is not None:
         check_choices(prompt=(prompt, ("genes", "state")))
         if not by_transformer or not from_state:
-            why = (
-                "from_state=False gives none" if by_transformer else "the model has a state head, which reads the state"
-            )
-            raise ValueError(f"prompt says what a new cell is given of its source, but {why}: leave out prompt.")
+            why = "from_state=False gives no source" if by_transformer else "a model with a state head reads its state"
+            raise ValueError(f"prompt sets how a new cell is conditioned on its source, but {why}: leave out prompt.")
     if n_steps is not None and from_state and not by_transformer:
         raise ValueError("With a state head and a state, genes are drawn all at once: leave out n_steps.")
 
 
-def _plan(
+def _groups(
     adata: AnnData,
-    n_cells: int,
     groupby: str | None,
     groups: str | Sequence[str] | None,
     between: tuple[str, str] | None,
     fraction: float | Sequence[float] | None,
-) -> tuple[np.ndarray | None, list[Order]]:
-    """Group of each cell, and the rows to draw from and number of cells to draw for each group."""
-    from scdiva.generation.sampling import Order
+) -> tuple[np.ndarray | None, list[Group]]:
+    """Group of each cell, and the groups to draw."""
+    from scdiva.generation.sampling import Group
 
     if fraction is not None and between is None:
         raise ValueError("fraction is given without the two groups that it lies between: between=(one, two).")
@@ -251,12 +243,12 @@ def _plan(
         if groups is not None or between is not None:
             raise ValueError("groups or between are given without a column: groupby=...")
         every = np.arange(adata.n_obs)
-        return None, [Order(every, every, "", 0.0, n_cells)]
+        return None, [Group("", every, every, 0.0)]
     check_columns(groupby)
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
-    wanted = listed(between or groups or ())
-    if not wanted and groupby in adata.obs:
+    named = listed(between or groups or ())
+    if not named and groupby in adata.obs:
         texts = adata.obs[groupby].astype(str).to_numpy(dtype=object).astype(str)
         if (unknown := is_unknown(texts) & adata.obs[groupby].notna().to_numpy()).any():
             name = str(texts[unknown][0])
@@ -265,84 +257,64 @@ def _plan(
                 f"{adata.obs_names[unknown.argmax()]!r}. That names no group. Name the groups, groups=[...], or leave "
                 f"these cells out: adata = adata[adata.obs[{groupby!r}] != {name!r}].copy()."
             )
-    group = read_labels(adata, groupby, meant=wanted)
+    group = read_labels(adata, groupby, meant=named)
     present, lack = sorted(set(group.tolist())), f"are not in adata.obs[{groupby!r}]"
-
-    def rows_of(name: str) -> np.ndarray:
-        return np.flatnonzero(group == name)
-
     if between is None:
         names = wanted_groups(None if groups is None else list(dict.fromkeys(listed(groups))), present, lack)
-        return group, [Order(rows_of(name), rows_of(name), name, 0.0, n_cells) for name in names]
-    pair = listed(between)
-    if len(pair) != 2:
-        raise ValueError(f"between must name two groups, got {len(pair)}.")
-    one, two = pair
-    wanted_groups(list(dict.fromkeys(pair)), present, lack)
-    return group, [Order(rows_of(one), rows_of(two), f"{one} to {two}", float(part), n_cells) for part in fractions]
+        rows = [np.flatnonzero(group == name) for name in names]
+        return group, [Group(name, of_name, of_name, 0.0) for name, of_name in zip(names, rows, strict=True)]
+    if len(named) != 2:
+        raise ValueError(f"between must name two groups, got {len(named)}.")
+    wanted_groups(list(dict.fromkeys(named)), present, lack)
+    one, two = (np.flatnonzero(group == name) for name in named)
+    return group, [Group(" to ".join(named), one, two, float(part)) for part in fractions]
 
 
-def _fixed(
-    fixed: Mapping[str, float], of_column: np.ndarray, names: pd.Index, max_length: int | None
+def _fixed_tokens(
+    adata: AnnData, fixed: Mapping[str, float], source: CellSource, max_length: int | None
 ) -> dict[int, float]:
-    """Give fixed genes by token; `max_length` is what a model reads of a cell, where it is asked step by step."""
-    shown: dict[int, float] = {}
+    """Fixed values by token; `max_length` limits them if the model reads the cell in steps."""
+    names = source.var.index
+    if absent := [name for name in fixed if name not in names]:
+        hint = or_in_raw(adata, absent[0], source.reading.use_raw)
+        raise ValueError(f"fixed names {absent[0]!r}, which is no gene of adata{hint}.")
+    by_token: dict[int, float] = {}
     for name, value in fixed.items():
-        at = np.flatnonzero(names == name)
-        if of_column[at[0]] < 0:
+        token = int(source.tokens[np.flatnonzero(names == name)[0]])
+        if token < 0:
             raise ValueError(f"fixed names {name!r}, which is not known to the model.")
         if not 0 <= value < np.inf:
             raise ValueError(f"fixed[{name!r}] must be a log-normalised value of 0 or more, got {value!r}.")
-        shown[int(of_column[at[0]])] = float(value)
-    left = len(set(of_column[of_column >= 0].tolist()) - set(shown))
-    if left < 2:
+        by_token[token] = float(value)
+    if (left := len(set(source.tokens[source.tokens >= 0].tolist()) - set(by_token))) < 2:
         raise ValueError(f"fixed leaves {left} of the genes that the model knows to be drawn: leave at least 2.")
-    if (total := sum(map(np.expm1, shown.values()))) >= C.TARGET_SUM:
+    if (total := sum(map(np.expm1, by_token.values()))) >= C.TARGET_SUM:
         raise ValueError(
             f"The values of fixed stand for {total:,.0f} of the {C.TARGET_SUM:,.0f} counts to which a cell is "
             "normalised: they must be log-normalised, log1p(counts per 10,000), and leave room for other genes."
         )
-    n_shown = sum(value > 0 for value in shown.values())
+    n_shown = sum(value > 0 for value in by_token.values())
     if max_length is not None and n_shown >= max_length:
         raise ValueError(
             f"fixed shows {n_shown:,} genes, and the model reads {max_length:,} of a cell: fix fewer, or draw with "
             "from_state=True."
         )
-    return shown
+    return by_token
 
 
-def _result(
-    adata: AnnData,
-    var: pd.DataFrame,
-    made: Drawn,
-    columns: np.ndarray,
-    orders: list[Order],
-    rows: np.ndarray,
-    groupby: str | None,
-    between: tuple[str, str] | None,
-) -> AnnData:
-    import anndata as ad
+def _as_anndata(made: list[Cell], obs: pd.DataFrame, source: CellSource) -> AnnData:
+    """The new cells over the genes that the model knows, in the order of `adata`."""
+    from anndata import AnnData
 
-    # genes that the model knows, in the order of adata
-    kept = np.sort(columns[columns >= 0])
-    place = np.searchsorted(kept, columns)
-    shape = (len(made.indptr) - 1, len(kept))
+    column = columns_of(source.tokens, source.scan.counts_per_gene)
+    kept = np.sort(column[column >= 0])
+    tokens, values, counts = (np.concatenate(part) for part in zip(*made, strict=True))
+    indptr = np.concatenate([[0], np.cumsum([len(cell[0]) for cell in made])])
+    indices = np.searchsorted(kept, column)[tokens]
 
     def matrix(data: np.ndarray) -> sp.csr_matrix:
-        found = sp.csr_matrix((data.astype(np.float32), place[made.tokens], made.indptr), shape=shape)
-        found.sort_indices()
-        return found
+        laid = sp.csr_matrix((data.astype(np.float32), indices, indptr), shape=(len(made), len(kept)), copy=True)
+        laid.sort_indices()
+        return laid
 
-    numbers = np.array([order.n_cells for order in orders])
-    obs = pd.DataFrame(index=[f"generated_{number}" for number in range(shape[0])])
-    obs[C.OBS_SOURCE] = adata.obs_names.to_numpy()[rows[made.source]]
-    if groupby is not None:
-        obs[groupby] = pd.Categorical(np.repeat([order.name for order in orders], numbers))
-        if between is None and isinstance(adata.obs[groupby].dtype, pd.CategoricalDtype):
-            ordered = [str(name) for name in adata.obs[groupby].cat.categories if str(name) in set(obs[groupby])]
-            obs[groupby] = obs[groupby].cat.reorder_categories(ordered)
-    if between is not None:
-        obs[C.OBS_FRACTION] = np.repeat([order.fraction for order in orders], numbers)
-    result = ad.AnnData(matrix(made.values), obs=obs, var=var.iloc[kept].copy())
-    result.layers["counts"] = matrix(made.counts)
-    return result
+    return AnnData(matrix(values), obs=obs, var=source.var.iloc[kept].copy(), layers={"counts": matrix(counts)})

@@ -1,173 +1,282 @@
-"""Expected values of genes in each cell, predicted while these genes are masked."""
+"""Expected expression of genes in each cell, predicted while these genes are masked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import expit
+from torch import Tensor
 
-from scdiva._rng import step_seed
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_generator, step_seed
+from scdiva._running import RunConfig, row_numbers, run_cells
 from scdiva._settings import progress_bar
 from scdiva.data.memory import InMemoryCells
-from scdiva.generation.corrections import Matrix, fit_population
-from scdiva.generation.states import CONTEXT, context_of, depth_of, drawn, expression_of, fit_to, predicted, states_of
+from scdiva.diffusion.ranks import SPREAD
+from scdiva.diffusion.sampler import PartPredictions, predict_in_parts
+from scdiva.generation.state_head import (
+    CONTEXT,
+    Ints,
+    Matrix,
+    context_of,
+    depth_of,
+    expression_of,
+    fit_corrections,
+    fit_state_head,
+    fitting_rows,
+    predict,
+    states_of,
+)
 from scdiva.models import ScDiVa
+from scdiva.models.denoiser import denoiser_of
 
 GENES = 256
-"""Genes whose expected values are worked out together."""
+"""Genes per block of results."""
 N_FOLDS = 10
-"""Parts of the genes that are masked in turn."""
+"""Parts of the genes that are masked in turn, with a state head."""
+N_PARTS = 4
+"""Parts of each cell's positions that are masked in turn, through the transformer."""
 RIDGE = 100.0
-"""Penalty on corrections to what the model expects, in cells. The error of held-out counts falls up to 300 on PBMC and
-on Kang's cells, and up to 30 on toy cells, unlike any it saw. To generate, where variance counts, 3 is better."""
-KNOWN = 2000
-"""Genes, those found in most cells, by which the depth of a cell is estimated."""
+"""Penalty on the corrections, in cells. The error of held-out counts decreases up to 300 on PBMC and on the cells of
+Kang et al., and up to 30 on simulated cells. For generation, where variance matters, 3 is better."""
+N_FREQUENT = 2000
+"""Most frequently expressed genes, by which the depth of a cell is estimated."""
 FEW = 10
-"""Cells that show a gene, at which half of what they say of its mean, and of its values in shallow cells, is taken."""
+"""Cells expressing a gene at which its observed mean, and its slope with depth, get half of the weight."""
 LEAST_COUNT = 1e-6
-"""Expected counts below this are taken for it: what is expected of one that is there no longer depends on it."""
+"""Minimum expected count: below it the mean of a zero-truncated Poisson variable no longer depends on it."""
 
 
-def impute_genes(
-    model: ScDiVa,
-    cells: InMemoryCells,
-    wanted: NDArray[np.int64],
-    seed: int,
-    keep_observed: bool = True,
-    expressed: bool = False,
-    one: NDArray[np.floating] | None = None,
-) -> Iterator[tuple[NDArray[np.int64], Matrix, Matrix]]:
-    """Mask a tenth of the genes at a time, and predict those of them that are asked for.
+class Predicted(NamedTuple):
+    """Predictions of k genes in n cells.
+
+    Attributes
+    ----------
+    genes
+        `(k,)`, positions of the genes in `cells.measured`.
+    chance, value
+        `(n, k)`, probability that each cell expresses a gene, and its log-normalised value if so.
+    width
+        `(k,)`, standard deviation of observed values around `value`.
+    depth
+        `(n,)`, mean difference of each cell's values from the predicted ones.
+    observed
+        `(n, k)`, log-normalised.
+    """
+
+    genes: Ints
+    chance: Matrix
+    value: Matrix
+    width: Matrix
+    depth: Matrix
+    observed: Matrix
+
+
+def predict_by_state_head(model: ScDiVa, cells: InMemoryCells, wanted: Ints, seed: int) -> Iterator[Predicted]:
+    """Predict genes while a tenth of all genes is masked at a time.
 
     Parameters
     ----------
     model
         With a state head, on the CPU.
     cells
-        All of them, whole.
+        All cells, complete.
     wanted
-        Genes asked for, as positions in `cells.measured`, ascending.
+        Genes to impute, as positions in `cells.measured`, ascending.
     seed
-        Of the parts of genes and of the cells that are fitted to or read.
-    keep_observed
-        Whether observed values stay what they are, with a spread of 0.
-    expressed
-        Whether a gene's value where it is expressed is given, in place of its expectation.
-    one
-        Of cells of counts what one count is, before the logarithm, `(n_cells,)`: what is expressed is then a Poisson
-        variable that is not zero.
-
-    Yields
-    ------
-    Some of the genes wanted `(k,)`; their values and the spread around them, float32 `(n_cells, k)`.
+        Seed of the parts of genes, the context cells, and the cells to which corrections are fitted.
     """
     n, measured, draw = cells.n_cells, cells.measured.astype(np.int64), np.random.default_rng(seed)
     fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
-    around = np.sort(draw.permutation(n)[:CONTEXT])
-    cells_around, among = cells.subset(around), np.full(n, -1)
-    among[around] = np.arange(len(around))
+    context_rows = np.sort(draw.permutation(n)[:CONTEXT])
+    context_cells, own = cells.subset(context_rows), np.full(n, -1)
+    own[context_rows] = np.arange(len(context_rows))
 
     whole = states_of(model, cells)
-    often = np.bincount(cells.tokens, minlength=int(measured.max()) + 1)[measured]
-    known = np.sort(measured[np.argsort(-often, kind="stable")[:KNOWN]])
-    of_known = fit_to(model, cells, whole, draw, known, RIDGE)
-    odds, depth = depth_of(of_known, cells, whole)
+    n_expressing = np.bincount(cells.tokens, minlength=int(measured.max()) + 1)[measured]
+    frequent = np.sort(measured[np.argsort(-n_expressing, kind="stable")[:N_FREQUENT]])
+    of_frequent = fit_state_head(model, cells, whole, draw, frequent, RIDGE)
+    odds, depth = depth_of(of_frequent, cells, whole)
 
-    rows = drawn(n, len(measured) // N_FOLDS, draw)
-    asked = [number for number in range(N_FOLDS) if (fold[wanted] == number).any()]
-    for number in progress_bar(asked, desc="imputing", unit="part of the genes"):
+    rows = fitting_rows(n, len(measured) // N_FOLDS, draw)
+    folds = [number for number in range(N_FOLDS) if (fold[wanted] == number).any()]
+    for number in progress_bar(folds, desc="imputing", unit="part of the genes"):
         part = wanted[fold[wanted] == number]
         genes = measured[part]
-        others = cells.keeping(~np.isin(cells.tokens, measured[fold == number]))
-        states = states_of(model, others)._replace(own=among)
-        context = None if model.query_head is None else context_of(model, cells_around, whole.take(around), genes)
-        log_odds, value = predicted(model, genes, states, context)
-        if context is not None:
-            # Of values the mean of both heads: of three studies held out the query head's were far better in one, of
-            # cells beside nuclei, and worse in two.
-            value = np.float32(0.5) * (value + predicted(model, genes, states)[1])
+        visible = cells.keeping(~np.isin(cells.tokens, measured[fold == number]))
+        states = states_of(model, visible)._replace(own=own)
+        if model.query_head is None:
+            log_odds, value = predict(model, genes, states)
+        else:
+            context = context_of(model, context_cells, whole.take(context_rows), genes)
+            log_odds, value = predict(model, genes, states, context)
+            # In three held-out studies the query head's values were far better in one (cells compared with nuclei) and
+            # worse in two, so the mean of both heads is used.
+            value = np.float32(0.5) * (value + predict(model, genes, states)[1])
         observed = expression_of(cells, genes)
-        fitted = fit_population(
+        corrections = fit_corrections(
             states.state[rows],
             (log_odds + odds[:, None])[rows],
             (value + depth[:, None])[rows],
             observed[rows],
-            # of its own, so that parts left out change nothing of the others
+            # a generator for each part, so that its result does not depend on the other parts
             np.random.default_rng(step_seed(seed, number, "impute")),
             RIDGE,
             depth_known=True,
-            usual_spread=float(np.median(of_known.corrections.spread)),
+            default_spread=float(np.median(of_frequent.corrections.spread)),
         )
-        log_odds, value = fitted.added(states.state, log_odds, value)
+        log_odds, value = corrections.apply(states.state, log_odds, value)
         chance = expit(log_odds + odds[:, None])
         for start in range(0, len(part), GENES):
             some = slice(start, start + GENES)
-            shown = observed[:, some].toarray()
-            found = expected_values(chance[:, some], value[:, some], fitted.spread[some], depth, shown, expressed, one)
-            kept = (shown > 0) & keep_observed
-            yield part[some], np.where(kept, shown, found[0]), np.where(kept, 0, found[1])
+            yield Predicted(
+                part[some],
+                chance[:, some],
+                value[:, some],
+                corrections.spread[some],
+                depth,
+                observed[:, some].toarray(),
+            )
 
 
 def expected_values(
-    chance: Matrix,
-    value: Matrix,
-    width: Matrix,
-    depth: Matrix,
-    observed: Matrix,
-    expressed: bool = False,
-    one: NDArray[np.floating] | None = None,
+    predicted: Predicted, expressed: bool = False, unit: NDArray[np.floating] | None = None
 ) -> tuple[Matrix, Matrix]:
-    """Combine the probability that genes are expressed and their values there to expected values and their spread.
+    """Expected value of each gene in each cell and the spread around it, `(n, k)` each.
 
-    Values of the genes that a shallow cell shows are high, for one count is a large share of it: so it is of genes of
-    few counts, not of abundant ones, and each gene has a slope of its own. And the expected counts of a gene add up to
-    those observed.
+    In shallow cells the values of expressed genes are high, because one count is a large share of the cell. This holds
+    for genes with few counts and not for abundant ones, so each gene has its own slope with depth. The expected counts
+    of a gene add up to the observed ones.
 
     Parameters
     ----------
-    chance, value
-        `(n, k)`, probability that each cell expresses a gene, and its log-normalised value if so.
-    width
-        `(k,)`, standard deviation of observed values around `value`.
-    depth
-        `(n,)`, by how much the values of each cell lie above those predicted.
-    observed
-        `(n, k)`, log-normalised.
-    expressed, one
-        As for :func:`impute_genes`.
-
-    Returns
-    -------
-    Expected values, or those of genes that are expressed, and standard deviations around them, `(n, k)` each.
+    predicted
+        Predictions of these genes.
+    expressed
+        Whether to return a gene's value if it is expressed, instead of its expectation.
+    unit
+        For count data, the value of one count in each cell before the logarithm, `(n,)`: the value of an expressed gene
+        is then the mean of a zero-truncated Poisson variable.
     """
+    _, chance, value, width, depth, observed = predicted
     there = observed > 0
-    often = there.sum(axis=0)
+    n_expressing = there.sum(axis=0)
     mean_depth = depth.mean()
-    beyond = (depth - mean_depth)[:, None].astype(np.float32)
+    deviation = (depth - mean_depth)[:, None].astype(np.float32)
     value = value + np.float32(mean_depth)
-    least = FEW * np.square(beyond).mean() + 1e-9
-    slope = (np.where(there, observed - value, 0) * beyond).sum(axis=0) + least
-    slope /= (there * np.square(beyond)).sum(axis=0) + least
-    value = np.maximum(value + slope * beyond, 0)
+    prior = FEW * np.square(deviation).mean() + 1e-9
+    slope = (np.where(there, observed - value, 0) * deviation).sum(axis=0) + prior
+    slope /= (there * np.square(deviation)).sum(axis=0) + prior
+    value = np.maximum(value + slope * deviation, 0)
 
-    # the mean of a log-normal variable, of which the logarithm is what a head predicts
-    more = np.square(width) / 2
-    counted = np.expm1(observed).sum(axis=0) + chance.sum(axis=0)
-    raised = np.log(counted / (chance * np.exp(value + more)).sum(axis=0))
-    # of a gene that few cells show, its counts say little
-    value = np.maximum(value + often / (often + FEW) * raised, 0)
-    mean = np.log1p(chance * np.expm1(value + more))
+    half_variance = np.square(width) / 2  # heads predict the logarithm of a log-normal variable
+    counts = np.expm1(observed).sum(axis=0) + chance.sum(axis=0)
+    change = np.log(counts / (chance * np.exp(value + half_variance)).sum(axis=0))
+    value = np.maximum(value + n_expressing / (n_expressing + FEW) * change, 0)
+    mean = np.log1p(chance * np.expm1(value + half_variance))
     if not expressed:
         spread = np.sqrt(chance * (np.square(width) + np.square(value - mean)) + (1 - chance) * np.square(mean))
         return mean, spread
-    mean = value if one is None else _where_counted(mean, one)
+    mean = value if unit is None else _truncated_mean(mean, unit)
     return mean, np.sqrt(np.square(width) + np.square(value - mean))
 
 
-def _where_counted(mean: Matrix, one: NDArray[np.floating]) -> Matrix:
-    """Give what a gene of these expected values shows where it has a count at all: Poisson without its zeros."""
-    unit = one[:, None]
-    rate = np.maximum(np.expm1(mean) / unit, LEAST_COUNT)
-    return np.asarray(np.log1p(unit * rate / -np.expm1(-rate)), dtype=np.float32)
+def _truncated_mean(mean: Matrix, unit: NDArray[np.floating]) -> Matrix:
+    """Mean of a Poisson variable without its zeros, from its mean with them, both log-normalised."""
+    rate = np.maximum(np.expm1(mean) / unit[:, None], LEAST_COUNT)
+    return np.asarray(np.log1p(unit[:, None] * rate / -np.expm1(-rate)), dtype=np.float32)
+
+
+def predict_by_transformer(
+    model: ScDiVa, cells: InMemoryCells, rows: NDArray[np.integer], wanted: Ints, seed: int, run_config: RunConfig
+) -> Iterator[Predicted]:
+    """Predict genes while a quarter of each cell's positions is masked at a time.
+
+    Parameters
+    ----------
+    model, cells, wanted
+        See :func:`predict_by_state_head`; the model needs no state head.
+    rows
+        Row of `adata` of each cell. The masks of a cell depend on it and on `seed`.
+    seed
+        Seed of the masks.
+    run_config
+        Device and precision.
+    """
+    genes, columns = torch.from_numpy(cells.measured.astype(np.int64)), torch.from_numpy(wanted)
+    max_length = model.config.max_length
+
+    def of_cell(network: ScDiVa, tokens: Tensor, values: Tensor, _: Tensor, row: Tensor) -> Tensor:
+        """Probability and value of the wanted genes in one cell, `(1, 2, k)`."""
+        tokens, values, panel = tokens[:max_length], values[:max_length], genes.to(tokens.device)
+        order = torch.randperm(len(tokens), generator=step_generator(seed, int(row), "impute"))
+        part = (order.argsort() % min(N_PARTS, len(tokens))).to(tokens.device)
+        numbers = torch.searchsorted(panel, tokens)
+        predicted = predict_in_parts(denoiser_of(network, genes=genes), numbers + N_SPECIAL, values, part)
+        return torch.stack(chance_and_value(predicted, numbers))[None, :, columns.to(tokens.device)]
+
+    chance, value = np.empty((2, cells.n_cells, len(wanted)), dtype=np.float32)
+    run_config = run_config._replace(what=of_cell, batch_size=1)
+    for _, _, results in run_cells(model, cells, run_config, beside=lambda numbers: row_numbers(rows[numbers])):
+        for (cell,), predicted in results:
+            chance[cell], value[cell] = predicted[0]
+    observed_all = expression_of(cells, cells.measured.astype(np.int64)[wanted]).tocsc()
+    depth = np.zeros(cells.n_cells, dtype=np.float32)  # the transformer reads the values of visible genes, so knows it
+    for start in range(0, len(wanted), GENES):
+        some = slice(start, start + GENES)
+        observed = observed_all[:, some].toarray()
+        there = observed > 0
+        weight = there.sum(axis=0) + FEW
+        # values are shifted to the observed mean of the gene, as far as enough cells express it
+        shifted = value[:, some] + np.where(there, observed - value[:, some], 0).sum(axis=0) / weight
+        error = np.square(np.where(there, observed - shifted, 0)).sum(axis=0)
+        width = np.sqrt((error + FEW * SPREAD**2) / weight).astype(np.float32)
+        yield Predicted(wanted[some], chance[:, some], shifted.astype(np.float32), width, depth, observed)
+
+
+def chance_and_value(predicted: PartPredictions, shown: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Probability that a cell expresses each gene, and its value if so, from predictions at masked positions.
+
+    A part of the cell, a share s of its positions, is masked. With :math:`p_i(g)` the probability of gene g at masked
+    position i and :math:`v_i` the value predicted there,
+
+    .. math::
+
+        m_g = \sum_i p_i(g), \qquad c_g = \frac{m_g}{s + (1 - s)\, m_g}, \qquad
+        \mu_g = \frac{\sum_i p_i(g)\, v_i}{\sum_i p_i(g)}
+
+    :math:`m_g` is the probability that g is among the masked genes given that it is not among the visible ones, so by
+    Bayes' theorem :math:`c_g` is the probability that the cell expresses g, given the visible genes and the number of
+    all genes. Both are means over the parts in which g was not visible: all parts for a gene that was not detected,
+    and its own part for one that was.
+
+    Parameters
+    ----------
+    predicted
+        Of the cell.
+    shown
+        int64 `(L,)`, number of the gene at each position.
+
+    Returns
+    -------
+    :math:`c_g` and :math:`\mu_g`, `(n_genes,)` each.
+    """
+    part, n_parts = predicted.part, int(predicted.part.max()) + 1
+    p = predicted.logits.softmax(dim=1)
+    empty = p.new_zeros(n_parts, p.shape[1])
+    number, total = empty.index_add(0, part, p), empty.index_add(0, part, p * predicted.values.clamp_min(0)[:, None])
+    if predicted.gene_values is not None:
+        total = total + number * predicted.gene_values
+    share = (torch.bincount(part, minlength=n_parts) / len(part))[:, None]
+    there = number.clamp_max(1.0)
+    chance = there / (share + (1 - share) * there)
+    hidden = torch.ones_like(p[:n_parts], dtype=torch.bool)
+    hidden[:, shown] = part == torch.arange(n_parts, device=part.device)[:, None]
+    chance = (chance * hidden).sum(dim=0) / hidden.sum(dim=0)
+    least = torch.finfo(p.dtype).tiny
+    value = (total * hidden).sum(dim=0).clamp_min(0) / (number * hidden).sum(dim=0).clamp_min(least)
+    return chance, value

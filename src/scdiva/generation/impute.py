@@ -1,4 +1,4 @@
-"""Expected values of genes in each cell: of those that dropped out, and of those observed."""
+"""Expected expression of genes in each cell (`tl.impute`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import open_cells_for_model, resolve_run_config
-from scdiva.data.genes import or_in_raw
+from scdiva._running import model_name, open_cells_for_model, resolve_run_config
+from scdiva.data.genes import column_tokens, columns_of, or_in_raw
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     import torch
     from anndata import AnnData
 
+    from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
 
-MOST_VALUES = 250_000_000
-"""Values of a result (cells × genes): two such take 2 GB."""
+MAX_VALUES = 250_000_000
+"""Maximum number of values (cells × genes) of a result: two float32 arrays of this size take 2 GB."""
 
 
 @check_arguments
@@ -50,22 +51,21 @@ def impute(
     key_added: str = C.IMPUTED,
     copy: bool = False,
 ) -> AnnData | None:
-    r"""Impute genes: predict the expected expression of each cell, of genes that dropped out and of those observed.
+    r"""Impute genes: the expected expression in each cell of genes that were not detected, or of all genes.
 
-    Genes are masked a tenth at a time, and each is predicted from the others: its state is read from
-    them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of
-    this state, and of this many genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of its value
-    where it does, what is written is the logarithm of the expected counts,
-    :math:`m = \log(1 + p (e^{\mu + \sigma^2 / 2} - 1))`, a log-normal variable with a zero beside it, and by how much
-    an observed value would differ from it, :math:`\sqrt{p (\sigma^2 + (\mu - m)^2) + (1 - p) m^2}`. Values that were
-    observed are kept. Each gene's :math:`\mu` follows the depth of the cells as its observed values do, and its
-    expected counts add up to those observed.
+    Genes are masked a tenth at a time, and each is predicted from the others, so that a gene's dropout does not
+    influence its own prediction. With p the probability that a cell with this state and this number of genes expresses
+    a gene, and :math:`\mu, \sigma` the mean and standard deviation of its value if so, the result is the logarithm of
+    the expected counts, :math:`m = \log(1 + p (e^{\mu + \sigma^2 / 2} - 1))`, the mean of a zero-inflated log-normal
+    variable. Its spread, the expected deviation of an observed value from it, is
+    :math:`\sqrt{p (\sigma^2 + (\mu - m)^2) + (1 - p) m^2}`. Observed values are kept. Each gene's :math:`\mu` depends
+    on the depth of the cell as its observed values do, and its expected counts add up to the observed ones.
 
-    :math:`p` and :math:`\mu` are predicted by the model's state head; where the model has a query head
-    (:class:`scdiva.models.QueryHead`), which reads what up to 256 other cells of `adata` show of the gene, it predicts
-    :math:`p`, and :math:`\mu` is the mean of what the two predict. Both are then corrected by all cells
-    (:func:`scdiva.generation.corrections.fit_population`). The transformer is not run: one that is trained for these
-    queries raised the rank correlation within genes by .007 and no other score, at seven times the seconds.
+    :math:`p` and :math:`\mu` are predicted by the model's state head. A query head (:class:`scdiva.models.QueryHead`),
+    if the model has one, reads the expression of the gene in up to 256 other cells of `adata`: it predicts :math:`p`,
+    and :math:`\mu` is the mean of both predictions. Both are then corrected to all cells, gene by gene. The transformer
+    is not run: a transformer trained for these queries increased the rank correlation within genes by 0.007 and no
+    other score, at seven times the runtime.
 
     **A model that predicts through its transformer alone** (no state head, as in the paper, or a cell state from the
     transformer) imputes by in-painting. A quarter of each cell's positions is masked at a time at their ranks. With
@@ -76,62 +76,58 @@ def impute(
 
         p = \frac{m_g}{s + (1 - s)\, m_g}, \qquad \mu = \frac{\sum_i p_i(g)\, v_i}{\sum_i p_i(g)}
 
-    by Bayes' theorem (:func:`scdiva.generation.inpainting.chance_and_value`): the mean over the four parts for a gene
-    that was not detected, and from its own part for one that was. Expected counts are then corrected gene by gene as
-    above. Of a cell longer than the model's `max_length` only the first `max_length` genes are read.
+    by Bayes' theorem: the mean over the four parts for a gene that was not detected, and from its own part for one that
+    was. Expected counts are then corrected gene by gene as above. Of a cell longer than the model's `max_length`, only
+    the first `max_length` genes are read.
 
-    An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
-    `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped
-    out: the counts expected of a Poisson variable that is not zero, :math:`\lambda / (1 - e^{-\lambda})`, with
-    :math:`\lambda` the expected counts, of which one is the cell's smallest value. Of values that are no multiples of
-    that, such as TPM, it is :math:`\mu`. The spread is then :math:`\sqrt{\sigma^2 + (\mu - m)^2}`.
+    An expectation averages over zeros, so it is lower than nearly every observed value. `expressed=True` returns the
+    value of a gene given that it is expressed, for genes that are known to have dropped out: the mean of a
+    zero-truncated Poisson variable, :math:`\lambda / (1 - e^{-\lambda})`, with :math:`\lambda` the expected counts in
+    units of the cell's smallest value. For values that are not multiples of it, such as TPM, it is :math:`\mu`. The
+    spread is then :math:`\sqrt{\sigma^2 + (\mu - m)^2}`.
 
     Parameters
     ----------
-    adata
-        Cells × genes, raw counts or log-normalised expression.
+    %(cells)s
     genes
-        Names of genes, as in `adata.var_names`, or with `use_raw=True` as in `adata.raw.var_names`, which may hold
-        more: a table of their values is written. None: all genes of `adata` that the model knows, as two dense layers,
-        which take 8 bytes per cell and gene of `adata` (1.6 GB for 10,000 cells × 20,000 genes). The
-        values are the same either way; a few genes take less time and memory.
-    model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+        Names of genes, as in `adata.var_names`, or with `use_raw=True` as in `adata.raw.var_names`, which may contain
+        more genes: a table of their values is written. None: all genes of `adata` that the model knows, as two dense
+        layers, which take 8 bytes per cell and gene of `adata` (1.6 GB for 10,000 cells × 20,000 genes). The values are
+        the same either way; a few genes take less time and memory.
+    %(model)s
     keep_observed
-        Whether values above zero stay what they are, with a spread of 0; False: they too are expected ones.
+        Whether values above zero are kept, with a spread of 0. False: they are replaced by expected values, too.
     expressed
-        Whether to give a gene's value if the cell expresses it, in the place of its expectation: for genes that are
-        known to have dropped out. It does not separate missed genes from absent ones, so leave it where that is asked.
+        Whether to return a gene's value given that the cell expresses it, instead of its expectation. This does not
+        distinguish dropouts from genes that are not expressed.
     %(reading)s
     rng
-        Seed, or a generator; None takes `scdiva.settings.seed`. It draws the parts of genes that are masked, and the
-        cells fitted to, where there are many.
-    device, precision
-        As for :func:`embed`, for a model without a state head; with one, all runs in float32 on the CPU.
+        Seed, or a generator. None: `scdiva.settings.seed`. It sets the parts of genes that are masked and, in large
+        datasets, the cells to which corrections are fitted.
+    %(device)s
     key_added
-        Name of what is written.
-    copy
-        Whether to return a copy with the result instead of writing it to `adata`.
+        Name of the result.
+    %(copy)s
 
     Returns
     -------
-    None, or the copy. Where `genes` are named, `obsm[key_added]`, a table of float32 `(n_obs, len(genes))` with their
-    names as columns; else `layers[key_added]`, float32 `(n_obs, n_vars)`, NaN for genes that are not known to the
-    model. Either holds log1p of expected counts (with `expressed=True` of those expected where there is one), and
-    `..._sd` beside it the spread around them: :func:`scdiva.get.imputed_df` reads both. An earlier result of that name
-    is replaced. `uns["scdiva"][key_added]`, the arguments, and as `expressed_as` what `expressed=True` gave:
-    `"Poisson"`, or `"mean"` where values are no multiples of a count. Values are to 10,000 a cell over the genes that
-    are read, log1p: those of a panel that was cut out of log-normalised data come out higher than they went in,
-    observed ones too. Of several columns of one gene only that with most counts is written.
+    None, or the copy. With `genes`, `obsm[key_added]` is a table of float32 `(n_obs, len(genes))` with gene names as
+    columns; otherwise `layers[key_added]` is float32 `(n_obs, n_vars)`, NaN for genes that the model does not know.
+    Both contain log1p of expected counts per 10,000, and `..._sd` the spread around them; :func:`scdiva.get.imputed_df`
+    reads both. An earlier result of the same name is replaced. `uns["scdiva"][key_added]` contains the parameters, and
+    in `expressed_as` the result of `expressed=True`: `"Poisson"`, or `"mean"` if values are not multiples of a count.
+    Values are normalised over the genes that are read: for a panel that was cut out of log-normalised data they are
+    higher than the input, also the observed ones. If several columns belong to one gene, only the column with most
+    counts is written.
 
     Raises
     ------
     ValueError
-        If a gene is not there or not known to the model, or is named as no column of a file can be; names repeat,
-        fewer than 20 cells or a cell without a known gene are given, the result would be too
-        large, or the matrix is refused as by :func:`embed`.
+        If a gene does not exist, is not known to the model, or has a name that is not valid in a file; names repeat,
+        there are fewer than 20 cells or a cell without a known gene, the result would be too large, or the matrix is
+        not valid for :func:`embed`.
     TypeError
-        If `adata` is no AnnData object, or `genes` are no names.
+        If `adata` is not an AnnData object, or `genes` are not names.
 
     Examples
     --------
@@ -145,74 +141,70 @@ def impute(
     True
     """
     keys = [key_added, f"{key_added}_{C.SD}"]
-    # an earlier result of the other form is taken away, so both have to be free or ours
+    # an earlier result in the other form is removed, so both places must be free or written by this call
     check_writable(adata, copy=copy, call="tl.impute", entry=key_added, layers=keys, obsm=keys)
     if not adata.var_names.is_unique:
         raise ValueError("adata.var_names repeat names: call adata.var_names_make_unique() first.")
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     if genes is not None:
-        genes = _named(adata, genes, reading)
+        genes = _checked_names(adata, genes, reading)
     n_columns = adata.n_vars if genes is None else len(genes)
-    if adata.n_obs * n_columns > MOST_VALUES:
+    if adata.n_obs * n_columns > MAX_VALUES:
         raise ValueError(
             f"The result would hold {adata.n_obs:,} x {n_columns:,} values, twice. Name "
             f"{'the' if genes is None else 'fewer'} genes that you need: sd.tl.impute(adata, [...])."
         )
     if device is not None or precision is not None:
-        resolve_run_config(None, device, precision)  # refused before anything is read, whichever part of the model runs
+        resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
     from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept
-    from scdiva.data.genes import column_tokens, columns_of
     from scdiva.data.memory import read_cells
-    from scdiva.generation.imputation import impute_genes
-    from scdiva.generation.inpainting import impute_by_masking
-    from scdiva.generation.states import on_cpu
+    from scdiva.generation.imputation import expected_values, predict_by_state_head, predict_by_transformer
+    from scdiva.generation.state_head import on_cpu
     from scdiva.models.pretrained import load_for
 
     seed = seed_of(rng)
-    loaded, var = load_for(model, "cpu"), reading.var(adata)
+    loaded = load_for(model, "cpu")
     by_transformer = loaded.config.by_transformer
-    # the other heads run on the CPU
-    run_config = (
-        resolve_run_config(None, device, precision) if by_transformer else resolve_run_config(None, "cpu", "fp32")
-    )
-    names, tokens = var.index.to_numpy(), column_tokens(var, loaded.vocabulary, reading)
-    if genes is not None and (unknown := [name for name in genes if name not in names[tokens != C.UNKNOWN]]):
-        raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")
-    loaded, source, parameters = open_cells_for_model(model, adata, run_config, reading)
-    columns = columns_of(source.tokens, source.scan.counts_per_gene)
+    run_config = resolve_run_config(None, *((device, precision) if by_transformer else ("cpu", "fp32")))
+    _, source, parameters = open_cells_for_model(loaded, adata, run_config, reading)
+    names, columns = source.var.index.to_numpy(), columns_of(source.tokens, source.scan.counts_per_gene)
     if genes is not None:
-        _check_written(genes, names, source.tokens, columns)
+        _check_read(genes, names, source, columns)
     mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if not by_transformer:
-            held.enter_context(on_cpu(loaded))
-            held.enter_context(torch_threads_kept(1))
+            stack.enter_context(on_cpu(loaded))
+            stack.enter_context(torch_threads_kept(1))
         cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
-        # where each measured gene goes in the result; -1: nowhere
+        # column of the result of each measured gene, -1: none
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
-        own = np.flatnonzero(target >= 0)
-        one = one_count(cells.values, cells.indptr) if expressed else None
-        if by_transformer:
-            imputed = impute_by_masking(loaded, cells, rows, own, seed, run_config, keep_observed, expressed, one)
-        else:
-            imputed = impute_genes(loaded, cells, own, seed, keep_observed, expressed, one)
-        for some, *found in imputed:
-            place = np.ix_(rows, target[some])
-            mean[place], deviation[place] = found
+        wanted = np.flatnonzero(target >= 0)
+        unit = one_count(cells.values, cells.indptr) if expressed else None
+        for predicted in (
+            predict_by_transformer(loaded, cells, rows, wanted, seed, run_config)
+            if by_transformer
+            else predict_by_state_head(loaded, cells, wanted, seed)
+        ):
+            values, spread = expected_values(predicted, expressed, unit)
+            kept = (predicted.observed > 0) & keep_observed
+            place = np.ix_(rows, target[predicted.genes])
+            mean[place] = np.where(kept, predicted.observed, values)
+            deviation[place] = np.where(kept, 0, spread)
     parameters |= {
-        "n_genes": len(own),
+        "model": model_name(model),
+        "n_genes": len(wanted),
         "keep_observed": bool(keep_observed),
         "expressed": bool(expressed),
-        "expressed_as": "" if not expressed else "mean" if one is None else "Poisson",
+        "expressed_as": "" if not expressed else "mean" if unit is None else "Poisson",
         "seed": str(seed),
     }
     tables: dict[str, Any] = dict(zip(keys, (mean, deviation), strict=True))
     if genes is not None:
         tables = {key: pd.DataFrame(values, index=adata.obs_names, columns=genes) for key, values in tables.items()}
     result = adata.copy() if copy else adata
-    for key in keys:  # an earlier result may have the other form
+    for key in keys:
         result.layers.pop(key, None)
         result.obsm.pop(key, None)
     layers, obsm = (tables, {}) if genes is None else ({}, tables)
@@ -220,18 +212,17 @@ def impute(
     return result if copy else None
 
 
-def _named(adata: AnnData, genes: Sequence[str] | str, reading: InputOptions) -> list[str]:
-    """Requested genes without duplicates; raise ValueError for names that can't be columns of a table."""
+def _checked_names(adata: AnnData, genes: Sequence[str] | str, reading: InputOptions) -> list[str]:
+    """Genes without duplicates, if all are names of genes that a file takes as names of columns."""
     genes = [genes] if isinstance(genes, str) else list(genes)
     if not genes:
         raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
     names = reading.var(adata).index
     where = "adata.raw.var_names" if names is not adata.var_names else "adata.var_names"
     if no_text := [name for name in genes if not isinstance(name, str)]:
-        kind = type(no_text[0]).__name__
         raise TypeError(
             f"genes takes names, such as {names[0]!r}, but {len(no_text)} of {len(genes)} are none, the first is of "
-            f"type {kind}. Of a mask or of positions: {where}[genes]."
+            f"type {type(no_text[0]).__name__}. Of a mask or of positions: {where}[genes]."
         )
     genes = list(dict.fromkeys(genes))
     hint = next((or_in_raw(adata, name, reading.use_raw) for name in genes if name not in names), "")
@@ -245,11 +236,14 @@ def _named(adata: AnnData, genes: Sequence[str] | str, reading: InputOptions) ->
     return genes
 
 
-def _check_written(genes: list[str], names: np.ndarray, tokens: np.ndarray, columns: np.ndarray) -> None:
-    """Raise ValueError for genes that another column stands for, and columns that are no gene's."""
-    written = set(names[columns[columns >= 0]])
-    if others := [name for name in genes if name not in written]:
-        token = int(tokens[names == others[0]].max())
+def _check_read(genes: list[str], names: np.ndarray, source: CellSource, columns: np.ndarray) -> None:
+    """Raise ValueError for genes that the model does not know, or whose column is not the one that is read."""
+    known = column_tokens(source.var, source.vocabulary, source.reading)
+    if unknown := [name for name in genes if (known[names == name] == C.UNKNOWN).all()]:
+        raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")
+    read = set(names[columns[columns >= 0]])
+    if others := [name for name in genes if name not in read]:
+        token = int(source.tokens[names == others[0]].max())
         if token == C.UNKNOWN:
             raise ValueError(
                 f"{others[0]!r} is read as no gene's RNA: by its name and counts the column holds those of an antibody."

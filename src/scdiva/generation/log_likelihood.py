@@ -1,11 +1,10 @@
-"""How likely cells are under a model."""
+"""Likelihood of cells under a model (`tl.log_likelihood`)."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +24,14 @@ if TYPE_CHECKING:
 
     from scdiva.models import ScDiVa
 
-OUTLIER_MADS = 4.0
-"""Median absolute deviations, scaled to standard deviations, below the usual from which a cell is an outlier."""
-_NORMAL = 1.4826
-"""Standard deviations in a median absolute deviation of a normal distribution."""
-LEAST_CELLS = 20
-"""Of fewer cells nothing is called unusual."""
-_HELD_TOKENS = 65_536
+OUTLIER_SD = 4.0
+"""Standard deviations, estimated from the median absolute deviation, below the regression line of an outlier."""
+SD_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution in median absolute deviations."""
+MIN_CELLS = 20
+"""Minimum number of cells for calling outliers."""
+HELD_TOKENS = 65_536
+"""Maximum number of tokens whose results wait to be written."""
 
 
 @check_arguments
@@ -53,50 +53,46 @@ def log_likelihood(
     key_added: str = C.OBS_LIKELIHOOD,
     copy: bool = False,
 ) -> AnnData | None:
-    r"""Estimate a lower bound on each cell's log-likelihood: that it expresses these genes and no others.
+    r"""Estimate a lower bound on the log-likelihood of each cell's genes.
 
     Monte-Carlo estimate of the any-order bound (:func:`scdiva.diffusion.log_likelihood`; paper, appendix "ELBO
-    Derivation"): a share of a cell's genes is masked, and how surely the model names them is scored, over all shares.
-    It is of the set of a cell's genes given how many they are, not of their values, and over the genes that `adata`
-    measures. A long cell has a lower likelihood, so cells are compared by gene.
+    Derivation"): random shares of a cell's genes are masked, and the model's log-probability of the masked genes is
+    computed. The likelihood is that of the set of expressed genes given its size, not of their values, over the genes
+    that `adata` measures. Longer cells have a lower likelihood, so compare cells by the bound per gene.
 
-    The model's state head names the genes. Its transformer is run where there is no such head, as in the paper: it
-    takes two to five times as long, and separated doublets from cells no better (the benchmarks in the docs). It reads
-    masked genes at their true ranks, so that the bound is then of the genes in their order.
+    The probabilities are those of the model's state head. The transformer is run if there is no state head, as in the
+    paper: this takes two to five times as long, and it separated doublets from cells no better (see the benchmarks). It
+    reads masked genes at their true ranks, so the bound is then that of the ordered genes.
 
     Parameters
     ----------
-    adata
-        Cells × genes, raw counts or log-normalised expression.
-    model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    %(cells)s
+    %(model)s
     n_samples
-        Samples per cell; even. The standard error falls with its root.
+        Samples per cell; even. The standard error decreases with the square root.
     %(reading)s
     rng
-        Seed, or a generator; None takes `scdiva.settings.seed`. A cell's result depends on the seed and its row, not on
-        the other cells.
-    device, precision
-        As for :func:`embed`.
+        Seed, or a generator. None: `scdiva.settings.seed`. A cell's result depends on the seed and its row, not on the
+        other cells.
+    %(device)s
     key_added
-        Name of what is written.
-    copy
-        Whether to return a copy with the result instead of writing it to `adata`.
+        Name of the result.
+    %(copy)s
 
     Returns
     -------
-    None, or the copy. Written to `obs` are float64 columns: `key_added`, the bound in nats; `..._se`, its standard
-    error; `..._per_gene`, the bound by the cell's number of genes; and bool `..._outlier`: cells whose bound by gene is
-    far below that of cells with as many genes (4 median absolute deviations below a line through the logarithm of the
-    number; never of fewer than 20 cells). Of a cell longer than the model's `max_length` the first so many genes count.
-    `uns["scdiva"][key_added]` holds the arguments.
+    None, or the copy. Written to `obs` are, as float64, `key_added`, the bound in nats; `..._se`, its standard error;
+    `..._per_gene`, the bound divided by the cell's number of genes; and, as bool, `..._outlier`: cells whose bound per
+    gene is more than 4 standard deviations (estimated from the median absolute deviation) below a robust regression
+    line on the logarithm of the number of genes; all False for fewer than 20 cells. Of a cell longer than the model's
+    `max_length`, only the first `max_length` genes are scored. `uns["scdiva"][key_added]` contains the parameters.
 
     Raises
     ------
     ValueError
-        If `n_samples` is odd or below 2, a cell has no known gene, or the matrix is refused as by :func:`embed`.
+        If `n_samples` is odd or below 2, a cell has no known gene, or the matrix is not valid for :func:`embed`.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is not an AnnData object.
 
     Examples
     --------
@@ -116,56 +112,49 @@ def log_likelihood(
 
     import torch
 
-    seed = seed_of(rng)
-    loaded, source, parameters = open_cells_for_model(model, adata, run_config, reading, empty="error")
-    stream = loaded.state_head is None or loaded.config.anchor == "learned"
-    measured = torch.from_numpy(source.measured_tokens.astype(np.int64))
-    run_config = run_config._replace(what=_scored_by(measured, n_samples, stream, seed), batch_size=1)
-
-    found = np.empty((adata.n_obs, 2))
-    for rows, _, results in run_cells(loaded, source, run_config, held_tokens=_HELD_TOKENS, beside=row_numbers):
-        for cells, bounds in results:
-            found[rows[cells]] = bounds
-    lengths = np.minimum(source.lengths, loaded.config.max_length)
-    by_gene = found[:, 0] / lengths
-    columns = dict(zip(written, (*found.T, by_gene, unusually_low(by_gene, lengths)), strict=True))
-    parameters |= {"n_samples": n_samples, "seed": str(seed)}
-    return write(adata, "tl.log_likelihood", key_added, parameters, copy=copy, obs=columns)
-
-
-def unusually_low(by_gene: NDArray[np.float64], lengths: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Tell which cells lie far below a line through the logarithms of their numbers of genes (Theil and Sen's)."""
-    from scipy.stats import theilslopes
-
-    if len(by_gene) < LEAST_CELLS:
-        return np.zeros(len(by_gene), dtype=bool)
-    size = np.log(lengths)
-    some = np.linspace(0, len(size) - 1, min(len(size), 1000)).astype(int)  # it takes all pairs
-    slope = theilslopes(by_gene[some], size[some]).slope if np.ptp(size[some]) else 0.0
-    left = by_gene - slope * size
-    left = left - np.median(left)
-    spread = _NORMAL * np.median(np.abs(left))
-    return np.asarray(left < -OUTLIER_MADS * spread)
-
-
-def _scored_by(genes: Tensor, n_samples: int, stream: bool, seed: int) -> Callable[..., Any]:
-    """Make a read-out of one cell: its bound and the standard error, `(1, 2)`."""
-    import torch
-
-    from scdiva.diffusion import log_likelihood as bound_of
+    from scdiva.diffusion import log_likelihood as estimate_bound
     from scdiva.models.denoiser import denoiser_of
 
+    seed = seed_of(rng)
+    loaded, source, parameters = open_cells_for_model(model, adata, run_config, reading, empty="error")
+    max_length = loaded.config.max_length
+    stream = loaded.state_head is None or loaded.config.anchor == "learned"
+    genes = torch.from_numpy(source.measured_tokens.astype(np.int64))
+
     def score(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
-        most = network.config.max_length
-        found = bound_of(
+        """Bound and standard error of one cell, `(1, 2)`."""
+        estimate = estimate_bound(
             denoiser_of(network, genes=genes, stream=stream),
-            torch.searchsorted(genes.to(tokens.device), tokens[:most]) + C.N_SPECIAL,
-            values[:most],
-            cu_seqlens.clamp_max(most),
+            torch.searchsorted(genes.to(tokens.device), tokens[:max_length]) + C.N_SPECIAL,
+            values[:max_length],
+            cu_seqlens.clamp_max(max_length),
             n_samples,
             by_cell=not stream,
             generator=step_generator(seed, int(row), "likelihood"),
         )
-        return torch.stack([found.bound, found.standard_error], dim=1)
+        return torch.stack([estimate.bound, estimate.standard_error], dim=1)
 
-    return score
+    estimates = np.empty((adata.n_obs, 2))
+    run_config = run_config._replace(what=score, batch_size=1)
+    for rows, _, results in run_cells(loaded, source, run_config, held_tokens=HELD_TOKENS, beside=row_numbers):
+        for cells, of_cells in results:
+            estimates[rows[cells]] = of_cells
+    lengths = np.minimum(source.lengths, max_length)
+    per_gene = estimates[:, 0] / lengths
+    columns = dict(zip(written, (*estimates.T, per_gene, is_outlier(per_gene, lengths)), strict=True))
+    parameters |= {"n_samples": n_samples, "seed": str(seed)}
+    return write(adata, "tl.log_likelihood", key_added, parameters, copy=copy, obs=columns)
+
+
+def is_outlier(per_gene: NDArray[np.float64], lengths: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Cells far below the Theil-Sen regression line of the bound per gene on the logarithm of the number of genes."""
+    from scipy.stats import theilslopes
+
+    if len(per_gene) < MIN_CELLS:
+        return np.zeros(len(per_gene), dtype=bool)
+    size = np.log(lengths)
+    some = np.linspace(0, len(size) - 1, min(len(size), 1000)).astype(int)  # the regression takes all pairs
+    slope = theilslopes(per_gene[some], size[some]).slope if np.ptp(size[some]) else 0.0
+    residual = per_gene - slope * size
+    residual = residual - np.median(residual)
+    return np.asarray(residual < -OUTLIER_SD * (SD_PER_MAD * np.median(np.abs(residual))))

@@ -1,8 +1,8 @@
-"""Reconstruction of genes and values of cells by masked diffusion."""
+"""Reconstruction of masked genes and values of cells (`tl.reconstruct`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,29 +13,28 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import RunConfig, model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
+from scdiva._running import model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
 from scdiva._settings import logger
+from scdiva.data.genes import columns_of
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
     from anndata import AnnData
     from torch import Tensor
 
     from scdiva.data.cells import CellSource
-    from scdiva.diffusion.sampler import Denoiser, Sampled
+    from scdiva.diffusion.sampler import Denoiser
     from scdiva.models import ScDiVa
     from scdiva.models.queries import Context
 
-_ENDINGS = ("", *(f"_{name}" for name in (C.RANK, C.TRUE, C.TRUE_RANK, C.MASKED)))
-"""Of the layers that are written."""
-_HELD_TOKENS = 65_536
-"""Genes of the cells whose results wait to be taken."""
+ENDINGS = ("", *(f"_{name}" for name in (C.RANK, C.TRUE, C.TRUE_RANK, C.MASKED)))
+"""Suffixes of the layers that are written."""
+HELD_TOKENS = 65_536
+"""Maximum number of tokens whose results wait to be written."""
 N_PARTS = 10
-"""Parts of a cell's positions that are masked in turn where nothing else is masked."""
+"""Parts of a cell's positions that are masked in turn with `mask_ratio=0`."""
 
 
 @check_arguments
@@ -85,10 +84,8 @@ def reconstruct(
 
     Parameters
     ----------
-    adata
-        Cells × genes, raw counts or log-normalised expression.
-    model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    %(cells)s
+    %(model)s
     mask_ratio
         Share of each cell's genes that is masked at random, 0 to 1; above 0 at least one gene is masked. 0: mask-free.
         Several values, here or in `n_steps`, make several reconstructions with the same masks: `[0, 0.3, 0.3]` and
@@ -103,27 +100,25 @@ def reconstruct(
         How all positions are predicted with `mask_ratio=0`, see above. Ignored for other ratios.
     %(reading)s
     rng
-        Seed, or a generator, of the masks; None takes `scdiva.settings.seed`. A cell's result depends on the seed and
-        its row, and of a model with a query head on the cells that it reads, not on threads or batches.
-    device, precision
-        As for :func:`embed`.
+        Seed, or a generator, of the masks. None: `scdiva.settings.seed`. A cell's result depends on the seed and its
+        row and, with a query head, on the context cells, not on the number of threads.
+    %(device)s
     key_added
-        Name of the result. Of several reconstructions the names end in `_1`, `_2` and so on.
-    copy
-        Whether to return a copy with the result instead of writing it to `adata`.
+        Name of the result. With several reconstructions, the names end in `_1`, `_2` and so on.
+    %(copy)s
 
     Returns
     -------
-    None, or the copy. Written are, with the columns of `adata` and float32 or int32 CSR:
+    None, or the copy. The results are, as CSR with the columns of `adata`, float32 or int32:
 
-    - `layers[key_added]`: log-normalised value of each gene of the reconstructed cell; `..._rank`, its rank, from 1.
-    - `layers[key_added + "_true"]`, `..._true_rank`: the same of the input cell; `..._masked`, bool: its masked genes
+    - `layers[key_added]`: log-normalised values of the reconstructed cells; `..._rank`, ranks of their genes, from 1.
+    - `layers[key_added + "_true"]`, `..._true_rank`: the same for the input cells; `..._masked`, bool: masked genes
       (none with `mask_ratio=0`).
-    - `uns["scdiva"][key_added]`: the arguments, and `scores`, the means over cells of
+    - `uns["scdiva"][key_added]`: the parameters, and `scores`, the means over cells of
       :func:`scdiva.metrics.reconstruction_scores`. `l_dist`, `bleu` and `value_spearman` are those of the paper's
       table 1. `masked_recall` is the share of masked genes that were recovered, `marginal_recall` the same for
       predicting the genes most frequent in the other cells. Scores that compare rank by rank are NaN without
-      `use_ranks`. With `mask_ratio=0` the scores of the predicted positions are those named `visible_...`.
+      `use_ranks`. With `mask_ratio=0`, the scores of the predicted positions are named `visible_...`.
 
     Of a cell longer than the model's `max_length` only the first `max_length` genes are used. Only genes that `adata`
     measures are predicted.
@@ -132,10 +127,10 @@ def reconstruct(
     ------
     ValueError
         If an argument is out of range, `use_ranks=False` is given for a model that predicts through its transformer
-        alone, `mask_free="stream"` without ranks, a cell has no known gene, or the matrix is refused as by
+        alone, `mask_free="stream"` without ranks, a cell has no known gene, or the matrix is not valid for
         :func:`embed`.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is not an AnnData object.
 
     Examples
     --------
@@ -151,43 +146,50 @@ def reconstruct(
     several = np.ndim(mask_ratio) or np.ndim(n_steps)
     keys = [f"{key_added}_{number + 1}" if several else key_added for number in range(len(plans))]
     for key in keys:
-        written = [f"{key}{ending}" for ending in _ENDINGS]
+        written = [f"{key}{ending}" for ending in ENDINGS]
         check_writable(adata, copy=copy, call="tl.reconstruct", entry=key, layers=written)
     check_choices(mask_free=(mask_free, ("folds", "stream")))
     run_config = resolve_run_config(None, device, precision)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
 
-    from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
 
     seed = seed_of(rng)
     loaded = load_for(model, run_config.device)
-    by_rank = _by_rank(loaded, use_ranks, mask_free if any(not ratio for ratio, _ in plans) else None)
+    by_rank = loaded.config.by_transformer if use_ranks is None else bool(use_ranks)
+    _check_order(loaded, by_rank, mask_free if any(not ratio for ratio, _ in plans) else None)
     _, source, parameters = open_cells_for_model(loaded, adata, run_config, reading, empty="error")
-    parameters["model"] = model_name(model)
-    measured = source.measured_tokens.astype(np.int64)
-    around = None if by_rank else _around(loaded, source, measured, seed)
-    columns = columns_of(source.tokens, source.scan.counts_per_gene)
+    parameters |= {"model": model_name(model), "use_ranks": by_rank, "seed": str(seed)}
+    genes = source.measured_tokens.astype(np.int64)
+    context, own = (None, {}) if by_rank else _context(loaded, source, genes, seed)
+    column, max_length = columns_of(source.tokens, source.scan.counts_per_gene), loaded.config.max_length
     results = []
     for key, (ratio, steps) in zip(keys, plans, strict=True):
-        what = _filled_in(loaded, ratio, steps, measured, seed, by_rank=by_rank, around=around, mask_free=mask_free)
-        cells = _run(loaded, source, run_config._replace(what=what, batch_size=1))
-        layers = _layers(cells, columns, adata.shape, [f"{key}{ending}" for ending in _ENDINGS])
-        scores = _scores(cells, source.n_tokens, by_rank=by_rank)
-        notes = {"mask_ratio": ratio, "n_steps": steps, "use_ranks": by_rank, "seed": str(seed), "scores": scores}
-        results.append((key, layers, parameters | notes | ({} if ratio else {"mask_free": mask_free})))
+        read_out = _reconstruction(loaded, ratio, steps, genes, seed, by_rank, mask_free, context, own)
+        cells: list[Any] = [None] * source.n_obs
+        for rows, (indptr, tokens, values), batches in run_cells(
+            loaded,
+            source,
+            run_config._replace(what=read_out, batch_size=1),
+            held_tokens=HELD_TOKENS,
+            beside=row_numbers,
+        ):
+            for (cell,), made in batches:
+                true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + max_length))
+                cells[rows[cell]] = (tokens[true], values[true], made)
+        scores = _scores(cells, source.n_tokens, by_rank)
+        notes = {"mask_ratio": ratio, "n_steps": steps, "scores": scores} | ({} if ratio else {"mask_free": mask_free})
+        results.append((key, _layers(cells, column, adata.shape, key), parameters | notes))
         name, recall = ("masked", "masked_recall") if ratio else ("all", "visible_recall")
         logger.info("reconstructed %d cells: recall of %s genes %.3f", adata.n_obs, name, scores[recall])
-    made = None
+    result = adata.copy() if copy else adata
     for key, layers, notes in results:
-        first = made is None
-        written_to = write(made or adata, "tl.reconstruct", key, notes, copy=copy and first, layers=layers)
-        made = written_to if first else made
-    return made
+        write(result, "tl.reconstruct", key, notes, layers=layers)
+    return result if copy else None
 
 
 def _plans(mask_ratio: float | Sequence[float], n_steps: int | Sequence[int]) -> list[tuple[float, int]]:
-    """Pair mask ratios with numbers of steps."""
+    """Pairs of mask ratio and number of steps."""
     sizes = {np.size(x) for x in (mask_ratio, n_steps) if np.ndim(x)}
     if len(sizes) > 1 or 0 in sizes:
         raise ValueError(
@@ -206,98 +208,78 @@ def _plans(mask_ratio: float | Sequence[float], n_steps: int | Sequence[int]) ->
     return [(float(ratio), int(number)) for ratio, number in zip(ratios, steps, strict=True)]
 
 
-def _by_rank(model: ScDiVa, use_ranks: bool | None, mask_free: str | None) -> bool:
-    """Whether masked genes keep their ranks; raise ValueError for an order that the model was not trained on."""
+def _check_order(model: ScDiVa, by_rank: bool, mask_free: str | None) -> None:
+    """Raise ValueError for an order of genes on which the model was not trained."""
     c = model.config
-    if use_ranks is False and c.by_transformer:
+    if not by_rank and c.by_transformer:
         raise ValueError(
             f"The model (state_head={c.state_head}, anchor={c.anchor!r}) predicts through its transformer, which was "
             "trained with masked genes at their ranks only: leave out use_ranks=False."
         )
-    by_rank = c.by_transformer if use_ranks is None else bool(use_ranks)
     if mask_free == "stream" and not by_rank:
         raise ValueError('mask_free="stream" reads the transformer, which runs with ranks only: pass use_ranks=True.')
-    return by_rank
 
 
-def _run(model: ScDiVa, source: CellSource, run_config: RunConfig) -> list[Any]:
-    """Reconstruct all cells: of each its tokens, values, and what was made of them."""
-    cells: list[Any] = [None] * source.n_obs
-    most = model.config.max_length
-    for rows, (indptr, tokens, values), results in run_cells(
-        model, source, run_config, held_tokens=_HELD_TOKENS, beside=row_numbers
-    ):
-        for (cell,), found in results:
-            true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))
-            cells[rows[cell]] = (tokens[true], values[true], found)
-    return cells
+def _context(model: ScDiVa, source: CellSource, genes: np.ndarray, seed: int) -> tuple[Context | None, dict[int, int]]:
+    """Context cells of the query head, and the number of each among them by its row.
 
-
-def _around(
-    model: ScDiVa, source: CellSource, measured: np.ndarray, seed: int
-) -> tuple[Context, dict[int, int]] | None:
-    """Read the cells that the query head reads beside the one it is asked about, and say which row is which of them.
-
-    None without a query head, or where there are fewer than it was trained with.
+    None without a query head, or if there are fewer cells than it was trained with.
     """
     from scdiva._rng import step_seed
     from scdiva.data.corpus import take_cells
     from scdiva.data.memory import InMemoryCells
-    from scdiva.generation.states import CONTEXT, LEAST_CONTEXT, context_of, on_cpu, states_of
+    from scdiva.generation.state_head import CONTEXT, MIN_CONTEXT, context_of, on_cpu, states_of
 
-    if model.query_head is None or source.n_obs <= LEAST_CONTEXT:
-        return None
+    if model.query_head is None or source.n_obs <= MIN_CONTEXT:
+        return None, {}
     rows = sorted(np.random.default_rng(step_seed(seed, 0, "around")).permutation(source.n_obs)[:CONTEXT].tolist())
-    # cut off as the cells that are asked about
-    ragged = take_cells(
-        source.read_ranges([(row, row + 1) for row in rows]), np.arange(len(rows)), model.config.max_length
-    )
-    cells = InMemoryCells(*ragged, np.zeros(len(rows), dtype=np.int64), measured, 1)
+    ragged = source.read_ranges([(row, row + 1) for row in rows])
+    ragged = take_cells(ragged, np.arange(len(rows)), model.config.max_length)
+    cells = InMemoryCells(*ragged, np.zeros(len(rows), dtype=np.int64), genes, 1)
     with on_cpu(model):
-        context = context_of(model, cells, states_of(model, cells), measured)
+        context = context_of(model, cells, states_of(model, cells), genes)
     return context, {row: number for number, row in enumerate(rows)}
 
 
-def _filled_in(
+def _reconstruction(
     model: ScDiVa,
     mask_ratio: float,
     n_steps: int,
     measured: np.ndarray,
     seed: int,
-    *,
     by_rank: bool,
-    around: tuple[Context, dict[int, int]] | None,
     mask_free: str = "folds",
+    context: Context | None = None,
+    context_numbers: Mapping[int, int] | None = None,
 ) -> Callable[..., Tensor]:
-    """Make a read-out of one cell: its new tokens and values, and which true ranks were masked, `(L, 3)`."""
+    """Function that reconstructs one cell: predicted tokens and values, and which ranks were masked, `(L, 3)`."""
     import torch
     import torch.nn.functional as F
 
     from scdiva._constants import MASK, N_SPECIAL
     from scdiva._rng import step_generator
     from scdiva.diffusion import sample, values_at_ranks
-    from scdiva.diffusion.sampler import Predicted, likeliest_cell, order_by_score, predict_in_parts
+    from scdiva.diffusion.sampler import PartPredictions, likeliest_cell, order_by_score, predict_in_parts
     from scdiva.models.denoiser import denoiser_of
     from scdiva.tokenizer.serialize import score_denominator
 
     denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
     genes = torch.from_numpy(measured)
-    context, among = around or (None, {})
 
     def denoiser(network: ScDiVa, row: int, n_copies: int, given: Tensor | None) -> Denoiser:
-        device = next(network.parameters()).device
+        device, number = next(network.parameters()).device, (context_numbers or {}).get(row, -1)
         return denoiser_of(
             network,
             denominator=denominator if by_rank and network.state_head is not None else None,
             given=given,
             context=None if context is None else type(context)(*(part.to(device) for part in context)),
-            own=None if context is None else torch.tensor([among.get(row, -1)] * n_copies, device=device),
+            own=None if context is None else torch.tensor([number] * n_copies, device=device),
             genes=genes,
             stream=by_rank,
         )
 
-    def from_stream(network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor) -> Sampled:
-        """Read genes and values of the unmasked cell from the hidden states of their own positions."""
+    def from_stream(network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict every position from its hidden state in the unmasked cell."""
         panel, rows = genes.to(tokens.device), torch.arange(len(tokens), device=tokens.device)
         out = network(tokens, values, bounds)
         expected = None
@@ -305,49 +287,50 @@ def _filled_in(
             assert out.read is not None
             expected = network.state_head.expected(out.read, panel)
         logits = network.logits(out, rows, genes=panel, expected=expected)
-        of_position = network.values(out, torch.full_like(tokens, MASK))
-        of_genes = None if expected is None else expected.values  # noqa: PD011
-        return likeliest_cell(Predicted(logits, of_position, of_genes, torch.zeros_like(tokens)))
+        by_position = network.values(out, torch.full_like(tokens, MASK))
+        by_gene = None if expected is None else expected.values  # noqa: PD011
+        numbers, made = likeliest_cell(PartPredictions(logits, by_position, by_gene, torch.zeros_like(tokens)))
+        return panel[numbers - N_SPECIAL], made
 
-    def all_predicted(network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor, row: int) -> Tensor:
-        """Predict every position of a cell."""
-        panel, length = genes.to(tokens.device), len(tokens)
-        if mask_free == "stream":
-            made_genes, made = from_stream(network, tokens, values, bounds)
-            return torch.stack([panel[made_genes - N_SPECIAL].float(), made, torch.zeros_like(made)], dim=1)
-        n_parts = min(N_PARTS, length)
-        drawn = torch.randperm(length, generator=step_generator(seed, row, "reconstruct"))
-        part = (drawn.argsort() % n_parts).to(tokens.device)
+    def from_folds(network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        """Predict every position while its part of the positions is masked."""
+        panel, n_parts = genes.to(tokens.device), min(N_PARTS, len(tokens))
+        order = torch.randperm(len(tokens), generator=step_generator(seed, row, "reconstruct"))
+        part = (order.argsort() % n_parts).to(tokens.device)
         numbers = torch.searchsorted(panel, tokens) + N_SPECIAL
-        asked = denoiser(network, row, n_parts, None)
-        made_genes, made = likeliest_cell(predict_in_parts(asked, numbers, values, part, by_cell=not by_rank))
-        made_tokens = panel[made_genes - N_SPECIAL]
-        if by_rank:
-            for number in range(n_parts):
-                hidden = part == number
-                mixed = torch.where(hidden, made_tokens, tokens), torch.where(hidden, made, values)
-                made = torch.where(hidden, values_at_ranks(*mixed, hidden, ~hidden, bounds, denominator), made)
-        else:
+        denoise = denoiser(network, row, n_parts, None)
+        numbers, made = likeliest_cell(predict_in_parts(denoise, numbers, values, part, by_cell=not by_rank))
+        made_tokens = panel[numbers - N_SPECIAL]
+        if not by_rank:
             order = order_by_score(made_tokens, made, torch.zeros_like(part), denominator)
-            made_tokens, made = made_tokens[order], made[order]
-        return torch.stack([made_tokens.float(), made, torch.zeros_like(made)], dim=1)
+            return made_tokens[order], made[order]
+        for number in range(n_parts):
+            hidden = part == number
+            mixed = torch.where(hidden, made_tokens, tokens), torch.where(hidden, made, values)
+            made = torch.where(hidden, values_at_ranks(*mixed, hidden, ~hidden, bounds, denominator), made)
+        return made_tokens, made
 
-    def fill(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
-        most = network.config.max_length
-        tokens, values, bounds = tokens[:most], values[:most], cu_seqlens.clamp_max(most)
+    def reconstruct_cell(
+        network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row_number: Tensor
+    ) -> Tensor:
+        max_length, row = network.config.max_length, int(row_number)
+        tokens, values, bounds = tokens[:max_length], values[:max_length], cu_seqlens.clamp_max(max_length)
         if not mask_ratio:
-            return all_predicted(network, tokens, values, bounds, int(row))
+            stream = mask_free == "stream"
+            cell = (network, tokens, values, bounds)
+            made_tokens, made = from_stream(*cell) if stream else from_folds(*cell, row)
+            return torch.stack([made_tokens.float(), made, torch.zeros_like(made)], dim=1)
         panel = genes.to(tokens.device)
-        generator = step_generator(seed, int(row), "reconstruct")
-        number = min(len(tokens), max(1, round(mask_ratio * len(tokens))))
-        drawn = torch.randperm(len(tokens), generator=generator)[:number]
+        generator = step_generator(seed, row, "reconstruct")
+        n_masked = min(len(tokens), max(1, round(mask_ratio * len(tokens))))
+        drawn = torch.randperm(len(tokens), generator=generator)[:n_masked]
         masked = torch.isin(torch.arange(len(tokens)), drawn).to(tokens.device)
-        # Without ranks, masked genes stand behind the visible ones: as all are [MASK], in no order.
+        # without ranks, masked genes are placed behind the visible ones
         order = torch.arange(len(tokens), device=tokens.device) if by_rank else masked.int().argsort(stable=True)
-        masked_last = masked[order]
-        made_genes, filled = sample(
-            denoiser(network, int(row), 1, ~masked_last),
-            (torch.searchsorted(panel, tokens[order]) + N_SPECIAL).masked_fill(masked_last, MASK),
+        hidden = masked[order]
+        numbers, made = sample(
+            denoiser(network, row, 1, ~hidden),
+            (torch.searchsorted(panel, tokens[order]) + N_SPECIAL).masked_fill(hidden, MASK),
             values[order],
             bounds,
             n_steps=n_steps,
@@ -355,53 +338,56 @@ def _filled_in(
             by_cell=not by_rank,
             generator=generator,
         )
-        made_tokens = panel[made_genes - N_SPECIAL]
+        made_tokens = panel[numbers - N_SPECIAL]
         if by_rank:
-            filled = values_at_ranks(made_tokens, filled, masked, ~masked, bounds, denominator)
-        return torch.stack([made_tokens.float(), filled, masked.float()], dim=1)
+            made = values_at_ranks(made_tokens, made, masked, ~masked, bounds, denominator)
+        return torch.stack([made_tokens.float(), made, masked.float()], dim=1)
 
-    return fill
+    return reconstruct_cell
 
 
-def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], names: list[str]) -> dict[str, sp.csr_matrix]:
-    """Lay ranks out by gene, as the layers of these names."""
+def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], key: str) -> dict[str, sp.csr_matrix]:
+    """Layers with the values and ranks of the reconstructed and of the input cells, and their masked genes."""
     lengths = np.array([len(tokens) for tokens, _, _ in cells])
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    tokens, values, found = (np.concatenate(part) for part in zip(*cells, strict=True))
+    tokens, values, made = (np.concatenate(part) for part in zip(*cells, strict=True))
     rank = (np.arange(len(tokens)) - np.repeat(indptr[:-1], lengths) + 1).astype(np.int32)
-    true, made = column[tokens], column[found[:, 0].astype(np.int64)]
+    true, predicted = column[tokens], column[made[:, 0].astype(np.int64)]
 
     def matrix(data: np.ndarray, columns: np.ndarray) -> sp.csr_matrix:
-        # a copy: sorting works in place, and columns and bounds belong to several matrices
+        # a copy, because sorting works in place and several matrices share their columns
         laid = sp.csr_matrix((data, columns, indptr), shape=shape, copy=True)
         laid.sort_indices()
         return laid
 
-    masked = matrix(found[:, 2] > 0, true)
+    masked = matrix(made[:, 2] > 0, true)
     masked.eliminate_zeros()
-    predicted, observed = matrix(found[:, 1].astype(np.float32), made), matrix(values.astype(np.float32), true)
-    laid = (predicted, matrix(rank, made), observed, matrix(rank, true), masked)
-    return dict(zip(names, laid, strict=True))
+    layers = (
+        matrix(made[:, 1].astype(np.float32), predicted),
+        matrix(rank, predicted),
+        matrix(values.astype(np.float32), true),
+        matrix(rank, true),
+        masked,
+    )
+    return {f"{key}{ending}": layer for ending, layer in zip(ENDINGS, layers, strict=True)}
 
 
-def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, float]:
-    """Means over cells of the scores; NaN where no cell has one."""
+def _scores(cells: list[Any], n_tokens: int, by_rank: bool) -> dict[str, float]:
+    """Mean scores over cells; NaN if no cell has one."""
     import pandas as pd
 
     from scdiva.metrics import marginal_recall, reconstruction_scores
 
-    often = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens)
+    n_expressing = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens)
     rows = []
-    for tokens, values, found in cells:
-        masked = found[:, 2] > 0
-        made = found[:, 0].astype(np.int64)
-        row = reconstruction_scores(tokens, made, values, found[:, 1], masked)._asdict()
+    for tokens, values, made in cells:
+        masked, made_tokens = made[:, 2] > 0, made[:, 0].astype(np.int64)
+        row = reconstruction_scores(tokens, made_tokens, values, made[:, 1], masked)._asdict()
         if not by_rank:
             row.update({name: np.nan for name in row if name.startswith(("masked_", "visible_"))})
-            row["visible_recall"] = float(np.isin(tokens[~masked], made).mean()) if not masked.all() else np.nan
-            if masked.any():
-                row["masked_recall"] = float(np.isin(tokens[masked], made).mean())
-        elsewhere = often - np.bincount(tokens, minlength=n_tokens)
-        row["marginal_recall"] = marginal_recall(tokens[masked], tokens[~masked], elsewhere) if masked.any() else np.nan
+            for name, part in (("masked_recall", masked), ("visible_recall", ~masked)):
+                row[name] = float(np.isin(tokens[part], made_tokens).mean()) if part.any() else np.nan
+        frequency = n_expressing - np.bincount(tokens, minlength=n_tokens)
+        row["marginal_recall"] = marginal_recall(tokens[masked], tokens[~masked], frequency) if masked.any() else np.nan
         rows.append(row)
     return dict(pd.DataFrame(rows, dtype=float).mean().to_dict())

@@ -13,24 +13,24 @@ from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import PREDICTED, VARM_EMBEDDING, VARP_GRN
 from scdiva._docs import with_shared_docs
 from scdiva.data.results import check_anndata
-from scdiva.networks.storage import genes_of, network_of
+from scdiva.networks.network import genes_of, network_of
 from scdiva.perturbation.scores import read_prediction
 
 
 @check_arguments
 def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING) -> pd.DataFrame:
-    """Give the genes that have an embedding, one row each.
+    """Gene embeddings, one row per gene.
 
     Parameters
     ----------
     adata
-        Data that :func:`scdiva.tl.gene_embedding` wrote to.
+        Data with a result of :func:`scdiva.tl.gene_embedding`.
     key
-        Its `key_added`.
+        `key_added` of that call.
 
     Returns
     -------
-    float32, index var names, columns `0 ... dim - 1`. Genes without an embedding are left out.
+    float32, indexed by var names, with columns `0 ... dim - 1`, without genes that have no embedding.
 
     Raises
     ------
@@ -63,27 +63,24 @@ def grn_df(
     targets: Sequence[str] | None = None,
     top: int | None = None,
 ) -> pd.DataFrame:
-    """List the edges of a gene network, one row each.
+    """Edges of a gene network, one row per edge.
 
     Parameters
     ----------
     adata
-        Data that `scdiva.tl.grn` wrote to.
+        Data with a network of `scdiva.tl.grn`.
     key
-        Its `key_added`.
+        `key_added` of that call.
     group
-        Which network, where there is one for each group of cells.
+        Group of cells, if there is a network for each.
     sources, targets
-        Genes whose edges are listed, by var name; None: all. Those that are not in the network are left out, with a
+        Var names of genes whose edges are listed. None: all. Genes that are not in the network are ignored with a
         warning.
     top
-        Edges listed, the first ones; None lists all.
+        Number of edges, the strongest. None: all.
 
-    Returns
-    -------
-    Columns `source`, `target` (var names) and `weight` (float64), the strongest first; what decoupler takes as `net`.
-    Strong is an edge of large weight, or of large absolute weight where one below 0 is as strong
-    (`"correlation"`, differences of groups).
+    Returns ------- Columns `source`, `target` (var names) and `weight` (float64), as decoupler takes them as `net`.
+    Sorted by weight, or by absolute weight if weights have a sign (`"correlation"`, differences of groups).
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Cells as they were, as the model reconstructed them, and what it expects of genes that dropped out."""
+"""Tables of reconstructed and imputed expression."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from scdiva.data.results import check_anndata, our_uns
 
 @check_arguments
 def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFrame:
-    """List cells as they were beside reconstructed ones, one row per cell and rank.
+    """Reconstructed cells compared with the input cells, one row per cell and rank.
 
     Parameters
     ----------
     adata
-        Data that `scdiva.tl.reconstruct` wrote to, or some of its cells.
+        Data with a reconstruction by `scdiva.tl.reconstruct`, or a subset of its cells.
     key
-        Its `key_added`.
+        `key_added` of that call.
 
     Returns
     -------
-    `obs_name` (categorical), `rank` (int32, from 1), `gene` and `reconstructed_gene` (categorical, var
-    names), which stand there in the cell as it was and in the reconstructed one; `value` and `reconstructed_value`
-    (float32), the log-normalised values of these two genes; and `masked` (bool), whether the gene there was masked. By
-    cell and rank. Where the reconstructed cell has no gene of adata, its name and value are missing.
+    `obs_name` (categorical), `rank` (int32, from 1), `gene` and `reconstructed_gene` (categorical, var names), the
+    genes at this rank in the input and in the reconstructed cell; `value` and `reconstructed_value` (float32), their
+    log-normalised values; and `masked` (bool), whether the input gene was masked. Sorted by cell and rank. If the
+    reconstructed gene is not in adata, its name and value are missing.
 
     Raises
     ------
     KeyError
         If there is no such reconstruction.
     ValueError
-        If names of cells or genes repeat, the layers do not belong together, or columns were dropped since.
+        If names of cells or genes repeat, the layers do not match, or genes were removed afterwards.
 
     Examples
     --------
@@ -71,34 +71,34 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
 def reconstructed_genes(
     adata: AnnData, *, key: str = RECONSTRUCTED, min_cells: int = 10, min_recall: float = 0.5
 ) -> list[str]:
-    """List the genes that are often recovered where they were masked.
+    """Genes that are frequently recovered when they are masked.
 
-    Of the cells in which a gene was masked, its recall is the share whose reconstruction has it, at whatever rank. It
-    says nothing of the gene's value. A gene that most cells express is easily found, so compare only lists made with
-    the same `min_recall` and the same share of masked genes.
+    The recall of a gene is the fraction of the cells with this gene masked in which the reconstruction contains it, at
+    any rank and with any value. Widely expressed genes are recovered more easily, so only compare lists with the same
+    `min_recall` and the same share of masked genes.
 
     Parameters
     ----------
     adata
-        Data that `scdiva.tl.reconstruct` wrote to, or some of its cells.
+        Data with a reconstruction by `scdiva.tl.reconstruct`, or a subset of its cells.
     key
-        Its `key_added`.
+        `key_added` of that call.
     min_cells
-        Cells in which a gene must have been masked.
+        Minimum number of cells in which a gene was masked.
     min_recall
-        Least recall, 0 to 1.
+        Minimum recall, 0 to 1.
 
     Returns
     -------
-    Var names, in their order; none where no gene is found again so often.
+    Var names, in their order.
 
     Raises
     ------
     KeyError
         If there is no such reconstruction.
     ValueError
-        If `min_cells` is below 1, `min_recall` is not between 0 and 1, no gene was masked in so many cells, the layers
-        do not belong together, or columns were dropped since.
+        If `min_cells` is below 1, `min_recall` is not between 0 and 1, no gene was masked in `min_cells` cells, the
+        layers do not match, or genes were removed afterwards.
 
     Examples
     --------
@@ -127,20 +127,20 @@ def reconstructed_genes(
 
 @check_arguments
 def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key: str = IMPUTED) -> pd.DataFrame:
-    """List imputed values, one row per cell and one column per gene.
+    """Imputed values, one row per cell and one column per gene.
 
     Parameters
     ----------
     adata
-        Data that `scdiva.tl.impute` wrote to, or some of its cells.
+        Data with a result of `scdiva.tl.impute`, or a subset of its cells.
     genes
-        Names of genes, in the order wanted; None gives all that were imputed.
+        Names of genes, in the order of the columns. None: all imputed genes.
     key
-        Its `key_added`; with ``"_sd"`` behind it the spread around the values.
+        `key_added` of that call; with the suffix ``"_sd"``, the spread around the values.
 
     Returns
     -------
-    float32, index obs names, columns names of genes: log1p of counts per ten thousand, or its standard deviation.
+    float32, indexed by obs names, with gene names as columns: log1p of counts per 10,000, or its standard deviation.
 
     Raises
     ------
@@ -154,14 +154,14 @@ def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key:
     >>> sd.tl.impute(adata, list(adata.var_names[:2]))
     >>> sd.get.imputed_df(adata).shape
     (60, 2)
-    >>> adata.obs["imputed"] = sd.get.imputed_df(adata)[adata.var_names[0]]  # for plots of scanpy
+    >>> adata.obs["imputed"] = sd.get.imputed_df(adata)[adata.var_names[0]]  # for scanpy plots
     """
     check_anndata(adata)
     found = adata.obsm.get(key)
     if not isinstance(found, pd.DataFrame):
         if key not in adata.layers:
-            there = [*adata.obsm, *adata.layers]
-            raise no_entry("adata, in obsm and layers,", key, there, "scdiva.tl.impute(adata)")
+            present = [*adata.obsm, *adata.layers]
+            raise no_entry("adata, in obsm and layers,", key, present, "scdiva.tl.impute(adata)")
         layer = np.asarray(adata.layers[key])
         known = ~np.isnan(layer).all(axis=0)
         found = pd.DataFrame(layer[:, known], adata.obs_names, adata.var_names[known])
@@ -173,39 +173,39 @@ def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key:
 
 
 class Recovered(NamedTuple):
-    """The genes of all cells as they were, one element each, by cell and rank, and what became of them."""
+    """Genes of the input cells, one element for each cell and rank, and their reconstruction."""
 
     cell: NDArray[np.intp]
     gene: NDArray[np.intp]
     """Column of the gene."""
     rank: NDArray[np.int32]
-    """In the cell as it was, from 1."""
+    """Rank in the input cell, from 1."""
     reconstructed_rank: NDArray[np.int32]
-    """0: the reconstructed cell does not have the gene."""
+    """Rank in the reconstructed cell; 0: not in it."""
     value: NDArray[np.float32]
     reconstructed_value: NDArray[np.float32]
-    """NaN where the reconstructed cell does not have the gene."""
+    """NaN: not in the reconstructed cell."""
     masked: NDArray[np.bool_]
     gene_there: NDArray[np.intp]
-    """Column of the gene that the reconstructed cell has at this rank; -1: none."""
+    """Column of the gene at this rank of the reconstructed cell; -1: none."""
     value_there: NDArray[np.float32]
-    """Its value; NaN: none."""
+    """Value of that gene; NaN: none."""
 
 
 def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
-    """Give what `scdiva.tl.reconstruct` noted of a reconstruction.
+    """Parameters of a reconstruction.
 
     Parameters
     ----------
     adata
-        Cells that it wrote to.
+        Data with the reconstruction.
     key
-        Its `key_added`.
+        `key_added` of that call.
 
     Raises
     ------
     KeyError
-        If a layer or the note is missing.
+        If a layer or the parameters are missing.
     """
     wanted = [key, *(f"{key}_{ending}" for ending in (RANK, TRUE, TRUE_RANK, MASKED))]
     missing = [name for name in wanted if name not in adata.layers]
@@ -217,25 +217,25 @@ def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
 
 
 def recovered_of(adata: AnnData, key: str) -> Recovered:
-    """Set the cells as they were beside the reconstructed ones, gene by gene and rank by rank.
+    """Input and reconstructed cells, gene by gene and rank by rank.
 
     Parameters
     ----------
     adata
-        Cells that `scdiva.tl.reconstruct` wrote to, or some of them.
+        Data with the reconstruction, or a subset of its cells.
     key
-        Its `key_added`.
+        `key_added` of that call.
 
     Returns
     -------
-    One element for each gene, and so each rank, of each cell as it was.
+    One element for each gene, and so each rank, of each input cell.
 
     Raises
     ------
     KeyError
         If there is no such reconstruction.
     ValueError
-        If the layers do not belong together, or columns were dropped since they were written.
+        If the layers do not match, or genes were removed afterwards.
     """
     parameters_of(adata, key)
     true = _entries(adata, f"{key}_{TRUE_RANK}")
@@ -266,8 +266,8 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
             )
     gene_there, value_there = np.full(len(gene), -1, dtype=np.intp), np.full(len(gene), np.nan, dtype=np.float32)
     gene_there[at] = other.col
-    there = gene_there >= 0
-    value_there[there] = _values_at(adata, key, cell[there], gene_there[there])
+    filled = gene_there >= 0
+    value_there[filled] = _values_at(adata, key, cell[filled], gene_there[filled])
     reconstructed_rank = _values_at(adata, f"{key}_{RANK}", cell, gene).astype(np.int32)
     value = _values_at(adata, key, cell, gene).astype(np.float32)
     value[reconstructed_rank == 0] = np.nan
@@ -278,13 +278,13 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
 
 
 def _entries(adata: AnnData, key: str) -> sp.coo_matrix:
-    """Give what a layer stores, but for zeros."""
+    """Stored entries of a layer without zeros."""
     entries = sp.coo_matrix(adata.layers[key])
     entries.eliminate_zeros()
     return entries
 
 
 def _values_at(adata: AnnData, key: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[Any]:
-    """Read a layer at some cells and genes; what it does not store is 0."""
-    matrix = sp.csr_matrix(adata.layers[key]).sorted_indices()  # unsorted, each value is searched for by all of a row
+    """Entries of a layer at cells and genes; 0 if not stored."""
+    matrix = sp.csr_matrix(adata.layers[key]).sorted_indices()  # look-up in unsorted rows is slow
     return np.asarray(matrix[rows, columns]).ravel() if len(rows) else np.zeros(0, matrix.dtype)

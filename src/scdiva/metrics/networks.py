@@ -1,4 +1,4 @@
-"""Networks of genes: their hubs."""
+"""Hubs of gene networks."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ._input import refuse_where
 
 
 def hub_scores(graph: Any) -> NDArray[np.float64]:
-    r"""Score each source as a hub, one that points to what other hubs point to as well [1]_.
+    r"""Kleinberg's hub scores of the sources of a network [1]_.
 
-    The scores :math:`h` are the principal eigenvector of :math:`|W| |W|^T`, to which repeated steps from equal scores
-    lead. Its blocks, sources that share targets directly or through others, are solved one by one: each has one such
-    vector, which a solver given several of the same strength would mix at random.
+    A source is a hub if its targets are also targets of other hubs. The scores are the principal eigenvector of
+    :math:`|W| |W|^T`, the limit of power iteration from equal scores. Connected components are solved separately,
+    because a solver would mix eigenvectors with the same eigenvalue.
 
     Parameters
     ----------
     graph
-        Weight of each pair, source × target, shape `(n_sources, n_targets)`, sparse or dense; signs are dropped.
+        Weights, source × target, shape `(n_sources, n_targets)`, sparse or dense; signs are ignored.
 
     Returns
     -------
-    float64 `(n_sources,)`, 0 to 1: the largest is 1, or all are 0 if there are no edges. Sources outside of the
-    strongest block are 0.
+    float64 `(n_sources,)`, 0 to 1: the largest is 1, or all are 0 without edges. Sources outside the component
+    with the largest eigenvalue are 0.
 
     Raises
     ------
@@ -59,8 +59,8 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
     scores = np.zeros(weights.shape[0])
     if not weights.nnz:
         return scores
-    weights = weights / weights.max()  # squares of tiny weights would be lost
-    # sources and then targets: a source that is a target too stands twice
+    weights = weights / weights.max()  # avoids underflow of squares
+    # bipartite graph of sources and targets
     both = block_array([[None, weights], [weights.T, None]]).tocsr()
     _, block = connected_components(both, directed=False)
     block = block[: weights.shape[0]]
@@ -70,13 +70,13 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
     solved = [_principal(weights[rows]) for rows in members]
     strongest = max(strength for strength, _ in solved)
     for rows, (strength, vector) in zip(members, solved, strict=True):
-        if strength >= (1 - 1e-9) * strongest:  # or as strong but for rounding
-            scores[rows] = vector * vector.sum()  # its share in equal scores
+        if strength >= (1 - 1e-9) * strongest:  # equal up to rounding
+            scores[rows] = vector * vector.sum()  # projection of equal scores
     return np.asarray(scores / scores.max())
 
 
 def _principal(weights: Any) -> tuple[float, NDArray[np.float64]]:
-    """Give the largest eigenvalue of W W^T and its vector, of length 1 and nowhere negative, for one block."""
+    """Largest eigenvalue of W W^T and its non-negative eigenvector of length 1, for one component."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     n = weights.shape[0]

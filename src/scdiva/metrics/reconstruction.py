@@ -1,4 +1,4 @@
-"""How well a cell's sequence of genes and values is reconstructed: one cell a call, integers in, floats out."""
+"""Scores of the reconstructed genes and values of one cell."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ._input import finite_arrays, refuse_where, truth_values
 
 
 class LDist(NamedTuple):
-    """Mean displacement of the genes of one cell, and what it is to be read beside."""
+    """Mean displacement of the genes of one cell, and its expectation by chance."""
 
     l_dist: float
-    """Mean |place - place predicted| over the genes that were predicted."""
+    """Mean |position - predicted position| over the predicted genes."""
     chance: float
-    """The same for a random order of the true genes."""
+    """Its expectation for a random order of the true genes."""
     coverage: float
-    """Share of the true genes that were predicted."""
+    """Fraction of the true genes that were predicted."""
     by_length: float
     """`l_dist` / length of the true sequence."""
 
 
 class ReconstructionScores(NamedTuple):
-    """Scores of one cell: of the masked positions, of the visible ones, and of the whole sequence."""
+    """Scores of one cell: masked positions, visible positions, and the whole sequence."""
 
     n_masked: int
     masked_recall: float
@@ -51,20 +51,20 @@ def l_dist(true: ArrayLike, predicted: ArrayLike) -> LDist:
     r"""Mean displacement of genes between a cell's true sequence and the predicted one (L-Dist).
 
     Spearman's footrule over the length: :math:`\frac{1}{L} \sum_k |k - \hat\pi(g_k)|`, where :math:`\hat\pi` is the
-    place in the predicted sequence (paper, appendix, eq. ldist). The mean is over the genes that were predicted; others
-    have no place. So read it beside `coverage`: a prediction may do well by telling few genes.
+    position in the predicted sequence (paper, appendix, eq. ldist). The mean is over the predicted genes only, so
+    report it together with `coverage`.
 
     Parameters
     ----------
     true
         Genes in their true order, as numbers or tokens, each once, shape `(L,)`.
     predicted
-        Genes in the predicted order, shape `(M,)`. Of a gene predicted more than once, the first place counts.
+        Genes in the predicted order, shape `(M,)`. If a gene is predicted more than once, its first position is used.
 
     Returns
     -------
-    `l_dist` in places, 0 at best, NaN where no true gene was predicted; `chance`, its mean over all orders of the true
-    genes, :math:`(L^2 - 1) / 3L`, about L / 3; `coverage`, the share of true genes that were predicted, 0 to 1; and
+    `l_dist` in positions, 0 at best, NaN if no true gene was predicted; `chance`, its mean over all orders of the true
+    genes, :math:`(L^2 - 1) / 3L`, about L / 3; `coverage`, the fraction of true genes that were predicted; and
     `by_length`, `l_dist` / L.
 
     Raises
@@ -88,12 +88,12 @@ def bleu(true: ArrayLike, predicted: ArrayLike, max_n: int = 4) -> float:
     r"""BLEU of a predicted sequence of genes against the true one [1]_.
 
     :math:`\mathrm{BP} \exp(\frac{1}{N} \sum_{n \le N} \log p_n)` (paper, appendix, eq. bleu). :math:`p_n` is the
-    clipped precision: the share of the n-grams predicted that are in the true sequence, each counted no more often than
-    it occurs there. The brevity penalty BP is 1, or :math:`e^{1 - L / M}` where the M genes predicted are fewer than
-    the L true ones. There is no smoothing: where one precision is 0, so is BLEU, also where the prediction is too short
-    to hold an n-gram.
+    clipped precision: the fraction of predicted n-grams that occur in the true sequence, each counted at most as often
+    as it occurs there. The brevity penalty BP is 1, or :math:`e^{1 - L / M}` if the M predicted genes are fewer than
+    the L true genes. There is no smoothing: BLEU is 0 if one precision is 0, also if the prediction is too short to
+    contain an n-gram.
 
-    A sequence that was mostly shown scores near 1 by copying: read the masked positions apart
+    If most positions are visible, copying them gives a score near 1: evaluate masked positions separately
     (:func:`reconstruction_scores`).
 
     Parameters
@@ -107,7 +107,7 @@ def bleu(true: ArrayLike, predicted: ArrayLike, max_n: int = 4) -> float:
 
     Returns
     -------
-    BLEU-N, 0 to 1; NaN where the true sequence is shorter than N, since no prediction could score.
+    BLEU-N, 0 to 1; NaN if the true sequence is shorter than N.
 
     Raises
     ------
@@ -136,8 +136,8 @@ def bleu(true: ArrayLike, predicted: ArrayLike, max_n: int = 4) -> float:
 def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
     """Rank correlation of true and predicted values, corrected for ties.
 
-    The paper's formula (appendix, eq. spearman) holds without ties only; this is Pearson's correlation of the mean
-    ranks, which is the same there.
+    The paper's formula (appendix, eq. spearman) is valid without ties only; this is the Pearson correlation of the
+    mean ranks, which is then the same.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
 
     Returns
     -------
-    -1 to 1; NaN where either is constant, so also for fewer than two values.
+    -1 to 1; NaN if either is constant.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
 
 
 def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> float:
-    """Share of k masked genes that are among the k most frequent ones not visible: what a model has to pass.
+    """Fraction of k masked genes among the k most frequent genes that are not visible: a baseline.
 
     Parameters
     ----------
@@ -171,12 +171,12 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
     shown
         The visible genes of the cell, each once, shape `(n_shown,)`; may be empty.
     frequency
-        How often each gene is expressed, such as the share of training cells, shape `(n_genes,)`, 0 or above. Equal
-        genes are taken in their order.
+        Frequency of each gene, such as the fraction of training cells that express it, shape `(n_genes,)`. Ties are
+        broken by the order of genes.
 
     Returns
     -------
-    The share, 0 to 1.
+    The fraction, 0 to 1.
 
     Raises
     ------
@@ -208,17 +208,16 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
 def reconstruction_scores(
     true: ArrayLike, predicted: ArrayLike, true_values: ArrayLike, predicted_values: ArrayLike, masked: ArrayLike
 ) -> ReconstructionScores:
-    """Score the reconstruction of one cell; masked positions apart from visible ones.
+    """Scores of the reconstruction of one cell, separately for masked and visible positions.
 
-    The sequences are aligned: position j of the prediction answers position j of the cell. Means over cells are the
-    caller's: leave out NaN, as `numpy.nanmean` does.
+    The sequences are aligned by position. For means over cells, ignore NaN (`numpy.nanmean`).
 
     Parameters
     ----------
     true
         Genes of the cell in their order, as numbers or tokens, each once, shape `(L,)`.
     predicted
-        The gene predicted at each position, shape `(L,)`. A repeated gene is found once, at its first place.
+        The gene predicted at each position, shape `(L,)`. The first position of a repeated gene is used.
     true_values, predicted_values
         Value at each position, shape `(L,)`.
     masked
@@ -226,11 +225,11 @@ def reconstruction_scores(
 
     Returns
     -------
-    A named tuple; `_asdict()` makes a row of it. Of the masked positions, and of the visible ones with `visible` in
-    place of `masked`: `n_masked`, how many there are; `masked_recall`, the share of their genes that were predicted at
-    any of them; `masked_match`, the share of positions with the right gene; `masked_value_spearman`
+    A named tuple. For masked positions, and for visible ones with `visible` instead of `masked`: `n_masked`, their
+    number; `masked_recall`, the fraction of their genes that were predicted at any of them; `masked_match`, the
+    fraction of positions with the correct gene; `masked_value_spearman`
     (:func:`value_spearman`) and `masked_value_rmse`, the root-mean-square error in the unit of the values, both
-    position by position whatever gene was predicted there. NaN where there is no such position. Of the whole sequence:
+    position by position whatever gene was predicted there. NaN without such positions. For the whole sequence:
     `l_dist`, `l_dist_chance`, `l_dist_by_length`, `coverage` (:func:`l_dist`), `bleu` (BLEU-4, :func:`bleu`), and
     `value_spearman` over the genes in both sequences, gene by gene.
 
@@ -283,7 +282,7 @@ def reconstruction_scores(
 def _at(
     genes: NDArray[np.int64], guessed: NDArray[np.int64], values: ArrayLike, predicted_values: ArrayLike
 ) -> tuple[int, float, float, float, float]:
-    """Give the number of positions, recall, matches, and rank correlation and error of the values at them."""
+    """Number of positions, recall, matches, and rank correlation and error of their values."""
     if not len(genes):
         return 0, np.nan, np.nan, np.nan, np.nan
     return (
@@ -296,7 +295,7 @@ def _at(
 
 
 def _found(genes: NDArray[np.int64], guessed: NDArray[np.int64]) -> float:
-    """Share of genes, none of them twice, that are predicted."""
+    """Fraction of genes that are predicted."""
     return float(np.isin(genes, guessed).mean())
 
 
@@ -306,7 +305,7 @@ def _n_grams(genes: NDArray[np.int64], n: int) -> Counter[tuple[int, ...]]:
 
 
 def _sequence(given: ArrayLike, name: str, *, once: bool = False) -> NDArray[np.int64]:
-    """Give genes as int64; refuse what are no numbers of genes, and repeats where each may stand once."""
+    """Genes as int64; raises an error for other values and, with `once`, for duplicates."""
     genes = np.asarray(given)
     if genes.ndim != 1:
         raise ValueError(f"{name} has shape {genes.shape}; it must be the genes of one cell, (n,).")

@@ -1,10 +1,10 @@
-"""What each method makes of genes, cells and groups: sums over the cells of each group, and weights of these."""
+"""Methods of `tl.grn`: sums over the cells of each group, and edge weights computed from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,32 +13,33 @@ from torch import Tensor
 
 from scdiva._running import RunConfig, embed_cells, run_cells
 from scdiva.models import ScDiVa
-from scdiva.networks.gene_selection import Pairs
+
+if TYPE_CHECKING:
+    from scdiva.networks.grn import Pairs
 
 Name = Literal["embedding", "attention", "correlation"]
 Floats = NDArray[np.floating]
 PRIOR_CELLS = 100
-"""Cells that attend as usual and stand beside those read: whether a source is there differs far more between two cells
-than the share of cells that have it differs between targets, so that a few cells say little of a pair."""
+"""Pseudo-cells with mean attention, towards which targets in few cells are shrunk."""
 RIDGE = 1e-3
-"""Of the largest variance of the states: directions in which cells hardly differ say nothing of a gene."""
-_HELD_TOKENS = 16_384
-"""Genes of the cells whose ranks wait to be added up: 75 MB where cells are 1,200 genes long."""
+"""Ridge penalty on the states, as a fraction of their largest variance."""
+HELD_TOKENS = 16_384
+"""Maximum number of tokens whose ranks wait to be added up: 75 MB for cells of 1,200 genes."""
 
 
 class Method(NamedTuple):
-    """A way to make a network.
+    """A method of network inference.
 
     Attributes
     ----------
     sums
-        Adds up over the cells of each group: arrays whose first axis is groups.
+        Computes sums over the cells of each group: arrays whose first axis is groups.
     weights
-        Makes weights, sources × targets, of the sums of one group.
+        Computes weights, sources × targets, from the sums of one group.
     bytes_each
-        Held for each group, source and target while cells are read.
+        Memory for each group, source and target.
     signed
-        Whether a weight below 0 is as strong as one above.
+        Whether negative weights are as strong as positive ones.
     """
 
     sums: Callable[[Pairs, RunConfig], tuple[NDArray[Any], ...]]
@@ -47,11 +48,11 @@ class Method(NamedTuple):
     signed: bool = False
 
 
-# --- correlation: what every other method is to be compared with
+# --- correlation: the baseline
 
 
 def correlation_sums(pairs: Pairs, _: RunConfig) -> tuple[Floats, ...]:
-    """Add up moments of log-normalised expression.
+    """Sum moments of log-normalised expression.
 
     Returns
     -------
@@ -68,7 +69,7 @@ def correlation_sums(pairs: Pairs, _: RunConfig) -> tuple[Floats, ...]:
             rows = np.flatnonzero(pairs.group[first : first + block.shape[0]] == number)
             if not len(rows):
                 continue
-            # in float64: of a gene that all cells express the variance is a small part of the squares
+            # float64, because the variance of a gene that all cells express is a small part of the squares
             x = values[rows].toarray().astype(np.float64)
             s, t = x[:, pairs.sources], x[:, pairs.targets]
             n[number] += len(rows)
@@ -79,25 +80,25 @@ def correlation_sums(pairs: Pairs, _: RunConfig) -> tuple[Floats, ...]:
 
 
 def correlation_weights(_: Pairs, n: Floats, of_sources: Floats, of_targets: Floats, products: Floats) -> Floats:
-    """Give Pearson's correlation of each source with each target; NaN without variance."""
+    """Pearson correlation of each source with each target; NaN without variance."""
     scale = []
     for total, squares in (of_sources, of_targets):
         variance = squares - total**2 / n
-        scale.append(np.sqrt(np.where(variance > 1e-9 * squares, variance, np.nan)))  # the rest is rounding
+        scale.append(np.sqrt(np.where(variance > 1e-9 * squares, variance, np.nan)))  # below: rounding errors
     covariance = products - np.outer(of_sources[0], of_targets[0]) / n
     return np.clip(covariance / np.outer(*scale), -1, 1)
 
 
-# --- attention: which genes the model reads when it reads a gene
+# --- attention
 
 
 def attention_sums(pairs: Pairs, run_config: RunConfig) -> tuple[NDArray[Any], ...]:
-    """Add up rank-normalised attention, one cell at a time.
+    """Sum rank-normalised attention, one cell at a time.
 
     Returns
     -------
-    Sums of ranks, float32 (n_groups, n_sources, n_targets); cells that hold each target (n_groups, n_targets); sums of
-    the ranks of each source over all queries, whatever their gene (n_groups, n_sources); and their number (n_groups,).
+    Sums of ranks, float32 (n_groups, n_sources, n_targets); cells that express each target (n_groups, n_targets); sums
+    of the ranks of each source over all queries (n_groups, n_sources); and their number (n_groups,).
     """
     n_groups, n_sources, n_targets = pairs.shape
     total, n = np.zeros(pairs.shape, dtype=np.float32), np.zeros((n_groups, n_targets), dtype=np.int64)
@@ -107,7 +108,7 @@ def attention_sums(pairs: Pairs, run_config: RunConfig) -> tuple[NDArray[Any], .
         pairs.model,
         pairs.source,
         run_config._replace(what=partial(attention_ranks, layers=pairs.layers, heads=pairs.heads), batch_size=1),
-        held_tokens=_HELD_TOKENS,
+        held_tokens=HELD_TOKENS,
         only=pairs.group >= 0,
     ):
         for (cell,), ranks in results:
@@ -125,7 +126,7 @@ def attention_sums(pairs: Pairs, run_config: RunConfig) -> tuple[NDArray[Any], .
 def attention_weights(
     _: Pairs | None, total: NDArray[np.float32], n: NDArray[np.int64], of_all: Floats, n_queries: NDArray[np.int64]
 ) -> Floats:
-    """Give mean ranks above those of any query, drawn towards 0; NaN without a cell."""
+    """Mean ranks minus those over all queries, shrunk towards 0; NaN without a cell."""
     usual = of_all / n_queries
     with np.errstate(invalid="ignore"):
         return np.where(n > 0, (total - np.outer(usual, n)) / (n + PRIOR_CELLS), np.nan)
@@ -140,7 +141,7 @@ def attention_ranks(
     layers: tuple[int, ...] | None = None,
     heads: tuple[int, ...] | None = None,
 ) -> Tensor:
-    r"""Read out how the genes of one cell attend to each other.
+    r"""Rank-normalised attention between the genes of one cell.
 
     Attention weights (paper, eq. `mha`), without the column of `[LAT]`, are averaged over layers and heads; then the
     keys of each query are ranked and the ranks divided by their number (paper, section "Gene Regulatory Network
@@ -151,9 +152,9 @@ def attention_ranks(
     model
         The model.
     tokens, values, cu_seqlens
-        One cell, packed, of which the first `max_length` genes are read.
+        One packed cell; only the first `max_length` genes are read.
     layers, heads
-        Layers and heads to average over; None: all. Layers above the last of them are not computed.
+        Layers and heads to average over; None: all. Layers above the last are not computed.
 
     Returns
     -------
@@ -177,11 +178,11 @@ def attention_ranks(
     return torch.from_numpy(ranks)
 
 
-# --- embedding: what the model knows of two genes, and how they go with the states of these cells
+# --- embedding: gene embeddings of the model, and covariance through the cell states
 
 
 def embedding_sums(pairs: Pairs, run_config: RunConfig) -> tuple[Floats, ...]:
-    """Add up moments of expression and cell states: those of genes and states are enough.
+    """Sum moments of expression and cell states.
 
     Returns
     -------
@@ -209,7 +210,7 @@ def embedding_sums(pairs: Pairs, run_config: RunConfig) -> tuple[Floats, ...]:
 def embedding_weights(
     pairs: Pairs, n: Floats, of_genes: Floats, of_states: Floats, squares: Floats, products: Floats
 ) -> Floats:
-    r"""Give the similarity of each source and target.
+    r"""Similarity of each source and target.
 
     The mean of two similarities, each in standard deviations over all pairs of genes from their mean: the cosine of the
     whitened embeddings of the model (:func:`whitened`), and the covariance of the two genes' standardised expression as
@@ -220,14 +221,14 @@ def embedding_weights(
     values = np.maximum(values, 0)
     variance = of_genes[1] / n - (of_genes[0] / n) ** 2
     varies = variance > 1e-9 * of_genes[1] / n
-    scale = np.where(varies, np.sqrt(np.where(varies, variance, 1.0)), np.inf)  # what does not vary goes with nothing
+    scale = np.where(varies, np.sqrt(np.where(varies, variance, 1.0)), np.inf)  # constant genes have no covariance
     covariance = (products / n - np.outer(of_genes[0] / n, states)) / scale[:, None]
     spread = np.where(values > 0, np.sqrt(values) / (values + RIDGE * values.max() + np.finfo(float).tiny), 0.0)
     loadings = covariance @ (directions * spread)
     # float32: a network of all genes has some 10^8 pairs
     total = np.zeros((len(pairs.sources), len(pairs.targets)), dtype=np.float32)
     for vectors in (whitened(pairs.model)[pairs.tokens], loadings):
-        # mean and standard deviation of the inner products of all pairs, a gene with itself among them
+        # mean and standard deviation of the inner products of all pairs, including those of a gene with itself
         mean = float(np.square(vectors.mean(axis=0)).sum())
         square = float(np.square(vectors.T @ vectors / len(vectors)).sum())
         if (sd := max(square - mean**2, 0.0) ** 0.5) > 0:
@@ -237,10 +238,10 @@ def embedding_weights(
 
 
 def whitened(model: ScDiVa) -> Floats:
-    """Whiten the gene embeddings of a model, and bring each to length one.
+    """Whitened gene embeddings of a model, normalised to length one.
 
-    The first directions of such a table hold how widely a gene is expressed and in which kinds of cells, and outweigh
-    the rest in a plain cosine; whitening lets all directions count equally (Su et al. 2021).
+    The first components represent how widely and in which kinds of cells a gene is expressed, and they dominate a plain
+    cosine; after whitening all components have equal weight (Su et al. 2021).
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def whitened(model: ScDiVa) -> Floats:
 
     Returns
     -------
-    float64 (n_tokens, n), rows of special tokens and of genes that the model has not seen are 0.
+    float64 (n_tokens, n), rows of special tokens and of genes absent from the training corpus are 0.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Networks of genes: their strongest edges, modules apart; their weights as a matrix; a factor's strongest targets."""
+"""Plots of gene networks: graph, matrix of weights, and targets of a transcription factor."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from scdiva._checks import check_least, no_entry
 from scdiva._constants import VAR_MODULE, VARP_GRN
 from scdiva.get import grn_df
-from scdiva.networks.storage import Network, genes_of, network_of
+from scdiva.networks.network import Network, genes_of, network_of
 from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches, write_names
 from scdiva.pl._groups import distinct_colours, gene_names
 
 UP, DOWN = "#c8553d", "#3a7ca5"
-"""Colours of edges with a weight above and below 0."""
+"""Colours of positive and negative edges."""
 _COLOURED = 14
-"""Modules that are named and have a colour of their own, the largest; the others share a grey."""
+"""Number of modules with a colour, the largest; the others are grey."""
 _SIGNS = {1: "with more of the target", -1: "with less"}
 _KNOWN = {1: "known, activates", -1: "known, represses", 0: "known"}
-"""What the colours of lines and dots of a regulon mean."""
+"""Legend of the lines and dots of a regulon."""
 _GREY, _ONE_COLOUR = (0.72, 0.72, 0.72), (0.30, 0.47, 0.66)
 _MOST = 400
-"""Genes of a side of the matrix: more can't be distinguished."""
+"""Maximum number of rows or columns of the matrix."""
 
 
 @plot
@@ -50,35 +50,34 @@ def grn(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw the strongest edges of a gene network, its modules apart.
+    """Graph of the strongest edges of a gene network, arranged by module.
 
-    Lines are edges, the wider and darker the stronger; where weights have a sign, red ones are positive and blue ones
-    negative. Dots are genes with an edge, their area grows with the sum of their drawn weights, their colour
-    is their module. Names are those of the strongest genes, as many of each module. Where an
-    edge and its reverse are one thing (``"embedding"``, ``"correlation"``) they are one line, of the larger weight;
-    where they are two (``"attention"``), up to 60 edges are drawn with heads. networkx lays out each
-    module, or what hangs together where there are none; the same network looks the same every time.
+    Lines are edges; stronger edges are wider and darker, and if weights have a sign, positive edges are red and
+    negative ones blue. Dots are genes; their area shows the sum of the drawn weights, their colour the module. The
+    strongest genes of each module are labelled. For undirected networks (``"embedding"``, ``"correlation"``), an edge
+    and its reverse are one line with the larger weight; for directed networks (``"attention"``), up to 60 edges have
+    arrowheads. The layout of each module, or connected component without modules, is deterministic.
 
     Parameters
     ----------
     adata
-        Data with the network; nothing is written to it.
+        Data with the network. Not changed.
     key
-        What `scdiva.tl.grn` called it (`key_added`).
+        `key_added` of `scdiva.tl.grn`.
     group
-        One of the groups that it was made for (`groupby`).
+        Group of cells, if there is a network for each.
     genes
-        Edges between these genes only, such as ``scdiva.datasets.gene_family("HLA")``; None takes all. Those that the
-        network does not have are left out, with a warning.
+        Genes whose edges are drawn, such as ``scdiva.datasets.gene_family("HLA")``. None: all. Genes that are not in
+        the network are ignored with a warning.
     modules
-        A column of ``adata.var`` with modules, as `scdiva.tl.grn_modules` wrote it; where the default column does not
-        exist, or with None, genes have one colour.
+        Column of ``adata.var`` with modules, see `scdiva.tl.grn_modules`. None, or if the default column does not
+        exist: all genes have one colour.
     n_edges
-        Strongest edges drawn, as :func:`scdiva.get.grn_df` has them.
+        Number of edges, the strongest as in :func:`scdiva.get.grn_df`.
     n_labels
-        Genes named, at most.
+        Maximum number of labelled genes.
     gene_symbols
-        A column of ``adata.var`` with names to write instead of the var names.
+        Column of ``adata.var`` with labels. None: var names.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -93,7 +92,7 @@ def grn(
     KeyError
         If there is no such network, group, column or module, or none of `genes` is in the network.
     ValueError
-        If a number is out of range, no edge is left, or `save` ends in no picture format.
+        If a number is out of range, no edge is left, or `save` has no suffix of an image format.
 
     Examples
     --------
@@ -113,7 +112,7 @@ def grn(
     size = edges["weight"].abs()
     strength = pd.concat([size.groupby(edges[end]).sum() for end in ("source", "target")]).groupby(level=0).sum()
     code = pd.Series(0, strength.index) if module is None else module.cat.codes.loc[strength.index].astype(int)
-    heads = network.directed and len(edges) <= 60  # more are a thicket
+    heads = network.directed and len(edges) <= 60  # more would overlap
     graph = nx.from_pandas_edgelist(edges, create_using=nx.DiGraph if heads else nx.Graph)
     places = _places(graph, None if module is None else code)
 
@@ -137,7 +136,7 @@ def grn(
     xy = np.array([places[gene] for gene in strength.index])
     axes.scatter(xy[:, 0], xy[:, 1], s=areas, c=colours, edgecolors="white", linewidths=0.6, zorder=3)
     _explain(axes, None if module is None else module.cat.categories, code, table, edges, network)
-    # the strongest of each module, then the second strongest
+    # the strongest gene of each module first
     rank = strength.groupby(code).rank(ascending=False, method="first")
     named = np.lexsort((-strength, rank))[:n_labels]
     at = pd.Index(network.names).get_indexer(strength.index[named])
@@ -146,7 +145,7 @@ def grn(
 
 
 def _modules_of(adata: AnnData, modules: str | None) -> pd.Series | None:
-    """Give the modules of genes as categories; None where there are none and nobody named a column."""
+    """Module of each gene, categorical; None without modules."""
     if modules is None or (modules == VAR_MODULE and modules not in adata.var):
         return None
     if modules not in adata.var:
@@ -155,7 +154,7 @@ def _modules_of(adata: AnnData, modules: str | None) -> pd.Series | None:
 
 
 def _strongest(adata: AnnData, network: Network, key: str, genes: Sequence[str] | None, n_edges: int) -> pd.DataFrame:
-    """List the edges of the largest weights, one for both directions where these are one thing."""
+    """Edges with the largest weights; for undirected networks one for both directions."""
     edges = grn_df(adata, key=key, group=network.group or None, sources=genes, targets=genes, top=2 * n_edges)
     edges = edges[np.isfinite(edges["weight"]) & (edges["weight"] != 0) & (edges["source"] != edges["target"])]
     if not network.directed:
@@ -170,11 +169,11 @@ def _strongest(adata: AnnData, network: Network, key: str, genes: Sequence[str] 
 
 
 def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.float64]]:
-    """Place genes of a module, or what hangs together, in a disc, and discs side by side, the largest first."""
+    """Positions of genes: each module or connected component in a disc, the largest disc in the centre."""
     parts = enumerate(nx.connected_components(graph.to_undirected()))
     block = pd.Series({gene: -1 - i for i, genes in parts for gene in genes}).sort_index()
     if code is not None:
-        # of fewer than three genes a module gets no place of its own
+        # modules of fewer than three genes have no disc
         block.update(code[(code >= 0) & (code.groupby(code).transform("size") >= 3)])
     turn = np.linspace(0, 2 * np.pi, 72, endpoint=False)
     rays = np.column_stack([np.cos(turn), np.sin(turn)])
@@ -185,10 +184,10 @@ def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.flo
         part = nx.Graph()
         part.add_nodes_from(genes)
         part.add_edges_from(graph.subgraph(genes).edges)
-        # what hangs apart is laid out as if it hung on the largest component
+        # for the layout, smaller components are connected to the largest
         pieces = sorted((sorted(piece) for piece in nx.connected_components(part)), key=lambda piece: -len(piece))
         nx.add_star(part, [max(piece, key=part.degree) for piece in pieces])
-        few = len(genes) < 120  # of more, Kamada and Kawai's layout would be slow
+        few = len(genes) < 120  # the Kamada-Kawai layout is slow for more genes
         found = nx.kamada_kawai_layout(part, weight=None) if few else nx.spring_layout(part, weight=None, seed=0)
         xy = np.sqrt(len(genes)) * np.array([found[gene] for gene in genes])
         radius = float(np.linalg.norm(xy, axis=1).max()) + 1
@@ -197,7 +196,7 @@ def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.flo
             tries = np.concatenate([centre + (other + radius) * rays for centre, other in discs])
             gaps = [np.linalg.norm(tries - centre, axis=1) - 0.999 * (other + radius) for centre, other in discs]
             tries = tries[np.min(gaps, axis=0) >= 0]
-        centre = tries[np.linalg.norm(tries * (0.8, 1), axis=1).round(6).argmin()]  # pictures are wider than high
+        centre = tries[np.linalg.norm(tries * (0.8, 1), axis=1).round(6).argmin()]  # figures are wider than high
         discs.append((centre, radius))
         places |= dict(zip(genes, xy + centre, strict=True))
     return places
@@ -206,7 +205,7 @@ def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.flo
 def _explain(
     axes: Axes, modules: pd.Index | None, code: pd.Series, table: NDArray[Any], edges: pd.DataFrame, network: Network
 ) -> None:
-    """Name modules with their drawn genes, and what width and colour of lines mean, at the right."""
+    """Legend of modules, with their numbers of genes, and of the width and colour of edges."""
     handles = []
     if modules is not None:
         handles.append(Line2D([], [], linestyle="", label="module (genes)"))
@@ -237,33 +236,33 @@ def attention(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw the weights between genes as a heatmap, similar genes side by side.
+    """Heatmap of the weights between genes, ordered by similarity.
 
-    For single layers or heads, select them where attention is computed:
+    To plot single layers or heads, select them when attention is computed:
     ``scdiva.tl.grn(adata, "attention", layers=3, heads=[0, 1, 2], key_added="layer3")``, then ``key="layer3"`` here.
-    The title names them.
+    They are shown in the title.
 
     Rows are targets (queries of attention), columns are sources (keys). Genes are ordered by hierarchical clustering of
-    their weights to and from the others (average linkage, correlation, optimal leaf order), the same on both sides
-    where both have the same genes. Weights with a sign, and differences between groups, have a colour map with white at
-    0; colours end at the weight that one in a hundred fields passes. Grey fields are not in the network: a gene with
-    itself, and what `scdiva.tl.grn` did not keep (``n_targets=None`` keeps all).
+    their weights (average linkage, correlation, optimal leaf order), in the same order on both axes if these have the
+    same genes. Signed weights and differences between groups have a diverging colour map with white at 0; the colour
+    scale ends at the 1st and 99th percentile. Grey fields are not in the network: the diagonal, and edges that
+    `scdiva.tl.grn` did not keep (``n_targets=None`` keeps all).
 
     Parameters
     ----------
     adata
-        Data with the network, of any method; nothing is written to it.
+        Data with a network of any method. Not changed.
     key
-        What `scdiva.tl.grn` called it (`key_added`).
+        `key_added` of `scdiva.tl.grn`.
     group
-        One of the groups that it was made for (`groupby`).
+        Group of cells, if there is a network for each.
     genes
-        The genes drawn; those that the network does not have are left out, with a warning. None takes those with the
-        largest sum of absolute weights.
+        Genes to plot; genes that are not in the network are ignored with a warning. None: the genes with the largest
+        sum of absolute weights.
     n_genes
-        How many, if `genes` is None: on each side, where sources and targets are not the same.
+        Number of genes if `genes` is None; on each axis, if sources and targets differ.
     gene_symbols
-        A column of ``adata.var`` with names to write instead of the var names.
+        Column of ``adata.var`` with labels. None: var names.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -278,8 +277,8 @@ def attention(
     KeyError
         If there is no such network, group or column, or none of `genes` is in the network.
     ValueError
-        If no source or no target is among `genes`, a side would have more than 400 genes, no weight between them is in
-        the network, or `save` ends in no picture format.
+        If no source or no target is among `genes`, an axis would have more than 400 genes, no weight between them is in
+        the network, or `save` has no suffix of an image format.
 
     Examples
     --------
@@ -310,7 +309,7 @@ def attention(
     values = _dense(network, columns, rows)
     names = gene_names(adata.var, gene_symbols)
     inches = text_inches(names[np.union1d(rows, columns)], 7) + 0.4
-    # a field has the height of its name
+    # fields are as high as their labels
     width, height = (min(max(0.135 * n, 1.8) + inches, 18.5) for n in (len(columns), len(rows)))
     fig, axes = axes_for(ax, (width + 1.4, height + 0.5))
     low, high = np.nanquantile(values, [0.01, 0.99])
@@ -329,7 +328,7 @@ def attention(
 def _sides(
     network: Network, chosen: NDArray[np.intp] | None, n_genes: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Choose sources and targets: those named, or the ones with most weight."""
+    """Sources and targets to plot: the chosen genes, or those with the largest weights."""
     if chosen is not None:
         return chosen[network.sources[chosen]], chosen[network.targets[chosen]]
     size = abs(network.weights)
@@ -339,7 +338,7 @@ def _sides(
 
 
 def _dense(network: Network, sources: NDArray[np.intp], targets: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Give the weights of targets (rows) from sources (columns), NaN where none is kept."""
+    """Weights of targets (rows) from sources (columns); NaN if not in the network."""
     kept = network.weights[sources][:, targets].tocoo()
     values = np.full((len(targets), len(sources)), np.nan)
     values[kept.col, kept.row] = kept.data
@@ -357,21 +356,21 @@ def regulon(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw a factor's strongest targets by the size of their weight, the strongest on top.
+    """Strongest targets of a transcription factor, ordered by weight.
 
-    Lines are red for targets that rise with the factor and blue for those that fall. Where known targets were asked for
-    (`known` of `scdiva.tl.regulon`), their names are bold and their dots filled, red for activation, blue for
-    repression, grey for a mode that is not known; the dots of the others are hollow.
+    Lines are red for targets that increase with the factor and blue for those that decrease. With known regulation
+    (`known` of `scdiva.tl.regulon`), known targets have bold labels and filled dots: red for activation, blue for
+    repression, grey if the sign is unknown. The dots of other targets are hollow.
 
     Parameters
     ----------
     regulon
-        What `scdiva.tl.regulon` returned, or any frame with columns `source`, `target` and `weight`, the strongest
-        first; `sign` (by default that of the weight) and `known` are optional.
+        Result of `scdiva.tl.regulon`, or a data frame with columns `source`, `target` and `weight`, the strongest
+        first; `sign` (default: that of the weight) and `known` are optional.
     source
-        The factor drawn, where the frame has several.
+        Transcription factor, if the frame has several.
     n_targets
-        Targets drawn, at most.
+        Maximum number of targets.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -384,10 +383,10 @@ def regulon(
     Raises
     ------
     KeyError
-        If a column is missing, the frame has no such factor, or has several and none is named.
+        If a column or the factor is missing, or the frame has several factors and `source` is None.
     ValueError
-        If it has no target with a weight, a target comes twice, `n_targets` is below 1, or `save` ends in no picture
-        format.
+        If it has no target with a weight, a target is duplicated, `n_targets` is below 1, or `save` has no suffix of an
+        image format.
 
     Examples
     --------
@@ -424,7 +423,7 @@ def regulon(
 
 
 def _rows_of(regulon: pd.DataFrame, source: str | None) -> tuple[pd.DataFrame, str]:
-    """Give the rows of one factor that have a weight, and its name."""
+    """Rows of one factor with a weight, and its name."""
     if missing := {"source", "target", "weight"} - set(regulon):
         raise KeyError(f"regulon has no column {min(missing)!r}: give what scdiva.tl.regulon or get.grn_df returned.")
     factors = list(dict.fromkeys(regulon["source"].astype(str)))
@@ -440,5 +439,5 @@ def _rows_of(regulon: pd.DataFrame, source: str | None) -> tuple[pd.DataFrame, s
 
 
 def _colour(sign: float) -> str:
-    """Give the colour of a sign."""
+    """Colour of a sign."""
     return UP if sign > 0 else DOWN if sign < 0 else "0.45"

@@ -1,4 +1,4 @@
-"""Reconstructed cells against the cells as they were, and the genes that several data sets share."""
+"""Plots of reconstructed cells, and overlaps of gene sets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from scdiva.get._reconstruction import Recovered, parameters_of, recovered_of
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes, plot
 
 _VISIBLE, _MASKED = "0.5", "#d1495b"
-"""Colours of genes that the model saw and of those that it predicted."""
+"""Colours of visible and of masked genes."""
 _MOST_POINTS = 20_000
-"""Points drawn in a panel; of more, so many are drawn at random."""
+"""Maximum number of points in a panel; more are subsampled."""
 _MAX_SETS, _MAX_OVERLAPS = 12, 40
 
 
@@ -32,27 +32,26 @@ def reconstruction(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw reconstructed cells against the cells as they were, one column for each reconstruction.
+    """Reconstructed cells compared with the input cells, one column for each reconstruction.
 
-    A point is a gene of a cell that the reconstructed cell has too, grey where it was visible to the model, red where
-    it was masked; of more than 20,000, so many are drawn at random. Above, its rank in the cell; in the middle, its
-    log-normalised value; on the dashed lines both agree. Below, the errors of the values of masked genes, predicted −
-    true; where none was masked, those of all genes, in grey. It reaches as far as 99.5% of them; the few beyond are in
-    the outermost bars. The three columns of the paper's figure are written by
-    `scdiva.tl.reconstruct(adata, model, mask_ratio=[0, 0.3, 0.3], n_steps=[1, 1, 32])`.
+    Each point is a gene of a cell that the reconstructed cell also has: grey if it was visible, red if it was masked;
+    of more than 20,000 points, a random subset is drawn. Top: ranks; middle: log-normalised values; dashed lines:
+    identity. Bottom: errors of the values of masked genes, predicted − true, or in grey of all genes if none was
+    masked; the range covers 99.5% of the errors, and the outermost bars contain the rest. For the columns of the
+    paper's figure, call `scdiva.tl.reconstruct(adata, model, mask_ratio=[0, 0.3, 0.3], n_steps=[1, 1, 32])`.
 
-    Over the panels stands Spearman's correlation, ties at their mean rank, within each cell and then the mean over the
-    cells; over cells together it would be higher, since cells differ in their number of genes. Cells with fewer than
-    three points, or whose values are all the same, have none. A masked gene that is not recovered has no point: the
-    share of those that are is written below, with the root mean squared error of their values.
+    Titles show the mean over cells of Spearman's correlation within each cell; a correlation over all cells would be
+    higher, because cells differ in their number of genes. Cells with fewer than three points or constant values are
+    ignored. Masked genes that are not recovered have no point; the bottom panel shows the fraction of recovered genes
+    and the root-mean-square error of their values.
 
     Parameters
     ----------
     adata
-        Cells that `scdiva.tl.reconstruct` wrote to.
+        Data with reconstructions by `scdiva.tl.reconstruct`.
     keys
-        Its `key_added`, one or several, in the order of the columns. None takes all that adata has, those with fewer
-        masked genes first, then those of fewer steps.
+        `key_added` of one or several reconstructions, in the order of the columns. None: all, sorted by mask ratio and
+        number of steps.
     %(return_fig)s
     %(save)s
 
@@ -66,8 +65,8 @@ def reconstruction(
     KeyError
         If there is no such reconstruction, or none at all.
     ValueError
-        If `keys` is empty or repeats a key, no gene of a cell is recovered, the layers do not belong together, or
-        `save` ends in no picture format.
+        If `keys` is empty or repeats a key, no gene of a cell is recovered, the layers do not match, or `save`
+        has no suffix of an image format.
 
     Examples
     --------
@@ -81,7 +80,7 @@ def reconstruction(
     genes = {key: _in_both(adata, key) for key in chosen}
     n = len(chosen)
     errors = {key: _errors(both) for key, (both, _) in genes.items()}
-    # a few large errors leave the others their room
+    # not dominated by a few large errors
     reach = max(float(np.quantile(np.abs(error), 0.995)) for error in errors.values()) or 1.0
     fig, axes = grid_of_axes(3, n, (2.8 * n + 1.2, 9.4), sharex="row", sharey="row")
     for column, key in zip(axes.T, chosen, strict=True):
@@ -92,7 +91,7 @@ def reconstruction(
         _scatter(column[0], both.rank, both.reconstructed_rank, both, "rank", title)
         _scatter(column[1], both.value, both.reconstructed_value, both, "value (log1p)")
         _histogram(column[2], errors[key], reach, recall)
-    for first in axes[:2, 0]:  # one scale in both directions, of all panels of a row
+    for first in axes[:2, 0]:  # one scale for both axes and all panels of a row
         ends = [*first.get_xlim(), *first.get_ylim()]
         first.set(xlim=(min(ends), max(ends)), ylim=(min(ends), max(ends)))
     for ax in axes.flat:
@@ -103,7 +102,7 @@ def reconstruction(
 
 
 def _keys_of(adata: AnnData, keys: Sequence[str] | str | None) -> list[str]:
-    """Say which reconstructions are drawn, in which order."""
+    """Keys of the reconstructions, in the order of the columns."""
     if keys is not None:
         chosen = [keys] if isinstance(keys, str) else list(keys)
         if not chosen or len(set(chosen)) < len(chosen):
@@ -117,13 +116,13 @@ def _keys_of(adata: AnnData, keys: Sequence[str] | str | None) -> list[str]:
 
 
 def _settings_of(adata: AnnData, key: str) -> tuple[float, int]:
-    """Give the share of masked genes and the number of steps."""
+    """Mask ratio and number of steps."""
     note = parameters_of(adata, key)
     return float(note["mask_ratio"]), int(note["n_steps"])
 
 
 def _in_both(adata: AnnData, key: str) -> tuple[Recovered, float]:
-    """Give the genes that a cell and its reconstruction share, and which share of the masked ones they are."""
+    """Genes that are both in a cell and in its reconstruction, and the fraction of masked genes among these."""
     genes = recovered_of(adata, key)
     there = genes.reconstructed_rank > 0
     if not there.any():
@@ -133,7 +132,7 @@ def _in_both(adata: AnnData, key: str) -> tuple[Recovered, float]:
 
 
 def spearman_within(x: NDArray[np.generic], y: NDArray[np.generic], cell: NDArray[np.intp]) -> float:
-    """Give the mean over cells of Spearman's correlation within each of three values or more; NaN if none has one."""
+    """Mean over cells of Spearman's correlation within each cell with three or more values; NaN if there is none."""
     ranks = pd.DataFrame({"x": x, "y": y}).groupby(cell).rank()
     a, b = (ranks - ranks.groupby(cell).transform("mean")).to_numpy(dtype=np.float64).T
     xy, xx, yy = (np.bincount(cell, product) for product in (a * b, a * a, b * b))
@@ -144,13 +143,13 @@ def spearman_within(x: NDArray[np.generic], y: NDArray[np.generic], cell: NDArra
 def _scatter(
     ax: Axes, x: NDArray[np.generic], y: NDArray[np.generic], both: Recovered, what: str, title: str = ""
 ) -> None:
-    """Draw points, masked genes on top, and write the correlations above."""
+    """Scatter plot with masked genes on top and the correlations in the title."""
     shown = np.random.default_rng(0).permutation(len(x))[:_MOST_POINTS]
     texts = [f"ρ {spearman_within(x, y, both.cell):.2f} (all)"]
     for name, these, colour in (("visible", ~both.masked, _VISIBLE), ("masked", both.masked, _MASKED)):
         at = shown[these[shown]]
         if len(at):
-            ink = float(np.clip(1_500 / len(at), 0.12, 0.8))  # many points are faint, so that their density shows
+            ink = float(np.clip(1_500 / len(at), 0.12, 0.8))  # transparent, so that the density is visible
             size = float(np.clip(20_000 / len(shown), 2, 9))
             ax.scatter(x[at], y[at], s=size, color=colour, alpha=ink, linewidths=0, rasterized=True, label=name)
     if both.masked.any():
@@ -161,13 +160,13 @@ def _scatter(
 
 
 def _errors(both: Recovered) -> NDArray[np.float64]:
-    """Give the errors of the values of masked genes, or of all where none was masked."""
+    """Errors of the values of masked genes, or of all genes if none was masked."""
     error = both.reconstructed_value.astype(np.float64) - both.value
     return error[both.masked] if both.masked.any() else error
 
 
 def _histogram(ax: Axes, error: NDArray[np.float64], reach: float, recall: float) -> None:
-    """Draw how errors are spread, and write how large they are."""
+    """Histogram of errors with the RMSE and the recall."""
     share = np.full(len(error), 1 / len(error))
     colour = _MASKED if recall > 0 else _VISIBLE
     ax.hist(np.clip(error, -reach, reach), 61, range=(-reach, reach), weights=share, color=colour)
@@ -185,16 +184,16 @@ def gene_overlap(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw how many genes several gene sets share, such as those well reconstructed in each of several data sets.
+    """UpSet plot of the overlaps of gene sets, such as well-reconstructed genes of several datasets.
 
-    A column (UpSet [1]_) is an overlap: the genes that are in the sets with a dark dot and in no other, so that every
-    gene is counted once. The largest come first, at most 40 of them.
+    Each column [1]_ is an intersection: the genes that are in the sets with a dark dot and in no other, so every gene
+    is counted once. The 40 largest intersections are shown.
 
     Parameters
     ----------
     gene_sets
-        Names of genes of each set, by the name of the set; a gene that a set names twice counts once. See
-        `scdiva.get.reconstructed_genes`. Sets of different data must use the same gene names.
+        Names of the genes of each set, by the name of the set, such as results of `scdiva.get.reconstructed_genes`. All
+        sets must use the same type of gene names.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -207,14 +206,15 @@ def gene_overlap(
     Raises
     ------
     TypeError
-        If `gene_sets` is no mapping, a set is one string, or a gene is no string.
+        If `gene_sets` is not a mapping, a set is one string, or a gene is not a string.
     ValueError
-        If there are fewer than 2 sets or more than 12, a set is empty, or `save` ends in no picture format.
+        If there are fewer than 2 sets or more than 12, a set is empty, or `save` has no suffix of an image
+        format.
 
     Warns
     -----
     UserWarning
-        If no two sets share a gene, since they may name genes differently; or if overlaps are left out.
+        If no two sets share a gene, which suggests different gene names, or if overlaps are not shown.
 
     References
     ----------
@@ -255,7 +255,7 @@ def gene_overlap(
 
 
 def _checked(gene_sets: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Give the sets as sets, once they can be compared."""
+    """Gene sets as Python sets, if they are valid."""
     if not isinstance(gene_sets, Mapping):
         raise TypeError(f"gene_sets must be a mapping, {{name: genes}}, got {type(gene_sets).__name__}.")
     sets: dict[str, set[str]] = {}

@@ -13,8 +13,7 @@ from scdiva.generation.reconstruct import reconstruct
 from scdiva.integration.corrected_expression import corrected_expression
 from scdiva.integration.integrate import integrate
 from scdiva.networks.grn import grn
-from scdiva.networks.modules import grn_modules
-from scdiva.networks.regulon import regulon
+from scdiva.networks.network import grn_modules, regulon
 from scdiva.perturbation.calls import fit_perturbation, predict_perturbation, rank_perturbations
 from scdiva.perturbation.scores import score_perturbation
 

@@ -16,7 +16,7 @@ from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._settings import progress_bar, settings
 from scdiva.data.cells import CellSource, Ragged, open_cells
 from scdiva.data.corpus import take_cells
-from scdiva.data.options import AS_IT_IS, Reading
+from scdiva.data.options import DEFAULT_INPUT, InputOptions
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -92,7 +92,7 @@ def open_for(
     model: ScDiVa | str | PathLike[str],
     data: AnnData | Path,
     running: Running,
-    reading: Reading = AS_IT_IS,
+    reading: InputOptions = DEFAULT_INPUT,
     **options: Any,
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
     """Load a model and open cells as it reads them.

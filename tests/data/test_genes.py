@@ -10,7 +10,7 @@ import pytest
 import scdiva
 from scdiva._constants import UNKNOWN
 from scdiva.data.genes import column_tokens, gene_names, judge_genes, match_columns
-from scdiva.data.options import AS_IT_IS, Reading
+from scdiva.data.options import DEFAULT_INPUT, InputOptions
 from scdiva.tokenizer import Vocabulary
 
 
@@ -19,7 +19,7 @@ def human():
     return Vocabulary.human()
 
 
-def resolve_genes(names, human, counts, reading=AS_IT_IS, fallback=None):
+def resolve_genes(names, human, counts, reading=DEFAULT_INPUT, fallback=None):
     """Tokens and report of genes with these names; with `fallback` they are a column, and those the index."""
     var = pd.DataFrame({"id": names}, index=names if fallback is None else fallback)
     reading = reading if fallback is None else replace(reading, gene_ids="id")
@@ -51,10 +51,10 @@ def test_a_mixture_of_names(human):
 def test_duplicates_are_refused_by_name(human):
     names = ["RACK1", "CD3E", "GNB2L1", "SEPT7", "SEPTIN7"]
     with pytest.raises(ValueError, match=r"2 names .*'RACK1'.*'GNB2L1'.*'SEPT7'.*'SEPTIN7'"):
-        resolve_genes(names, human, np.ones(5), Reading(duplicates="error"))
-    resolve_genes(names[:2], human, np.ones(2), Reading(duplicates="error"))
+        resolve_genes(names, human, np.ones(5), InputOptions(duplicates="error"))
+    resolve_genes(names[:2], human, np.ones(2), InputOptions(duplicates="error"))
     with pytest.raises(ValueError, match="duplicates must be"):
-        Reading(duplicates="first")
+        InputOptions(duplicates="first")
 
 
 @pytest.mark.parametrize(("unknown", "outcome"), [(51, "error"), (50, "warning"), (21, "warning"), (20, "pass")])
@@ -124,14 +124,14 @@ def test_gene_names():
     var = pd.DataFrame({"id": ["ENSG1", None], "mean": [1.0, 2.0]}, index=["A", "B"])
     assert gene_names(var) == (["A", "B"], None)
     for dtype in ("object", "category", "string"):
-        assert gene_names(var.astype({"id": dtype}), Reading(gene_ids="id")) == (["ENSG1", ""], ["A", "B"])
+        assert gene_names(var.astype({"id": dtype}), InputOptions(gene_ids="id")) == (["ENSG1", ""], ["A", "B"])
     with pytest.raises(KeyError, match=r"column 'ids' .*'id'.*text.*\['id'\]"):
-        gene_names(var, Reading(gene_ids="ids"))
+        gene_names(var, InputOptions(gene_ids="ids"))
 
 
 def test_names_of_bytes_are_the_text_that_they_encode():
     var = pd.DataFrame({"id": [b"ENSG1", None], "feature_types": [b"Gene Expression", b"Peaks"]}, index=[b"A", b"B"])
-    assert gene_names(var[["id"]], Reading(gene_ids="id")) == (["ENSG1", ""], ["A", "B"])
+    assert gene_names(var[["id"]], InputOptions(gene_ids="id")) == (["ENSG1", ""], ["A", "B"])
     with pytest.raises(ValueError, match=r"no genes, but Peaks .*isin\(\[b'Peaks'\]\)"):
         gene_names(var)
 
@@ -147,9 +147,9 @@ def test_columns_that_are_no_genes_are_refused():
     exec(str(said.value).split("Leave them out: ")[1], mended)
     assert gene_names(mended["adata"].var)[0] == ["CD4", "CD3E"]
     with pytest.raises(ValueError, match=r"adata\.raw\.to_adata\(\); adata = adata\["):
-        gene_names(var, Reading(use_raw=True))
+        gene_names(var, InputOptions(use_raw=True))
     with pytest.raises(KeyError, match=r"adata\.raw\.var has no column 'x'"):
-        gene_names(var.iloc[:2], Reading(use_raw=True, gene_ids="x"))
+        gene_names(var.iloc[:2], InputOptions(use_raw=True, gene_ids="x"))
     assert gene_names(var.assign(feature_types="protein_coding"))[0] == ["CD4", "CD3E", "CD4-1"]
     with pytest.raises(ValueError, match="all 1 are Antibody Capture"):
         gene_names(var.iloc[2:])
@@ -182,7 +182,7 @@ def test_ids_with_more_in_the_name_are_told_how_to_get_them_out(human):
         resolve_genes(names, human, np.ones(30))
     adata = ad.AnnData(np.ones((2, 30), np.float32), var=pd.DataFrame(index=names))
     exec(re.split("and more: |, and pass", str(said.value))[1], {"adata": adata})
-    tokens, _ = resolve_genes(gene_names(adata.var, Reading(gene_ids="id"))[0], human, np.ones(30))
+    tokens, _ = resolve_genes(gene_names(adata.var, InputOptions(gene_ids="id"))[0], human, np.ones(30))
     assert (tokens == table.index).all()
 
 
@@ -208,11 +208,11 @@ def test_tokens_of_columns_by_name_alone(human):
     assert found.dtype == np.int32
     assert found.tolist() == [UNKNOWN, cd3e, token(human, "RACK1"), UNKNOWN]
     # an id that is not known gives way to the name
-    assert column_tokens(var, human, Reading(gene_ids="id")).tolist() == [
+    assert column_tokens(var, human, InputOptions(gene_ids="id")).tolist() == [
         tp53,
         cd3e,
         UNKNOWN,
         UNKNOWN,
     ]  # as an empty name does not
     with pytest.raises(KeyError, match="nowhere"):
-        column_tokens(var, human, Reading(gene_ids="nowhere"))
+        column_tokens(var, human, InputOptions(gene_ids="nowhere"))

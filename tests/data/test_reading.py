@@ -12,7 +12,7 @@ import pytest
 import scdiva as sd
 from scdiva.data import CellDataModule, open_cells, pack_files
 from scdiva.data.genes import column_tokens, judge_genes, match_columns
-from scdiva.data.options import Reading
+from scdiva.data.options import InputOptions
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.tokenizer.names import _table
 
@@ -111,12 +111,12 @@ def test_a_table_decides_alone(human):
         match = human.match(names, species)
         assert symbols_of(human, match) == ["CD3D", "CD3D", "CCL3", *[None] * 6]
         assert list(match.how) == ["ortholog"] * 3 + ["unknown"] * 6
-    matched = match_columns(pd.DataFrame(index=names[:3]), human, Reading(species=table))
-    report = judge_genes(matched, human, np.ones(3), Reading(species=table))
+    matched = match_columns(pd.DataFrame(index=names[:3]), human, InputOptions(species=table))
+    report = judge_genes(matched, human, np.ones(3), InputOptions(species=table))
     assert report["n_duplicates"] == 1
     assert report["how"]["ortholog"] == report["n_mapped"] == 3
     with pytest.raises(ValueError, match=r"'Rt1' and ' Rt2 ' \(CD3D\)"):
-        judge_genes(matched, human, np.ones(3), Reading(species=table, duplicates="error"))
+        judge_genes(matched, human, np.ones(3), InputOptions(species=table, duplicates="error"))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_species_are_noted(mouse, rat, table):
         assert sd.tl.embed(mouse, species=species, copy=True).uns["scdiva"]["X_scdiva"]["species"] == noted
     sd.pp.gene_entropy(human := sd.datasets.toy(), species="human")
     assert human.uns["scdiva"]["scdiva_entropy"]["species"] == "human"
-    assert Reading("counts", species=pd.Series(table)).parameters() == {
+    assert InputOptions("counts", species=pd.Series(table)).parameters() == {
         "layer": "counts", "use_raw": False, "input": "auto", "gene_ids": "", "species": "table", "duplicates": "sum",
     }  # fmt: skip
 
@@ -245,7 +245,7 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
 def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabulary):
     from scdiva.annotation.prediction import shared_tokens
 
-    expected = column_tokens(rat.var, vocabulary, Reading(gene_ids="human"))
+    expected = column_tokens(rat.var, vocabulary, InputOptions(gene_ids="human"))
     rat.obsm["state"] = np.random.default_rng(0).normal(size=(rat.n_obs, 3))
     found = []
     for how in ({"species": table}, {"gene_ids": "human"}):
@@ -253,7 +253,7 @@ def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabular
         sd.tl.corrected_expression(cells, "batch", ["Rt5-ps", "Rt7-ps"], use_rep="state", **how)
         found.append(cells.obsm["scdiva_corrected"])
     np.testing.assert_array_equal(*found)
-    opened = open_cells(rat, sd.models.load(), Reading(species=table, empty="nan"))
+    opened = open_cells(rat, sd.models.load(), InputOptions(species=table, empty="nan"))
     shared = shared_tokens(opened, opened)
     np.testing.assert_array_equal(shared, np.unique(expected[expected >= 0]))
     for human_name in (table["Rt5-ps"], "Rt0-ps"):

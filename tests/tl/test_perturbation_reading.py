@@ -7,14 +7,14 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva.data.cells import log_normalised
-from scdiva.data.options import Reading
+from scdiva.data.options import InputOptions
 from scdiva.perturbation.conditions import Naming, perturbations
 from scdiva.perturbation.screen import design, read_screen, refuse_unknown
 
 
 def read(data, model, groupby=None, dose_key=None, separator="+", control="control", key="perturbation", **reading):
     known = perturbations(data, key, Naming((control,), separator), {})
-    given = Reading(**reading)
+    given = InputOptions(**reading)
     return read_screen(data, *design(data, known, groupby, dose_key, given), model, "cpu", given)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.data.options import Reading
+from scdiva.data.options import InputOptions
 from scdiva.models import PerturbationModel
 from scdiva.perturbation.model import KINDS
 from scdiva.perturbation.predict import Targets, requested
@@ -29,7 +29,7 @@ def make(one, measured):
 def ask(fitted, predict=None, groups=None, dose=None) -> Targets:
     present = ("line 0", "line 1", "x")
     adata = SimpleNamespace(var=pd.DataFrame(index=[*fitted.screen.genes, "beyond"]))
-    return requested(fitted, adata, Reading(), present, predict, groups, dose)
+    return requested(fitted, adata, InputOptions(), present, predict, groups, dose)
 
 
 def test_what_is_left_out_is_all(make):

@@ -30,7 +30,7 @@ from scdiva.annotation.prediction import (
     warn_of_shift,
 )
 from scdiva.data.cells import ENOUGH_ENTROPY, open_cells, restricted, share_of_entropy
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_anndata, check_writable, write
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def annotate(
     if reject is not None and reject >= 1:
         raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
     running = how_to_run(None, device, None)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
     groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
     fitted = given_fitted(Annotator, model, running.device)
     # neighbours look at the embedding, the others at the state before what an integrated model makes of it

@@ -19,7 +19,7 @@ from scdiva.data.backed import StoredNames
 from scdiva.data.columns import about_two_species, is_read_as_mouse, other_species, protein_columns
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, Matched, judge_genes, match_columns
 from scdiva.data.matrix import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
-from scdiva.data.options import AS_IT_IS, Reading
+from scdiva.data.options import DEFAULT_INPUT, InputOptions
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, on_count_scale, score_denominator, serialize, to_token_space
@@ -50,7 +50,7 @@ class Model(Protocol):
 def open_cells(
     data: AnnData | SomaCells | str | Path,
     vocabulary: Model | Vocabulary | str | Path = "human",
-    reading: Reading = AS_IT_IS,
+    reading: InputOptions = DEFAULT_INPUT,
     *,
     max_length: int | None = None,
     entropy_floor: float | None = None,
@@ -351,7 +351,7 @@ class CellSource:
     max_length: int
     block_rows: int
     denominator: np.ndarray | None
-    reading: Reading = AS_IT_IS
+    reading: InputOptions = DEFAULT_INPUT
     path: Path | None = None
     _opened: OpenMatrix | None = field(default=None, repr=False)
     _matrix: Any = field(default=None, repr=False)

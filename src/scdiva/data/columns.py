@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scdiva._constants import UNKNOWN
 from scdiva._validate import Names
-from scdiva.data.options import Reading
+from scdiva.data.options import InputOptions
 from scdiva.tokenizer.names import FOREIGN, human_orthologs, looks_like_mouse, repeated_name, spelled_as_mouse
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -143,7 +143,11 @@ def _side_by_side(members: NDArray[np.bool_], is_rna: NDArray[np.bool_]) -> Iter
 
 
 def other_species(
-    names: Sequence[str], tokens: NDArray[np.int32], how: NDArray[np.object_], vocabulary: Vocabulary, reading: Reading
+    names: Sequence[str],
+    tokens: NDArray[np.int32],
+    how: NDArray[np.object_],
+    vocabulary: Vocabulary,
+    reading: InputOptions,
 ) -> NDArray[np.bool_]:
     """Find genes of the mouse among those of a human data set, or human genes among those of a mouse's.
 
@@ -176,7 +180,7 @@ def other_species(
     return found if both else none
 
 
-def is_read_as_mouse(how: NDArray[np.object_], reading: Reading) -> bool:
+def is_read_as_mouse(how: NDArray[np.object_], reading: InputOptions) -> bool:
     """Tell whether genes are read as those of a mouse."""
     return reading.species == "mouse" or bool((how == "ortholog").any())
 
@@ -187,7 +191,7 @@ def about_two_species(
     matched_names: Sequence[str],
     reads_mouse: bool,
     obs_names: Names,
-    reading: Reading,
+    reading: InputOptions,
 ) -> str:
     """Count the cells of each species in a matrix that holds both, and say how to split them.
 
@@ -227,7 +231,7 @@ def about_two_species(
     )
 
 
-def _split(matched_names: Sequence[str], reading: Reading) -> str:
+def _split(matched_names: Sequence[str], reading: InputOptions) -> str:
     """Give the call that makes `adata` the human cells with the human genes, and `mouse` the others."""
     names = "adata.var_names" if reading.gene_ids is None else f"adata.var[{reading.gene_ids!r}]"
     matrix = "adata.X" if reading.layer is None else f"adata.layers[{reading.layer!r}]"

@@ -20,7 +20,7 @@ from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import check_manifest, data_files, held_out_studies, manifest_of, study_names, warn_left_out
-from scdiva.data.options import Reading
+from scdiva.data.options import InputOptions
 from scdiva.data.order import Order
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
@@ -138,7 +138,7 @@ class CellDataModule(pl.LightningDataModule):
         self.block_rows, self.n_blocks, self.min_genes = block_rows, n_blocks, min_genes
         self.validation_cells, self.validation_studies = validation_cells, validation_studies
         self._train, self._validation = _as_list(train), [] if validation is None else _as_list(validation)
-        self._reading, self._entropy_floor = replace(Reading(**reading), empty="nan"), entropy_floor
+        self._reading, self._entropy_floor = replace(InputOptions(**reading), empty="nan"), entropy_floor
         self._stretches: list[tuple[int, int]] = []
         self._pool: CellPool | None = None
         self._validation_pool: CellPool | None = None

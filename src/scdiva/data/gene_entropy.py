@@ -15,7 +15,7 @@ from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.matrix import BLOCK_ROWS
-from scdiva.data.options import Duplicates, Reading, Species
+from scdiva.data.options import Duplicates, InputOptions, Species
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.results import check_writable, write
 from scdiva.data.soma import SomaCells
@@ -92,7 +92,7 @@ def match_genes(
     1.0
     """
     check_writable(adata, copy=copy, call="pp.match_genes", entry=MATCH, var=[VAR_TOKEN])
-    reading = Reading(layer, use_raw, "auto", gene_ids, species, duplicates, empty="nan")
+    reading = InputOptions(layer, use_raw, "auto", gene_ids, species, duplicates, empty="nan")
     cells = open_cells(adata, vocabulary, reading, ranked=False, keep=False)
     tokens = tokens_of_var(adata, cells.tokens, use_raw)
     report = dict(cells.report)
@@ -162,7 +162,7 @@ def gene_entropy(
     >>> adata.var["scdiva_entropy"].dtype
     dtype('float32')
     """
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
     check_writable(adata, copy=copy, call="pp.gene_entropy", entry=key_added, var=[key_added])
     genes = load_vocabulary(vocabulary)
     histogram = EntropyHistogram.empty(genes.n_genes + N_SPECIAL, genes.fingerprint)
@@ -241,7 +241,7 @@ def corpus_entropy(
         with Client() as client:  # or Client("scheduler:8786")
             histogram = reduce(add, client.gather(client.map(sd.pp.corpus_entropy, paths)))
     """
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
     studies = list(data) if isinstance(data, list | tuple) else [data]
     if not studies:
         raise ValueError("no files were given.")

@@ -14,7 +14,7 @@ import pandas as pd
 from scdiva._checks import is_second_argument, or_nearest, warn
 from scdiva._constants import UNKNOWN
 from scdiva.data.columns import GENOME, HUMAN_GENOMES
-from scdiva.data.options import AS_IT_IS, Reading
+from scdiva.data.options import DEFAULT_INPUT, InputOptions
 from scdiva.tokenizer.names import as_text, by_table, ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
 
@@ -56,7 +56,7 @@ _ADVICE = (
 """How names may look that are no list of human genes, and what to do then; the last of all others."""
 
 
-def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str], list[str] | None]:
+def gene_names(var: pd.DataFrame, reading: InputOptions = DEFAULT_INPUT) -> tuple[list[str], list[str] | None]:
     """Choose the gene names of a data set.
 
     Parameters
@@ -133,7 +133,7 @@ class Matched(NamedTuple):
     how: NDArray[np.object_]
 
 
-def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = AS_IT_IS) -> Matched:
+def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: InputOptions = DEFAULT_INPUT) -> Matched:
     """Match the genes of a data set with a vocabulary, by their names alone.
 
     Parameters
@@ -169,7 +169,9 @@ def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = 
     return Matched(names, tokens.astype(np.int32), how)
 
 
-def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = AS_IT_IS) -> NDArray[np.int32]:
+def column_tokens(
+    var: pd.DataFrame, vocabulary: Vocabulary, reading: InputOptions = DEFAULT_INPUT
+) -> NDArray[np.int32]:
     """Find the token of each column: the `tokens` of :func:`match_columns`, int32 `(n_vars,)`."""
     return match_columns(var, vocabulary, reading).tokens
 
@@ -205,7 +207,7 @@ def judge_genes(
     matched: Matched,
     vocabulary: Vocabulary,
     counts_per_gene: ArrayLike,
-    reading: Reading = AS_IT_IS,
+    reading: InputOptions = DEFAULT_INPUT,
     *,
     two_species: str = "",
     obs_names: Names | None = None,
@@ -303,7 +305,7 @@ def _refuse_genes_in_rows(obs_names: Names, n_obs: int, names: Sequence[str], vo
 
 
 def _refuse_or_warn(
-    matched: Matched, counts: NDArray[np.float64], share: float, vocabulary: Vocabulary, reading: Reading
+    matched: Matched, counts: NDArray[np.float64], share: float, vocabulary: Vocabulary, reading: InputOptions
 ) -> None:
     """Say why many counts are unknown: as an error below half of them, as a warning otherwise."""
     names, mapped = matched.names, matched.tokens != UNKNOWN

@@ -23,7 +23,7 @@ Species: TypeAlias = str | Mapping[str, str] | pd.Series | None
 
 
 @dataclass(frozen=True)
-class Reading:
+class InputOptions:
     """What to read of cells; its fields are the arguments by which public calls say it.
 
     Attributes
@@ -67,5 +67,5 @@ class Reading:
         return adata.raw.var if self.use_raw and adata.raw is not None else adata.var
 
 
-AS_IT_IS = Reading()
+DEFAULT_INPUT = InputOptions()
 """`X`, its unit found out, and genes by `var_names`."""

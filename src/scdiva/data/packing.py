@@ -33,7 +33,7 @@ from scdiva.data.backed import open_hdf5
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import data_files, file_note, study_names, take_cells, warn_left_out
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.output import new_hdf5
 from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, read_index, token_type
 from scdiva.data.paths import as_path
@@ -138,7 +138,9 @@ def pack_files(
     denominator = score_denominator(genes.entropy, entropy_floor)
     about = {"fingerprint": genes.fingerprint, "n_tokens": genes.n_genes + N_SPECIAL, "max_length": max_length}
     about |= {"entropy_floor": entropy_floor, "min_genes": min_genes, "ranked_by": digest(denominator.tolist())}
-    job = _Job(out, genes, denominator, Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan"), about)
+    job = _Job(
+        out, genes, denominator, InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan"), about
+    )
     refuse_unwritable(out / INDEX)
     before = _before(job, names, append)
     tasks = [task for path, name in zip(files, names, strict=True) for task in _tasks(job, path, name, part_cells)]
@@ -169,7 +171,7 @@ class _Job(NamedTuple):
     out: Path
     vocabulary: Vocabulary
     denominator: np.ndarray
-    reading: Reading
+    reading: InputOptions
     about: dict[str, Any]
 
 

@@ -16,7 +16,7 @@ from scdiva._labels import batch_numbers
 from scdiva._rng import seed_of
 from scdiva._settings import logger, settings, torch_threads_kept
 from scdiva.data.cells import open_cells
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_anndata
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def adapt(
     """
     begun = time.monotonic()
     check_anndata(adata)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     target = settings.resolve_device(device)
     batch = batch_numbers(adata, batch_key)
 

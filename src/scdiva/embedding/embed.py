@@ -12,7 +12,7 @@ from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._running import embed_all, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_key, check_writable, write
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def embed(
     check_writable(adata, copy=copy)
     check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
     running = how_to_run(batch_size, device, precision)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
 
     from scdiva.models.pretrained import load_for
 

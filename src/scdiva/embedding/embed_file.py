@@ -41,7 +41,7 @@ from scdiva._validate import Scan
 from scdiva._version import __version__
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.results import check_key
@@ -174,7 +174,7 @@ def embed_file(
         n_obs = opened.shape[0]
     embed = partial(
         _embed_shard,
-        reading=Reading(layer, use_raw, input, gene_ids, species, duplicates, empty),
+        reading=InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty),
         # what is set here goes for workers, too
         how=(
             settings.batch_size if batch_size is None else batch_size,
@@ -219,7 +219,7 @@ def _embed_shard(
     out: Path,
     model: ScDiVa | str | PathLike[str],
     *,
-    reading: Reading,
+    reading: InputOptions,
     how: tuple[int | None, str, str],
     key_added: str | None,
     overwrite: bool,

@@ -12,7 +12,7 @@ from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._running import how_to_run, open_for
 from scdiva.data.genes import tokens_of_var
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_key, check_writable, write
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def gene_embedding(
     check_key(key_added, "key_added")
     entry = f"{key_added}_{C.GENES}"
     check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, varm=[key_added])
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     loaded, source, parameters = open_for(model, adata, how_to_run(None, None, None), reading)
     del parameters["precision"]  # nothing is computed
     tokens, table = tokens_of_var(adata, source.tokens, use_raw), loaded.embedding.gene.weight.detach()

@@ -20,7 +20,7 @@ from scdiva._rng import seed_of, step_seed
 from scdiva._running import how_to_run, model_name, open_for
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import column_tokens, columns_of, or_in_raw
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_anndata, check_columns
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def generate(
     check_least(n_cells=(n_cells, 1))
     n_cells = operator.index(n_cells)
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     if device is not None or precision is not None:
         how_to_run(None, device, precision)  # refused before anything is read, whichever part of the model runs
 

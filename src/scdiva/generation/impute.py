@@ -16,7 +16,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import how_to_run, open_for
 from scdiva.data.genes import or_in_raw
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def impute(
     check_writable(adata, copy=copy, call="tl.impute", entry=key_added, layers=keys, obsm=keys)
     if not adata.var_names.is_unique:
         raise ValueError("adata.var_names repeat names: call adata.var_names_make_unique() first.")
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     if genes is not None:
         genes = _named(adata, genes, reading)
     n_columns = adata.n_vars if genes is None else len(genes)
@@ -218,7 +218,7 @@ def impute(
     return result if copy else None
 
 
-def _named(adata: AnnData, genes: Sequence[str] | str, reading: Reading) -> list[str]:
+def _named(adata: AnnData, genes: Sequence[str] | str, reading: InputOptions) -> list[str]:
     """Requested genes without duplicates; raise ValueError for names that can't be columns of a table."""
     genes = [genes] if isinstance(genes, str) else list(genes)
     if not genes:

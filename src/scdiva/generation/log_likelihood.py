@@ -15,7 +15,7 @@ from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of, step_generator
 from scdiva._running import how_to_run, open_for, row_numbers, run_cells
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def log_likelihood(
     if n_samples < 2 or n_samples % 2:
         raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
     running = how_to_run(None, device, precision)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
 
     import torch
 

@@ -15,7 +15,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import Running, how_to_run, model_name, open_for, row_numbers, run_cells
 from scdiva._settings import logger
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def reconstruct(
         check_writable(adata, copy=copy, call="tl.reconstruct", entry=key, layers=written)
     check_choices(mask_free=(mask_free, ("folds", "stream")))
     running = how_to_run(None, device, precision)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for

@@ -17,7 +17,7 @@ from scdiva._labels import read_labels
 from scdiva._running import how_to_run, open_for
 from scdiva._settings import progress_bar
 from scdiva.data.genes import check_unique, column_tokens, or_in_raw
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_key, check_writable, write
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def corrected_expression(
     names, batch = np.unique(read_labels(adata, batch_key, where="adata", kind="batch"), return_inverse=True)
     into = [] if transform_batch is None else [str(transform_batch)]
     refuse_absent(into, list(names), f"batches are not in adata.obs[{batch_key!r}]")
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
     var = reading.var(adata)
     check_unique(var.index)
 

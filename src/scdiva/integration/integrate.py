@@ -16,7 +16,7 @@ from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
 from scdiva._running import embed_all, how_to_run, model_name, open_for
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def integrate(
     batches = [batch_numbers(adata, key) for key in keys]
     labels = None if labels_key is None else label_numbers(adata, labels_key, unlabeled_category)[0]
     associated = np.nan if labels is None else max(cramers_v(b[labels >= 0], labels[labels >= 0]) for b in batches)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
 
     import torch
 

@@ -17,7 +17,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._running import how_to_run, open_for
 from scdiva._settings import progress_bar
 from scdiva.data.genes import tokens_of_var
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def grn(
     chosen = choose_groups(adata, groupby, groups, reference)
     keys = [key_added] if groupby is None else _keys(key_added, chosen.names)
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     running = how_to_run(None, device, "fp32")
     loaded, source, parameters = open_for(model, adata, running, reading, empty=empty, embeds=method != "correlation")
     del parameters["precision"]

@@ -14,7 +14,7 @@ from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._settings import settings
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_anndata, check_writable, noted
 from scdiva.metrics import discrimination, perturbation_response
 from scdiva.perturbation.predictions import (
@@ -155,7 +155,7 @@ def fit_perturbation(
     from scdiva.perturbation.model import finetuning, fit, open_screen
 
     check_anndata(adata)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     where, seed = settings.resolve_device(device), seed_of(rng)
     columns = perturbation_key, control, groupby, dose_key, separator
     opened, number = open_screen(adata, columns, guides, model, where, reading)
@@ -312,7 +312,7 @@ def predict_perturbation(
 
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     check_least(n_cells=(n_cells, 1))
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     where, seed = settings.resolve_device(device), seed_of(rng)
     columns = perturbation_key, control, groupby, dose_key, separator
     tuned: dict[str, Any] = {"epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context}
@@ -551,7 +551,7 @@ def rank_perturbations(
     fitted = load_fitted(PerturbationModel, model, device) if isinstance(model, str | PathLike) else model
     if not isinstance(fitted, PerturbationModel):
         raise TypeError(f"model must be what scdiva.tl.fit_perturbation returns, got {type(model).__name__}.")
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     where = settings.resolve_device(device)
     frame = ranked(adata, state_key, start, target, fitted, candidates, combinations, dose, where, reading)
     columns = {str(name): np.asarray(frame[name]) for name in frame}

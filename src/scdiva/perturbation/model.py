@@ -18,7 +18,7 @@ from scdiva._constants import BASELINES, EXPECTED, FINETUNED, N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva._running import model_name
 from scdiva._settings import logger, progress_bar, settings
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models.pretrained import load_for
@@ -305,7 +305,7 @@ def open_screen(
     guides: Mapping[str, str] | None,
     given: ScDiVa | str | PathLike[str],
     device: str,
-    reading: Reading,
+    reading: InputOptions,
 ) -> tuple[PerturbationModel, NDArray[np.int64]]:
     """Open a screen that a model is to be fitted on; its matrix is not read.
 
@@ -376,7 +376,7 @@ def fit(
     opened: PerturbationModel,
     number: NDArray[np.int64],
     device: str,
-    reading: Reading,
+    reading: InputOptions,
     seed: int,
     tuning: dict[str, Any] | None = None,
     checkpoint_dir: str | PathLike[str] | None = None,

@@ -19,7 +19,7 @@ from scdiva._rng import step_seed
 from scdiva._settings import logger, progress_bar
 from scdiva.data.cells import open_cells
 from scdiva.data.genes import check_unique
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.perturbation.conditions import Naming, genes_among, same_genes, species_of, whole_names
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
 from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
@@ -52,7 +52,7 @@ class Targets(NamedTuple):
 def requested(
     fitted: PerturbationModel,
     adata: AnnData,
-    reading: Reading,
+    reading: InputOptions,
     present: Iterable[str],
     predict: Sequence[str] | str | None,
     groups: Sequence[str] | str | None,
@@ -340,7 +340,7 @@ def ranked(
     combinations: bool,
     dose: float | None,
     device: str,
-    reading: Reading,
+    reading: InputOptions,
 ) -> pd.DataFrame:
     """Rank perturbations; arguments, result and errors as for :func:`scdiva.tl.rank_perturbations`.
 

@@ -19,7 +19,7 @@ from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.corpus import take_cells, warn_left_out
 from scdiva.data.genes import check_unique
 from scdiva.data.memory import InMemoryCells, means_by
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import (
     Perturbations,
@@ -194,7 +194,7 @@ class Controls(NamedTuple):
 
 
 def design(
-    adata: AnnData, known: Perturbations, groupby: str | None, dose_key: str | None, reading: Reading
+    adata: AnnData, known: Perturbations, groupby: str | None, dose_key: str | None, reading: InputOptions
 ) -> tuple[Screen, NDArray[np.int64]]:
     """Say what was measured, by labels and names alone: no expression is read.
 
@@ -273,7 +273,7 @@ def design(
 
 
 def read_screen(
-    adata: AnnData, screen: Screen, number: NDArray[np.int64], model: ScDiVa, device: str, reading: Reading
+    adata: AnnData, screen: Screen, number: NDArray[np.int64], model: ScDiVa, device: str, reading: InputOptions
 ) -> tuple[Screen, Controls]:
     """Read what was measured.
 
@@ -399,7 +399,7 @@ def group_states(model: ScDiVa, cells: InMemoryCells, device: str) -> NDArray[np
 
 
 def read_controls(
-    adata: AnnData, rows: NDArray[np.int64], group: np.ndarray, model: ScDiVa, device: str, reading: Reading
+    adata: AnnData, rows: NDArray[np.int64], group: np.ndarray, model: ScDiVa, device: str, reading: InputOptions
 ) -> Controls:
     """Read the control cells that a fitted model predicts from, and encode them.
 

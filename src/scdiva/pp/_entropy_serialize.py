@@ -15,7 +15,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import check_unique, tokens_of_var
-from scdiva.data.options import Empty, Reading, Species
+from scdiva.data.options import Empty, InputOptions, Species
 from scdiva.data.results import check_writable, write
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -98,7 +98,7 @@ def entropy_serialize(
     dtype('int32')
     """
     check_least(max_length=(max_length, 1))
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
     check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
     genes = load_vocabulary(vocabulary)
     if entropy_key is None:

@@ -20,7 +20,7 @@ from scdiva._rng import step_generator
 from scdiva._settings import logger
 from scdiva._validate import Input
 from scdiva.data.corpus import data_files, held_out_studies, study_names
-from scdiva.data.options import Reading, Species
+from scdiva.data.options import InputOptions, Species
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import open_soma
@@ -205,7 +205,7 @@ def pretrain(
     if config.attention_backend == "triton":
         from_extra("triton", "gpu", "attention_backend='triton' needs Triton")
     counted = _training_files(files, validation, validation_studies, training.seed)
-    reading = Reading(layer, use_raw, input, gene_ids, read_species(species))
+    reading = InputOptions(layer, use_raw, input, gene_ids, read_species(species))
 
     from scdiva.data.datamodule import CellDataModule
     from scdiva.models.network import fingerprint, save_model
@@ -365,7 +365,9 @@ def _training_files(
     return train if packed else [file for file, name in zip(train, names, strict=True) if name not in held]
 
 
-def _with_entropies(genes: Vocabulary, train: list[Any], min_genes: int, reading: Reading, n_old: int) -> Vocabulary:
+def _with_entropies(
+    genes: Vocabulary, train: list[Any], min_genes: int, reading: InputOptions, n_old: int
+) -> Vocabulary:
     """Count entropies for a vocabulary that has none, or none for the genes after the first `n_old`."""
     entropy = genes.table["entropy"].to_numpy()
     new = np.arange(genes.n_genes) >= n_old

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.order import Deal, Due, Order
-from scdiva.data.pool import LEFT_OUT, CellPool
+from scdiva.data.sampler import LEFT_OUT, CellPool, Deal, Due, Order
 
 MIN_GENES, CONTEXT = 2, 9
 

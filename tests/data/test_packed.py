@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import file_note, study_names, take_cells
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.order import Order
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.packing import pack_files
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import TrainingStream
+from scdiva.data.sampler import CellPool, Order, TrainingStream
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +133,8 @@ def test_it_is_read_without_anndata_and_scanpy(packed_path):
     code = (
         "import sys; sys.modules.update(anndata=None, scanpy=None)\n"  # None makes an import fail
         "from scdiva.data.packed import PackedCells\n"
-        "from scdiva.data.order import Order\n"
-        "from scdiva.data.stream import CellPool, TrainingStream\n"
+        "from scdiva.data.sampler import Order\n"
+        "from scdiva.data.sampler import CellPool, TrainingStream\n"
         f"packed = PackedCells({str(packed_path)!r})\n"
         "pool = CellPool([packed], [packed.study], 1, 1200, 8)\n"
         "print(TrainingStream(Order(pool, 0, 5, n_blocks=4)).batch(2).tokens.tolist())"

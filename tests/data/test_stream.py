@@ -11,9 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.order import Order
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import TrainingStream
+from scdiva.data.sampler import CellPool, Order, TrainingStream
 
 
 class Numbered:

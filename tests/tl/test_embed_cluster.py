@@ -31,7 +31,7 @@ import os, time
 from pathlib import Path
 
 def dask_setup(worker):
-    from scdiva.embedding.shards import Parts
+    from scdiva.embedding.embed_file import Parts
     save, folder = Parts.save, Path({folder!r})
     def watched(self, first, *given):
         save(self, first, *given)

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva._files import open_alone
 from scdiva.embedding import embed_file as _embed_file
-from scdiva.embedding.shards import Parts
+from scdiva.embedding.embed_file import Parts
 
 N = 4096 * 3 + 100
 """Four windows."""
@@ -83,7 +83,7 @@ def same(one: Path, other: Path) -> bool:
 KILLED = """
 import os, signal, sys
 import scdiva as sd
-from scdiva.embedding.shards import Parts
+from scdiva.embedding.embed_file import Parts
 sd.settings.progress, sd.settings.device = False, "cpu"
 save = Parts.save
 def killed(self, first, *given):

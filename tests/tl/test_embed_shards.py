@@ -21,7 +21,7 @@ import scdiva as sd
 from scdiva.data.matrix import OpenMatrix
 from scdiva.data.shards import as_shard, scan_once
 from scdiva.embedding import embed_file as _embed_file
-from scdiva.embedding.shards import Parts
+from scdiva.embedding.embed_file import Parts
 
 N = 4096 * 4 + 100
 """Five windows."""

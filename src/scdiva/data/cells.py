@@ -16,8 +16,17 @@ from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
 from scdiva._settings import progress_bar
 from scdiva._validate import Input, Scan
 from scdiva.data.backed import StoredNames
-from scdiva.data.columns import about_two_species, is_read_as_mouse, other_species, protein_columns
-from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, Matched, judge_genes, match_columns
+from scdiva.data.genes import (
+    ERROR_SHARE,
+    WARNING_SHARE,
+    Matched,
+    about_two_species,
+    is_read_as_mouse,
+    judge_genes,
+    match_columns,
+    other_species,
+    protein_columns,
+)
 from scdiva.data.matrix import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
 from scdiva.data.options import DEFAULT_INPUT, InputOptions
 from scdiva.data.paths import as_path, is_path

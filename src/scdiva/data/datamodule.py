@@ -21,12 +21,10 @@ from scdiva.data.batch import CellBatch
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import check_manifest, data_files, held_out_studies, manifest_of, study_names, warn_left_out
 from scdiva.data.options import InputOptions
-from scdiva.data.order import Order
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
-from scdiva.data.pool import LEFT_OUT, CellPool, Source
+from scdiva.data.sampler import LEFT_OUT, CellPool, Order, Source, TrainingStream, ValidationBatches
 from scdiva.data.soma import SomaCells
-from scdiva.data.stream import TrainingStream, ValidationBatches
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -60,7 +58,7 @@ class CellDataModule(pl.LightningDataModule):
         but a few are full. Without effect if `batch_tokens` is given.
     batch_tokens
         Most tokens (genes, and `[LAT]` of each cell) of a batch, in place of a number of cells: batches then take the
-        same memory and time whatever the length of their cells. See :class:`~scdiva.data.order.Order`.
+        same memory and time whatever the length of their cells. See :class:`~scdiva.data.sampler.Order`.
     context
         Genes of a cell seen in training: the first of its ranking.
     seed

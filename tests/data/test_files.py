@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdiva.data.corpus import check_manifest, data_files, file_note, held_out_studies
-from scdiva.data.datamodule import CellDataModule
+from scdiva.data.corpus import data_files, file_note, held_out_studies
+from scdiva.data.datamodule import CellDataModule, check_manifest
 from scdiva.data.packing import pack_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:(study|adata)2", "ignore:Writing zarr v2")

@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.cells import open_cells
-from scdiva.data.corpus import file_note, study_names, take_cells
+from scdiva.data.cells import open_cells, take_cells
+from scdiva.data.corpus import file_note, study_names
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.packing import pack_files

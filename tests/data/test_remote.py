@@ -27,7 +27,8 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 import scdiva as sd
 from scdiva.data import CellDataModule
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import check_manifest, data_files, file_note, manifest_of
+from scdiva.data.corpus import data_files, file_note
+from scdiva.data.datamodule import check_manifest, manifest_of
 from scdiva.data.packing import pack_files
 from scdiva.data.paths import as_path, is_path, listing
 from scdiva.models import load_model

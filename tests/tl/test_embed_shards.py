@@ -19,7 +19,7 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva.data.matrix import OpenMatrix
-from scdiva.data.shards import as_shard, scan_once
+from scdiva.data.output import as_shard, scan_once
 from scdiva.embedding import embed_file as _embed_file
 from scdiva.embedding.embed_file import Parts
 

@@ -14,8 +14,7 @@ from scdiva._checks import warn
 from scdiva._constants import REJECTED
 from scdiva._running import Cells, Running, embed_all, run_cells
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.cells import CellSource
-from scdiva.data.corpus import take_cells
+from scdiva.data.cells import CellSource, take_cells
 from scdiva.data.genes import advice
 
 if TYPE_CHECKING:

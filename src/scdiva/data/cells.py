@@ -594,3 +594,30 @@ def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
     values = sp.csr_matrix(sp.diags_array(TARGET_SUM / np.where(total > 0, total, 1.0)) @ values)
     values.data = np.log1p(values.data)
     return values
+
+
+def take_cells(
+    ragged: tuple[np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray, max_length: int | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Choose cells of serialised ones, in the order of `rows`, and cut each to its first `max_length` genes.
+
+    Parameters
+    ----------
+    ragged
+        indptr, tokens, values.
+    rows
+        int, numbers of the cells.
+    max_length
+        Genes kept per cell; None keeps all.
+
+    Returns
+    -------
+    indptr, starting at 0, tokens, values.
+    """
+    indptr, tokens, values = ragged
+    lengths = np.minimum(np.diff(indptr)[rows], len(tokens) if max_length is None else max_length)
+    starts = indptr[:-1][rows]
+    # cell by cell: to gather position by position takes several times as long; nothing first, should there be no cell
+    spans = [slice(0), *map(slice, starts.tolist(), (starts + lengths).tolist())]
+    out = np.concatenate([[0], lengths], dtype=np.int64).cumsum()
+    return out, np.concatenate([tokens[s] for s in spans]), np.concatenate([values[s] for s in spans])

@@ -87,50 +87,6 @@ def study_names(files: Sequence[Path]) -> list[str]:
     return names
 
 
-def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, seed: int) -> list[str]:
-    """Choose the studies that validate instead of being trained on.
-
-    Parameters
-    ----------
-    names
-        All studies.
-    asked
-        Names, or a share of the studies (not of the cells) between 0 and 1: so many, rounded, but one at least, are
-        drawn. None: no study.
-    seed
-        Of the draw; with the names, in whatever order, it settles it.
-
-    Returns
-    -------
-    Their names, in the order of `names`.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown or given twice, the share is not between 0 and 1, or no study would be left to train on.
-    """
-    if asked is None:
-        return []
-    if isinstance(asked, str):
-        asked = [asked]
-    if isinstance(asked, int | float):
-        if isinstance(asked, bool) or not 0 < asked < 1:
-            raise ValueError(f"validation_studies must be names, or a share between 0 and 1; got {asked!r}.")
-        n = max(1, round(asked * len(names)))
-        # The second number keeps this draw apart from those of the order.
-        drawn = np.random.default_rng([seed, len(names), 0, 3]).permutation(len(names))[:n]
-        chosen = {sorted(names)[i] for i in drawn}
-    else:
-        chosen = set(asked)
-        if len(chosen) < len(asked):
-            raise ValueError("validation_studies names a study twice.")
-        for name in sorted(chosen - set(names)):
-            raise ValueError(f"validation_studies: there is no study {name!r}{or_nearest(name, names)}.")
-    if len(chosen) == len(names):
-        raise ValueError(f"all {len(names)} studies would validate and none be trained on; name fewer or add files.")
-    return [name for name in names if name in chosen]
-
-
 def file_note(path: str | Path) -> dict[str, Any]:
     """Note how large a file is and what it holds.
 
@@ -178,49 +134,6 @@ def file_note(path: str | Path) -> dict[str, Any]:
     return {"size": size, "sampled_sha256": digest.hexdigest()}
 
 
-def manifest_of(data: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """Note the content of each file under its name; AnnData objects are left out.
-
-    Parameters
-    ----------
-    data
-        Paths and objects.
-
-    Returns
-    -------
-    What :func:`file_note` says, by the name of the file.
-    """
-    return {as_path(one).name: file_note(one) for one in data if is_path(one)}
-
-
-def check_manifest(noted: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise an error that names the first file that is not what it was when the manifest was written.
-
-    Parameters
-    ----------
-    noted, found
-        What :func:`manifest_of` gave then and now.
-
-    Raises
-    ------
-    ValueError
-        If a file changed, is gone or is new, or their order is another one.
-    """
-    changed = [name for name in noted if name in found and noted[name] != found[name]]
-    gone, new = [name for name in noted if name not in found], [name for name in found if name not in noted]
-    for names, what in (
-        (changed, "have changed"),
-        (gone, "are no longer given"),
-        (new, "are new"),
-        ([] if list(noted) == list(found) else list(found), "stand in another order"),
-    ):
-        if names:
-            raise ValueError(
-                f"{len(names)} of {len(noted)} files {what} since the run began (first: {names[0]!r}): resumed, it "
-                "would not see the cells that it would have seen. Give the same files as then, or begin a new run."
-            )
-
-
 def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
     """Warn that cells of a study are not trained on.
 
@@ -238,28 +151,45 @@ def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> Non
         warn(f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.")
 
 
-def take_cells(
-    ragged: tuple[np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray, max_length: int | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose cells of serialised ones, in the order of `rows`, and cut each to its first `max_length` genes.
+def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, seed: int) -> list[str]:
+    """Choose the studies that validate instead of being trained on.
 
     Parameters
     ----------
-    ragged
-        indptr, tokens, values.
-    rows
-        int, numbers of the cells.
-    max_length
-        Genes kept per cell; None keeps all.
+    names
+        All studies.
+    asked
+        Names, or a share of the studies (not of the cells) between 0 and 1: so many, rounded, but one at least, are
+        drawn. None: no study.
+    seed
+        Of the draw; with the names, in whatever order, it settles it.
 
     Returns
     -------
-    indptr, starting at 0, tokens, values.
+    Their names, in the order of `names`.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or given twice, the share is not between 0 and 1, or no study would be left to train on.
     """
-    indptr, tokens, values = ragged
-    lengths = np.minimum(np.diff(indptr)[rows], len(tokens) if max_length is None else max_length)
-    starts = indptr[:-1][rows]
-    # cell by cell: to gather position by position takes several times as long; nothing first, should there be no cell
-    spans = [slice(0), *map(slice, starts.tolist(), (starts + lengths).tolist())]
-    out = np.concatenate([[0], lengths], dtype=np.int64).cumsum()
-    return out, np.concatenate([tokens[s] for s in spans]), np.concatenate([values[s] for s in spans])
+    if asked is None:
+        return []
+    if isinstance(asked, str):
+        asked = [asked]
+    if isinstance(asked, int | float):
+        if isinstance(asked, bool) or not 0 < asked < 1:
+            raise ValueError(f"validation_studies must be names, or a share between 0 and 1; got {asked!r}.")
+        n = max(1, round(asked * len(names)))
+        # The second number keeps this draw apart from those of the order.
+        drawn = np.random.default_rng([seed, len(names), 0, 3]).permutation(len(names))[:n]
+        chosen = {sorted(names)[i] for i in drawn}
+    else:
+        chosen = set(asked)
+        if len(chosen) < len(asked):
+            raise ValueError("validation_studies names a study twice.")
+        for name in sorted(chosen - set(names)):
+            raise ValueError(f"validation_studies: there is no study {name!r}{or_nearest(name, names)}.")
+    if len(chosen) == len(names):
+        raise ValueError(f"all {len(names)} studies would validate and none be trained on; name fewer or add files.")
+    return [name for name in names if name in chosen]

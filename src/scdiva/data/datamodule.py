@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +19,7 @@ from scdiva._constants import MAX_LENGTH
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import check_manifest, data_files, held_out_studies, manifest_of, study_names, warn_left_out
+from scdiva.data.corpus import data_files, file_note, held_out_studies, study_names, warn_left_out
 from scdiva.data.options import InputOptions
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
@@ -417,3 +417,46 @@ def corpus_files(data: Sequence[Any]) -> list[Any]:
 
 def _names(files: Sequence[Any], unnamed: str) -> list[str]:
     return study_names([as_path(one if is_path(one) else f"{unnamed}{i}") for i, one in enumerate(files)])
+
+
+def manifest_of(data: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Note the content of each file under its name; AnnData objects are left out.
+
+    Parameters
+    ----------
+    data
+        Paths and objects.
+
+    Returns
+    -------
+    What :func:`file_note` says, by the name of the file.
+    """
+    return {as_path(one).name: file_note(one) for one in data if is_path(one)}
+
+
+def check_manifest(noted: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise an error that names the first file that is not what it was when the manifest was written.
+
+    Parameters
+    ----------
+    noted, found
+        What :func:`manifest_of` gave then and now.
+
+    Raises
+    ------
+    ValueError
+        If a file changed, is gone or is new, or their order is another one.
+    """
+    changed = [name for name in noted if name in found and noted[name] != found[name]]
+    gone, new = [name for name in noted if name not in found], [name for name in found if name not in noted]
+    for names, what in (
+        (changed, "have changed"),
+        (gone, "are no longer given"),
+        (new, "are new"),
+        ([] if list(noted) == list(found) else list(found), "stand in another order"),
+    ):
+        if names:
+            raise ValueError(
+                f"{len(names)} of {len(noted)} files {what} since the run began (first: {names[0]!r}): resumed, it "
+                "would not see the cells that it would have seen. Give the same files as then, or begin a new run."
+            )

@@ -10,8 +10,8 @@ import scipy.sparse as sp
 
 from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch, from_ragged
-from scdiva.data.cells import CellSource, Ragged
-from scdiva.data.corpus import take_cells, warn_left_out
+from scdiva.data.cells import CellSource, Ragged, take_cells
+from scdiva.data.corpus import warn_left_out
 
 LEAST_CELLS = 20
 """Fewest cells that a model is fitted to."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import operator
 import warnings
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +17,8 @@ import h5py
 import numpy as np
 
 from scdiva._checks import refuse_unwritable
-from scdiva._files import refuse_full, whole_or_not
+from scdiva._files import open_alone, put_whole, refuse_full, whole_or_not
+from scdiva._validate import Scan
 from scdiva.data.backed import METADATA, open_root
 
 if TYPE_CHECKING:
@@ -315,3 +320,64 @@ def new_rows(parent: Any, name: str, shape: tuple[int, int]) -> Any:
     rows = make(name, **layout, fill_value=np.nan) if make else parent.create_dataset(name, **layout, fillvalue=np.nan)
     rows.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     return rows
+
+
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+"""What numpy raises of a file that is not there, or not whole."""
+
+
+def folder_of(out: Path) -> Path:
+    """Give the hidden folder beside a result that holds what is finished of it.
+
+    Parameters
+    ----------
+    out
+        The result.
+    """
+    return out.with_name(f".{out.name}.parts")
+
+
+def scan_once(out: Path, key: dict[str, Any], make: Callable[[], Scan]) -> Scan:
+    """Scan a matrix, unless another job has; of several that come at once, one does it and the others wait.
+
+    Parameters
+    ----------
+    out
+        The result, beside which it is kept.
+    key
+        What it depends on, as plain JSON values.
+    make
+        Scans the matrix.
+    """
+    text, kept = json.dumps(key, sort_keys=True), folder_of(out) / "scan.npz"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with open_alone(kept.with_suffix(".lock"), waits=True):  # where there are no locks, each job scans
+        with contextlib.suppress(*DAMAGED), np.load(kept) as found:
+            if str(found["key"]) == text:
+                stored = {field.name: found[field.name] for field in fields(Scan)}
+                return Scan(**{name: value if value.ndim else value.item() for name, value in stored.items()})
+        scan = make()
+        put_whole(kept, lambda file: np.savez(file, key=text, **asdict(scan)))
+        return scan
+
+
+def as_shard(given: tuple[int, int]) -> tuple[int, int]:
+    """Check what a caller gave as one of several ranges of rows.
+
+    Parameters
+    ----------
+    given
+        Which, from 0, of how many.
+
+    Raises
+    ------
+    ValueError
+        If it is no such pair.
+    """
+    try:
+        number, n = (operator.index(one) for one in given)
+        if 0 <= number < n:
+            return number, n
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"shard must be (number from 0, how many), such as (0, 64) to (63, 64); got {given!r}.")

@@ -18,7 +18,7 @@ from fsspec.core import url_to_fs
 from scdiva._constants import N_SPECIAL
 from scdiva._files import MOST_INDEX, check_regular, parse_json
 from scdiva.data.backed import open_hdf5
-from scdiva.data.shards import digest
+from scdiva.data.paths import digest
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary

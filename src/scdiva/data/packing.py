@@ -30,14 +30,13 @@ from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Input
 from scdiva._version import __version__
 from scdiva.data.backed import open_hdf5
-from scdiva.data.cells import open_cells
-from scdiva.data.corpus import data_files, file_note, study_names, take_cells, warn_left_out
+from scdiva.data.cells import open_cells, take_cells
+from scdiva.data.corpus import data_files, file_note, study_names, warn_left_out
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
 from scdiva.data.options import InputOptions, Species
-from scdiva.data.output import new_hdf5
+from scdiva.data.output import as_shard, new_hdf5, scan_once
 from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, read_index, token_type
-from scdiva.data.paths import as_path
-from scdiva.data.shards import as_shard, digest, scan_once, stamp
+from scdiva.data.paths import as_path, digest, stamp
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 

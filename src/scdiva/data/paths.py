@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -112,3 +114,25 @@ def listing(path: Path) -> list[tuple[str, int, str]]:
         (name.removeprefix(root), int(info["size"] or 0), str(next((info[v] for v in _VERSIONS if info.get(v)), "")))
         for name, info in found.items()
     )
+
+
+def stamp(path: Path) -> str:
+    """Sizes and times of change, or versions, of a file or all files of a folder: another stamp, another content.
+
+    Parameters
+    ----------
+    path
+        The file or folder, as :func:`scdiva.data.paths.as_path` gives it.
+    """
+    return digest(path.note() if hasattr(path, "note") else listing(path))
+
+
+def digest(value: Any) -> str:
+    """Give the SHA-256 of plain JSON values.
+
+    Parameters
+    ----------
+    value
+        Plain values, nested as one likes.
+    """
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

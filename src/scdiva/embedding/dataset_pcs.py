@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scdiva._rng import step_generator
-from scdiva.data.corpus import take_cells
+from scdiva.data.cells import take_cells
 from scdiva.data.memory import LEAST_CELLS, InMemoryCells, means_by
 from scdiva.models.encoder import weighted_sum
 from scdiva.models.heads import N_DATASET_COMPONENTS

@@ -45,10 +45,9 @@ from scdiva._version import __version__
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
 from scdiva.data.options import InputOptions, Species
-from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target
-from scdiva.data.paths import as_path, is_path
+from scdiva.data.output import DAMAGED, as_shard, copy_frame, folder_of, new_rows, open_store, refuse_target, scan_once
+from scdiva.data.paths import as_path, digest, is_path, stamp
 from scdiva.data.results import check_key
-from scdiva.data.shards import DAMAGED, as_shard, digest, folder_of, scan_once, stamp
 from scdiva.data.soma import SomaCells
 from scdiva.models.hub import SCHEME, available, find_model
 

@@ -241,7 +241,7 @@ def _around(
     None without a query head, or where there are fewer than it was trained with.
     """
     from scdiva._rng import step_seed
-    from scdiva.data.corpus import take_cells
+    from scdiva.data.cells import take_cells
     from scdiva.data.memory import InMemoryCells
     from scdiva.generation.states import CONTEXT, LEAST_CONTEXT, context_of, on_cpu, states_of
 

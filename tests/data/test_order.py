@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.sampler import LEFT_OUT, CellPool, Deal, Due, Order
+from scdiva.data.sampler import LEFT_OUT, CellPool, Epoch, Order, Remaining
 
 MIN_GENES, CONTEXT = 2, 9
 
@@ -166,7 +166,7 @@ def test_each_block_is_read_by_one_lane_but_for_those_at_a_cut(tokens):
 @given(st.integers(1, 9), st.integers(1, 50), st.integers(1, 6))
 def test_lanes_change_their_buffers_in_turn(lanes, per_lane, n_blocks):
     pool = pool_of([per_lane * 8 * lanes + 8], 8, 0)
-    deal = Deal(pool, Due(np.ones(len(pool.sizes), np.uint8), {}), lanes, (2, None, n_blocks), [0, 0, 0])
+    deal = Epoch(pool, Remaining(np.ones(len(pool.sizes), np.uint8), {}), lanes, (2, None, n_blocks), [0, 0, 0])
     assert (np.diff(deal.cuts, axis=1) >= 0).all()
     assert (deal.cuts[:, 0] == 0).all()
     assert (deal.cuts[:, -1] == deal.n_batches).all()

@@ -128,40 +128,6 @@ def test_a_rest_of_fewer_cells_than_lanes_joins_the_next_epoch():
     assert Counter(itertools.chain.from_iterable(batches)) == Counter(dict.fromkeys(range(n), 2))
 
 
-def test_the_order_of_one_process_is_blocks_permuted_in_buffers():
-    pool = pool_of([400, 300], 8, 0)
-    order = Order(pool, 0, 16, n_blocks=6)
-    (buffer, at), (second, _) = order.find(0), order.find(1)
-    assert at == 0
-    assert buffer == second
-    cells, batches = order.cells_of(buffer)
-    blocks = np.searchsorted(pool.starts, cells, side="right") - 1
-    assert (np.diff(cells)[np.diff(blocks) == 0] == 1).all()
-    assert 5 <= len(set(blocks.tolist())) <= 10
-    assert len({int(blocks[i]) for i in batches[0]}) > 3
-    other = Order(pool, 1, 16, n_blocks=6)
-    assert batches_of(order, range(9)) == batches_of(Order(pool, 0, 16, n_blocks=6), range(9))
-    assert batches_of(order, range(9)) != batches_of(other, range(9))
-    n = order.deal(0, 0).n_batches
-    assert batches_of(order, range(9)) != batches_of(order, range(n, n + 9))
-
-
-@pytest.mark.parametrize("tokens", [None, 120])
-def test_each_block_is_read_by_one_lane_but_for_those_at_a_cut(tokens):
-    pool = pool_of([3000], 8, 2)
-    order = Order(pool, 0, 10, batch_tokens=tokens, n_blocks=16, lanes=[(0, 8)])
-    n = order.deal(0, 0).n_batches
-    readers: dict[int, set[int]] = {}
-    for number in range(8 * n):
-        buffer, _ = order.find(number)
-        if buffer.lane == number % 8:
-            cells, _ = order.cells_of(buffer)
-            for block in np.unique(np.searchsorted(pool.starts, cells, side="right") - 1).tolist():
-                readers.setdefault(block, set()).add(buffer.lane)
-    assert sum(len(lanes) > 1 for lanes in readers.values()) <= 7
-    assert len(readers) == len(pool.sizes)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 50), st.integers(1, 6))
 def test_lanes_change_their_buffers_in_turn(lanes, per_lane, n_blocks):

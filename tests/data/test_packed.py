@@ -8,12 +8,11 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scdiva.data.cells import open_cells, take_cells
-from scdiva.data.corpus import file_note, study_names
+from scdiva.data.corpus import study_names
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.packing import pack_files
@@ -62,30 +61,6 @@ def memory(packed_path):
     store.put(str(packed_path), "/bucket/corpus", recursive=True)
     yield store
     store.rm("/bucket", recursive=True)
-
-
-def test_it_is_read_from_afar(memory, packed_path, vocabulary):
-    there, here = PackedCells("memory://bucket/corpus", vocabulary), PackedCells(packed_path)
-    assert is_packed("memory://bucket/corpus")
-    assert not is_packed("memory://bucket")
-    for a, b in zip(
-        there.read_ranges([(40, 70), (3, 3), (200, 214)]), here.read_ranges([(40, 70), (200, 214)]), strict=True
-    ):
-        np.testing.assert_array_equal(a[-len(b) :], b)
-    part = next(path for path in memory.ls("/bucket/corpus", detail=False) if path.endswith(".h5"))
-    memory.pipe(part, memory.cat(part)[:4000])
-    with pytest.raises(ValueError, match=r"memory://bucket/corpus' is damaged: it can't be read"):
-        there.read(0, 214)
-
-
-def test_it_is_trained_on_from_afar(memory, packed_path, vocabulary):
-    pytest.importorskip("upath", reason="universal-pathlib, of the extra remote, is not installed")
-    streams = [
-        CellDataModule(data, vocabulary=vocabulary, context=20, batch_size=8).training_stream()
-        for data in ("memory://bucket/corpus", packed_path)
-    ]
-    assert torch.equal(*(stream.batch(3).tokens for stream in streams))
-    assert file_note("memory://bucket/corpus") == file_note(packed_path)
 
 
 def test_packed_cells_equal_the_files(packed_path, study_files, vocabulary):

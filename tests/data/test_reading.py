@@ -239,23 +239,3 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
     forced = CellDataModule(both, vocabulary=vocabulary, species="mouse")
     with pytest.raises(ValueError, match=r"a_human: .*species='mouse'"):
         forced.setup()
-
-
-@pytest.mark.usefixtures("quiet")
-def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabulary):
-    from scdiva.annotation.prediction import shared_tokens
-
-    expected = column_tokens(rat.var, vocabulary, InputOptions(gene_ids="human"))
-    rat.obsm["state"] = np.random.default_rng(0).normal(size=(rat.n_obs, 3))
-    found = []
-    for how in ({"species": table}, {"gene_ids": "human"}):
-        cells = rat.copy()
-        sd.tl.corrected_expression(cells, "batch", ["Rt5-ps", "Rt7-ps"], use_rep="state", **how)
-        found.append(cells.obsm["scdiva_corrected"])
-    np.testing.assert_array_equal(*found)
-    opened = open_cells(rat, sd.models.load(), InputOptions(species=table, empty="nan"))
-    shared = shared_tokens(opened, opened)
-    np.testing.assert_array_equal(shared, np.unique(expected[expected >= 0]))
-    for human_name in (table["Rt5-ps"], "Rt0-ps"):
-        with pytest.raises(ValueError, match=f"first: '{human_name}'"):
-            sd.tl.grn(rat.copy(), "correlation", sources=[human_name], species=table)

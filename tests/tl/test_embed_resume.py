@@ -110,18 +110,6 @@ def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_pa
     ]  # fmt: skip
 
 
-def test_the_bar_goes_on_too(plain, file, tmp_path, capsys, monkeypatch):
-    for name in ("DELAY", "LOG_INTERVAL"):
-        monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
-    out = tmp_path / "z.h5ad"
-    with cut_off(3), pytest.raises(KeyboardInterrupt):
-        sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert not capsys.readouterr().err
-    with sd.settings.override(progress=True):
-        sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert f"{N}/{N}" in capsys.readouterr().err  # those that are left out too
-
-
 @pytest.mark.fault("SIGKILL in embed_file")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("parts", [1, 3])
@@ -267,13 +255,3 @@ def test_spoilt_parts_are_done_again(tmp_path, at):
     assert parts.gaps(0, 12) == [(4, 8)]
     assert parts.missing() == [4]  # and deleted
     np.testing.assert_array_equal(parts.load(8), rows[8:])
-
-
-def test_rows_that_are_left_out_are_nan(tmp_path):
-    parts = Parts(tmp_path, 6, 4, 2)
-    parts.save(0, np.array([1, 3]), np.ones((2, 2), np.float32))
-    parts.save(4)
-    assert (
-        np.isnan(np.concatenate([parts.load(0), parts.load(4)])[:, 0]).tolist()
-        == [True, False, True, False] + [True] * 2
-    )

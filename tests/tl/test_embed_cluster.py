@@ -20,7 +20,7 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva import cli
 from scdiva.embedding import embed_file as _embed_file
-from scdiva.embedding import shards as _shards
+from scdiva.embedding import embed_file as _shards
 
 distributed = pytest.importorskip("distributed")
 

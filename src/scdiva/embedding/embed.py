@@ -41,12 +41,12 @@ def embed(
     key_added: str | None = None,
     copy: bool = False,
 ) -> AnnData | None:
-    """Embed cells zero-shot, by the cell state of a trained model, its latent anchor.
+    """Embed cells zero-shot: the cell state (latent anchor) of a trained model.
 
-    Genes are matched to the model's vocabulary by name, cells are serialised with the entropies of the model's own
-    corpus (paper, section 3.2) and read by row blocks, so backed, zarr and dask data are never loaded whole. Nothing
-    is fitted: the embedding of a cell depends neither on the other cells nor on the order of rows or columns. A model
-    whose state comes from the set encoder alone, as that of `"scdiva-mini"` does, needs no transformer for it.
+    Genes are matched to the model's vocabulary by name, and cells are serialised with the entropies of the model's
+    training corpus (paper, section 3.2). Cells are read by blocks of rows, so backed, zarr and dask data are never
+    loaded whole. Nothing is fitted: the embedding of a cell does not depend on other cells or on the order of rows or
+    columns. If the cell state comes from the set encoder, as in `"scdiva-mini"`, the transformer is not run.
 
     Parameters
     ----------
@@ -56,18 +56,19 @@ def embed(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
     empty
-        A cell without any gene of the vocabulary is an error, or gets a row of NaN (`"nan"`).
+        Cells without any gene of the vocabulary: raise an error, or write rows of NaN (`"nan"`).
     batch_size
-        Most cells per forward pass; `None` takes `scdiva.settings.batch_size`. It changes speed and memory, and
-        results by rounding at most. A CPU takes cells through a transformer one by one,
-        `scdiva.settings.threads` at once.
+        Maximum number of cells per forward pass. None: `scdiva.settings.batch_size`. It changes speed and memory;
+        results change by rounding at most. On a CPU the transformer runs cells one by one, in
+        `scdiva.settings.threads` threads.
     device
-        Torch device such as `"cpu"` or `"cuda:0"`; `None` takes `scdiva.settings.device`.
+        Torch device such as `"cpu"` or `"cuda:0"`. None: `scdiva.settings.device`.
     precision
-        Arithmetic of the transformer: `"fp32"`, `"bf16"` or `"auto"`, bf16 where the device has it in hardware;
-        `None` takes `scdiva.settings.precision`.
+        Arithmetic of the transformer: `"fp32"`, `"bf16"` or `"auto"` (bf16 if the device supports it in hardware).
+        None: `scdiva.settings.precision`.
     key_added
-        Key of `adata.obsm` to write. None: `"X_scdiva"`, or of a model of `tl.integrate` `"X_scdiva_integrated"`.
+        Key of `adata.obsm` to write. None: `"X_scdiva"`, or `"X_scdiva_integrated"` for a model from
+        :func:`integrate`.
     copy
         Return a copy of `adata` with the embedding instead of writing into it.
 
@@ -78,16 +79,16 @@ def embed(
     `adata.obsm[key_added]`
         float32 array of shape `(n_cells, state_dim)`, wider for a model of :func:`integrate`.
     `adata.uns["scdiva"][key_added]`
-        The parameters of the call, and the share of genes and counts that the model's vocabulary holds.
+        Parameters of the call, and the shares of genes and counts that are in the model's vocabulary.
 
     Raises
     ------
     ValueError
-        If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
-        counts belong to genes that the model knows, or a cell has none of them and `empty="error"`; if `adata` is
-        backed and would have to be copied, or its `uns["scdiva"]` is not ours; if `key_added` is none for a file, or
-        something that scdiva did not write stands there; or if the device is not there or cannot do
-        the precision asked for.
+        If the matrix is not counts or log-normalised expression (NaN, negative, scaled); if less than half of the
+        counts belong to genes of the model, or a cell has none of them and `empty="error"`; if `adata` is backed and
+        would have to be copied, or its `uns["scdiva"]` was not written by scdiva; if `key_added` is not a valid h5ad or
+        zarr key or would overwrite an entry that scdiva did not write; or if the device does not exist or does not
+        support the precision.
     KeyError
         If `layer` or `gene_ids` does not exist.
     TypeError
@@ -96,8 +97,8 @@ def embed(
     Warns
     -----
     UserWarning
-        If the data have so few of the model's genes (less than 65% by entropy) that the mean cosine of embeddings to
-        those of whole cells is below 0.95; if values are taken as counts or logarithms although they look unlike.
+        If the data have less than 65% of the model's genes, weighed by entropy, so that embeddings have a mean cosine
+        below 0.95 to embeddings from all genes; or if values look unlike the unit that they are read as.
 
     Examples
     --------
@@ -116,15 +117,15 @@ def embed(
 
     loaded = load_for(model, running.device)
     key = embedding_key(loaded) if key_added is None else key_added
-    # the model that tl.integrate returned may embed the cells again that it was fitted to
+    # a model from tl.integrate may overwrite the embedding that tl.integrate wrote
     call = "tl.embed" if embedding_key(loaded) == C.OBSM_EMBEDDING else "tl.integrate"
     check_writable(adata, copy=copy, call=call, entry=key, obsm=[key])
     _, cells, parameters = open_for(loaded, adata, running, reading)
     embedding = embed_all(loaded, cells, running)
-    if left_out := int(np.isnan(embedding[:, 0]).sum()):
-        logger.info("%d cells have no known gene; their rows are NaN", left_out)
-    notes = {**parameters, "model": model_name(model)}
-    return write(adata, call, key, notes, copy=copy, obsm={key: embedding})
+    if n_empty := int(np.isnan(embedding[:, 0]).sum()):
+        logger.info("%d cells have no known gene; their rows are NaN", n_empty)
+    parameters["model"] = model_name(model)
+    return write(adata, call, key, parameters, copy=copy, obsm={key: embedding})
 
 
 @check_arguments
@@ -142,15 +143,14 @@ def gene_embedding(
     key_added: str = C.VARM_EMBEDDING,
     copy: bool = False,
 ) -> AnnData | None:
-    r"""Embed genes: the model's own vectors of them, rows of its embedding table, the same for all data.
+    r"""Embed genes by the gene embedding table of a trained model, which is the same for all data.
 
-    Genes are matched to the model's vocabulary by name; columns of the same gene get the same embedding.
+    Genes are matched to the model's vocabulary by name; columns of one gene get the same embedding.
 
     Parameters
     ----------
     adata
-        Cells × genes, raw counts or log-normalised expression. It is read once, since genes are weighed by their counts
-        to recognise a wrong list of names; no cell is run.
+        Cells × genes, raw counts or log-normalised expression, read once to check the gene names, weighed by counts.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
@@ -164,18 +164,18 @@ def gene_embedding(
     `None`, or the copy if `copy=True`. Written are
 
     `adata.varm[key_added]`
-        float32 `(n_genes, dim)`. NaN for a gene that the vocabulary doesn't hold, or that the model's corpus never saw.
+        float32 `(n_genes, dim)`; NaN for a gene that is not in the vocabulary or was not in the training corpus.
     `adata.uns["scdiva"][f"{key_added}_genes"]`
-        The parameters of the call, and the share of genes and counts that the model's vocabulary holds.
+        Parameters of the call, and the shares of genes and counts that are in the model's vocabulary.
 
-    :func:`scdiva.get.gene_embedding_df` gives it as a data frame.
+    :func:`scdiva.get.gene_embedding_df` returns it as a data frame.
 
     Raises
     ------
     KeyError
         If `layer` or `gene_ids` does not exist.
     ValueError
-        If `adata.raw.var_names` repeat names under `use_raw`, or for what :func:`embed` refuses.
+        If `adata.raw.var_names` are not unique with `use_raw`, and as :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
 
@@ -192,9 +192,9 @@ def gene_embedding(
     check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, varm=[key_added])
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     loaded, source, parameters = open_for(model, adata, how_to_run(None, None, None), reading)
-    del parameters["precision"]  # nothing is computed
+    del parameters["precision"]  # nothing is run
     tokens, table = tokens_of_var(adata, source.tokens, use_raw), loaded.embedding.gene.weight.detach()
-    # a row that no corpus has touched is still the noise it started from
+    # rows of genes outside the training corpus still have random initial values
     known = (tokens != C.UNKNOWN) & loaded.seen_tokens[tokens]
     embedding = np.full((len(tokens), table.shape[1]), np.nan, dtype=np.float32)
     embedding[known] = table.float().cpu().numpy()[tokens[known]]

@@ -39,16 +39,16 @@ def match_genes(
     use_raw: bool = False,
     copy: bool = False,
 ) -> AnnData | None:
-    """Match gene names with a vocabulary and report how much of the data it covers.
+    """Match gene names with a vocabulary and report the share of the data that it covers.
 
-    Names may be current symbols, previous symbols, aliases, Ensembl ids (with or without version), or a mixture: see
-    :meth:`scdiva.tokenizer.Vocabulary.match`. The matrix is read once, to weigh genes by their counts and to refuse
-    what is neither counts nor log-normalised. Other calls match genes themselves: this one is for looking.
+    Names may be current symbols, previous symbols, aliases, Ensembl ids (with or without version), or a mixture; see
+    :meth:`scdiva.tokenizer.Vocabulary.match`. The matrix is read once to weigh genes by their counts and to check that
+    it is counts or log-normalised. Other calls match genes themselves; use this call to inspect the result.
 
     Parameters
     ----------
     adata
-        Cells by genes, counts or log-normalised values (which are weighed on the count scale).
+        Cells × genes, counts or log-normalised expression.
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
     %(gene_ids)s
@@ -64,27 +64,26 @@ def match_genes(
     None, or the copy. Written are
 
     `adata.var["scdiva_token"]`
-        int32 token of each gene, -1 where the vocabulary does not hold it.
+        int32, token of each gene; -1 if it is not in the vocabulary.
     `adata.uns["scdiva"]["match"]`
-        `n_genes`, `n_mapped`, `share_genes`, `share_counts`, `n_duplicates`, `vocabulary` (its fingerprint), `how`
-        (names found as "ensembl", "symbol", "previous", "alias", "ortholog", "unknown"), and the arguments under
+        `n_genes`, `n_mapped`, `share_genes`, `share_counts`, `n_duplicates`, `vocabulary` (fingerprint), `how` (number
+        of names matched as "ensembl", "symbol", "previous", "alias", "ortholog", "unknown"), and the arguments under
         `params`.
 
     Raises
     ------
     ValueError
-        If less than half of the counts fall on known genes, with the call that mends it where the genes are in the rows
-        or cells of human and mouse are in one matrix; if columns are no genes by `var["feature_types"]`; if
-        `duplicates="error"` and two columns mean one gene; if the matrix is absent, empty, scaled, or holds NaN,
-        infinite or negative values.
+        If less than half of the counts fall on known genes, with the remedy if genes are in the rows or human and mouse
+        cells are in one matrix; if columns are not genes by `var["feature_types"]`; if `duplicates="error"` and two
+        columns mean one gene; if the matrix is absent, empty or scaled, or has NaN, infinite or negative values.
     KeyError
-        If there is no such column or layer.
+        If the column or layer does not exist.
 
     Warns
     -----
     UserWarning
         If less than 80% of the counts fall on known genes; if genes are read as their human orthologs; if there are
-        cells of both human and mouse; if columns hold antibody counts by their names and counts.
+        human and mouse cells; if columns have antibody counts, judged by their names and counts.
 
     Examples
     --------
@@ -125,17 +124,17 @@ def gene_entropy(
     r"""Compute the Shannon entropy of each gene's expression over cells.
 
     :math:`H_g = -\sum_b p_{g,b} \log p_{g,b}` over bins b of log-normalised expression (paper, appendix, eq.
-    gene_entropy): one bin for zero and fixed bins of width 0.5 above it. Ubiquitous and rare genes have little entropy.
-    Models rank genes by the entropy of their training corpus, not by this one; this call is for looking, and for
+    gene_entropy): one bin for zero and fixed bins of width 0.5 above it. Ubiquitous and rare genes have low entropy.
+    Models rank genes by the entropy of their training corpus; use this call to inspect a dataset, or for
     :func:`scdiva.pp.entropy_serialize` with ``entropy_key``.
 
     Parameters
     ----------
     adata
-        Cells by genes. Many data sets are counted together by :func:`scdiva.pp.corpus_entropy`.
+        Cells × genes. For several datasets, use :func:`scdiva.pp.corpus_entropy`.
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
-        Genes that it does not hold get no entropy.
+        Other genes get no entropy.
     %(reading)s
     key_added
         Column to write.
@@ -147,10 +146,10 @@ def gene_entropy(
     None, or the copy. Written are
 
     `adata.var[key_added]`
-        float32, nats; NaN for genes that the vocabulary does not hold. Columns of one gene get that of
-        their sum.
+        float32, in nats; NaN for genes that are not in the vocabulary. Columns of one gene get the entropy of their
+        sum.
     `adata.uns["scdiva"][key_added]`
-        `n_cells` counted, the vocabulary's fingerprint, and the arguments.
+        Number of cells, fingerprint of the vocabulary, and the arguments.
 
     Raises
     ------
@@ -172,14 +171,14 @@ def gene_entropy(
     source = open_cells(adata, genes, reading, ranked=False)
     _count(source, histogram)
     tokens, entropy = tokens_of_var(adata, source.tokens, use_raw), histogram.entropy()
-    found = {
+    notes = {
         "n_cells": histogram.n_cells,
         "vocabulary": genes.fingerprint,
         "bin_width": BIN_WIDTH,
         **reading.parameters(),
     }
     values = np.where(tokens >= 0, entropy[tokens], np.float32(np.nan)).astype(np.float32)
-    return write(adata, "pp.gene_entropy", key_added, found, copy=copy, var={key_added: values})
+    return write(adata, "pp.gene_entropy", key_added, notes, copy=copy, var={key_added: values})
 
 
 @check_arguments
@@ -197,24 +196,23 @@ def corpus_entropy(
     min_genes: int = 0,
     block_rows: int = BLOCK_ROWS,
 ) -> EntropyHistogram:
-    """Count the expression histograms of a corpus, file by file and block by block.
+    """Count the expression histograms of a corpus, by files and blocks of rows.
 
-    Histograms hold integers: files may be counted by different workers, in any order and block size, and added. The sum
-    is the histogram of one pass, bit for bit (see the example).
+    The counts are integers: histograms of files that different workers count, in any order and block size, can be added
+    and give the same bits as one pass (see the example).
 
     Parameters
     ----------
     data
-        AnnData objects or ``.h5ad`` / ``.zarr`` files, each a study: its cells count for the genes that it has a column
-        for. Human and mouse files may be mixed: each is found out by itself. A matrix of dask chunks is computed
-        `block_rows` rows at a time.
+        AnnData objects or ``.h5ad`` / ``.zarr`` files, each a study; its cells count for the genes in its columns.
+        Human and mouse files may be mixed. A matrix of dask chunks is computed `block_rows` rows at a time.
     vocabulary
         As in :func:`gene_entropy`.
     %(reading)s
     min_genes
-        Cells with fewer known genes are not counted, as they are not trained on.
+        Minimum number of known genes per cell; other cells are not counted.
     block_rows
-        Rows read at once.
+        Rows per block.
 
     Returns
     -------
@@ -224,7 +222,7 @@ def corpus_entropy(
     Raises
     ------
     ValueError
-        If there are no data, or some do not pass the checks; the message names the file.
+        If there are no data, or a file does not pass the checks; the message names it.
 
     Examples
     --------
@@ -291,29 +289,29 @@ def entropy_serialize(
     r"""Rank the genes of each cell by entropy-normalised expression.
 
     The score is :math:`S_g = v_g / (\max(H_g, \mathrm{floor}) + 10^{-6})` with v the log-normalised expression (target
-    1e4) and H the gene's entropy (paper, appendix, eq. entropy_score; the floor is ours and keeps rare genes from the
-    top). Rank 1 is the highest score; equal scores are ranked by token. The models' own calls do the same themselves:
-    this one is for looking.
+    1e4) and H the gene's entropy (paper, appendix, eq. entropy_score; the floor is an addition that keeps rare genes
+    from the top ranks). Rank 1 is the highest score; ties are ranked by token. Models rank genes themselves; use this
+    call to inspect the ranks.
 
-    The matrix is read by row blocks, so backed, zarr and dask data are never loaded whole. The ranks are held, 8 bytes
-    each: AnnData keeps layers in memory even where X is backed by a file.
+    The matrix is read by blocks of rows, so backed, zarr and dask data are never loaded whole. The ranks take 8 bytes
+    each: AnnData keeps layers in memory even if X is backed by a file.
 
     Parameters
     ----------
     adata
-        Cells by genes, counts or log-normalised values.
+        Cells × genes, counts or log-normalised expression.
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
     max_length
-        Genes ranked per cell.
+        Maximum number of ranked genes per cell.
     entropy_key
-        Column of `adata.var` with entropies in nats, as :func:`scdiva.pp.gene_entropy` writes. None takes those of the
+        Column of `adata.var` with entropies in nats, from :func:`scdiva.pp.gene_entropy`. None: entropies of the
         vocabulary, which "human" does not have.
     entropy_floor
-        Least entropy that is divided by, in nats; 0 is the paper to the letter.
+        Minimum entropy in the denominator, in nats; 0 as in the paper.
     %(reading)s
     empty
-        Cells without a known gene: "error", or "nan" to give them no ranks.
+        Cells without a known gene: raise an error, or give them no ranks ("nan").
     key_added
         Layer, and entry of `uns`, to write.
     copy
@@ -324,17 +322,17 @@ def entropy_serialize(
     None, or the copy. Written are
 
     `adata.layers[key_added]`
-        int32 CSR (n_obs, n_vars): ranks 1 to `max_length`, nothing where a gene is not expressed, not known, or ranked
-        lower. Of several columns of one gene the first has its rank.
+        int32 CSR (n_obs, n_vars), ranks 1 to `max_length`; no entry if a gene is not expressed, unknown, or ranked
+        lower. The first of several columns of one gene has its rank.
     `adata.uns[key_added]`
-        `n_truncated` (cells with more known genes than `max_length`), what the input was found to be, the
-        vocabulary's fingerprint, and the arguments.
+        `n_truncated` (cells with more known genes than `max_length`), unit of the input, fingerprint of the vocabulary,
+        and the arguments.
 
     Raises
     ------
     KeyError, ValueError
-        As :func:`scdiva.pp.match_genes`; if `adata.raw` is read and holds known genes that `adata` does not, whose
-        ranks would have no place; if the entropies are absent or incomplete; if cells have no known gene.
+        As :func:`scdiva.pp.match_genes`; if `adata.raw` is read and has known genes that `adata` lacks; if entropies
+        are missing; if cells have no known gene.
 
     Examples
     --------
@@ -357,7 +355,7 @@ def entropy_serialize(
     column = _columns_of_tokens(adata, source, use_raw)
     if entropy_key is not None:
         denominator = score_denominator(_entropy_of_tokens(adata, column, entropy_key), entropy_floor)
-    found = {
+    notes = {
         "n_truncated": 0,
         "kind": source.kind,
         "vocabulary": genes.fingerprint,
@@ -367,11 +365,11 @@ def entropy_serialize(
         **reading.parameters(),
         "empty": empty,
     }
-    # One allocation, of the size that is known: parts put together at the end would be held twice.
+    # one allocation; concatenating parts would take twice the memory
     bound = int(np.minimum(source.lengths, max_length).sum(dtype=np.int64))
     data, indices, indptr = np.empty(bound, np.int32), np.empty(bound, np.int32), np.zeros(adata.n_obs + 1, np.int64)
     for start, cells in source.expression_blocks("ranking genes"):
-        found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
+        notes["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
         bounds, tokens, _ = serialize(cells, denominator, max_length)
         first, n_rows = int(indptr[start]), len(bounds) - 1
         indptr[start + 1 : start + n_rows + 1] = first + bounds[1:]
@@ -379,18 +377,18 @@ def entropy_serialize(
         indices[first : first + len(tokens)] = column[tokens]
     ranks = sp.csr_matrix((data[: indptr[-1]], indices[: indptr[-1]], indptr), shape=adata.shape)
     ranks.sort_indices()
-    parts = {"layers": {key_added: ranks}, "uns": {key_added: found}}
+    parts = {"layers": {key_added: ranks}, "uns": {key_added: notes}}
     return write(adata, "pp.entropy_serialize", None, None, copy=copy, **parts)
 
 
 def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:
-    """First column of `adata` that holds each token, int32 (n_tokens,), -1 where there is none."""
+    """First column of `adata` of each token, int32 (n_tokens,); -1 if there is none."""
     tokens = tokens_of_var(adata, source.tokens, use_raw)
     if use_raw:
         check_unique(adata.var_names)
     known = np.flatnonzero(tokens >= 0)[::-1]
     column = np.full(source.n_tokens, -1, dtype=np.int32)
-    column[tokens[known]] = known  # the last one written, the first column, stays
+    column[tokens[known]] = known  # the first column is written last
     lost = (source.tokens >= 0) & (column[source.tokens] < 0)
     if lost.any():
         raise ValueError(
@@ -402,15 +400,15 @@ def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.
 
 
 def _entropy_of_tokens(adata: AnnData, column: np.ndarray, key: str) -> np.ndarray:
-    """Entropies of `adata.var[key]` by token, float32 (n_tokens,); 0 for tokens without a column."""
-    given = np.asarray(adata.var[key], dtype=np.float32)  # of pandas, or of xarray where adata is lazy
+    """Entropies in `adata.var[key]` by token, float32 (n_tokens,); 0 for tokens without a column."""
+    values = np.asarray(adata.var[key], dtype=np.float32)  # pandas, or xarray if adata is lazy
     entropy = np.zeros(len(column), dtype=np.float32)
-    there = np.flatnonzero(column[N_SPECIAL:] >= 0) + N_SPECIAL
-    entropy[there] = given[column[there]]
-    bad = column[there][~np.isfinite(entropy[there]) | (entropy[there] < 0)]
+    measured = np.flatnonzero(column[N_SPECIAL:] >= 0) + N_SPECIAL
+    entropy[measured] = values[column[measured]]
+    bad = column[measured][~np.isfinite(entropy[measured]) | (entropy[measured] < 0)]
     if len(bad):
         raise ValueError(
-            f"adata.var[{key!r}] is missing, infinite or negative for {len(bad)} of {len(there)} known genes (first: "
-            f"{str(adata.var_names[bad.min()])!r}). Compute it anew with scdiva.pp.gene_entropy(adata)."
+            f"adata.var[{key!r}] is missing, infinite or negative for {len(bad)} of {len(measured)} known genes "
+            f"(first: {str(adata.var_names[bad.min()])!r}). Compute it anew with scdiva.pp.gene_entropy(adata)."
         )
     return entropy

@@ -7,7 +7,6 @@ from collections import Counter
 import anndata as ad
 import numpy as np
 import pytest
-import torch
 
 from scdiva.data.cells import open_cells
 from scdiva.data.datamodule import UNSEEN_STUDY, CellDataModule
@@ -85,24 +84,6 @@ def test_a_resumed_stream_goes_on_where_it_stopped(study_files, vocabulary, star
     assert [as_cells(batch) for batch in data.train_dataloader()] == whole[start_step:]
 
 
-def batches_of_two_epochs(stream) -> list[list[tuple]]:
-    return [as_cells(stream.batch(number)) for number in range(2 * stream.order.deal(0, 0).n_batches)]
-
-
-@pytest.mark.filterwarnings("ignore:study2|adata2")
-def test_with_a_token_budget_an_epoch_holds_every_cell_once(train, vocabulary, expected):
-    stream = module_of(train, vocabulary, batch_tokens=100).training_stream()
-    batches = batches_of_two_epochs(stream)
-    cells = list(itertools.chain.from_iterable(batches))
-    assert len(cells) == 2 * 214
-    assert Counter(cells[:214]) == Counter(cells[214:]) == expected
-    assert cells[:214] != cells[214:]
-    tokens = [sum((len(cell) - 1) // 2 + 1 for cell in batch) for batch in batches]
-    assert max(tokens) <= 100
-    assert np.mean(tokens) > 75  # of 20 genes and [LAT] a cell, at most four fit
-    assert stream.order.deal(0, 0).cuts.shape == (1, 11)
-
-
 def test_validation_keeps_to_the_token_budget(study_files, vocabulary):
     options = {"validation": study_files[1], "batch_tokens": 50}
     batches = [as_cells(b) for b in module_of(study_files[:1], vocabulary, **options).val_dataloader()]
@@ -170,48 +151,6 @@ def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
         module_of(tmp_path / "corpus.h5", vocabulary).setup()
     with pytest.raises(ValueError, match="stands alone"):
         module_of([tmp_path / "corpus.h5", study_files[0]], vocabulary).setup()
-
-
-@pytest.mark.filterwarnings("ignore:study2")
-def test_lightning_trains_on_it(study_files, vocabulary, tmp_path):
-    import pytorch_lightning as pl
-
-    class Probe(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-            self.seen, self.validated = [], []
-
-        def training_step(self, batch, _):
-            self.seen.append(as_cells(batch))
-            return (self.weight - batch.values.mean()).square().sum()
-
-        def validation_step(self, batch, _):
-            self.validated.append(batch.n_cells)
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    probe, data = Probe(), module_of(study_files[:2], vocabulary, validation=study_files[2])
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=6,
-        val_check_interval=3,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(probe, datamodule=data)
-    stream = data.training_stream()
-    assert probe.seen == [as_cells(stream.batch(step)) for step in range(6)]
-    assert sum(probe.validated) == 2 * 129
-    assert np.isfinite(probe.weight.item())
 
 
 @pytest.mark.parametrize("batches", [{"batch_size": 7}, {"batch_tokens": 120}])

@@ -56,17 +56,6 @@ def test_folders_below_belong_to_it(folder, tmp_path):
     assert data_files([folder / "study1.h5ad", folder / "a"]) == [folder / "study1.h5ad", *below]
 
 
-def test_training_on_a_folder_is_training_on_its_files(folder, study_files, vocabulary, tmp_path):
-    streams = [module_of(train, vocabulary).training_stream() for train in (study_files, folder, [str(folder)])]
-    pack_files([folder], vocabulary, tmp_path / "corpus.h5", max_length=25).close()
-    streams.append(module_of(tmp_path / "corpus.h5", vocabulary).training_stream())
-    for number in (0, 30):
-        first, *others = [stream.batch(number) for stream in streams]
-        for other in others:
-            assert torch.equal(first.tokens, other.tokens)
-            assert torch.equal(first.values, other.values)
-
-
 def digest(path) -> str:
     return file_note(path)["sha256"]
 

@@ -96,21 +96,6 @@ def test_no_cell_is_lost_or_seen_twice_when_the_number_of_lanes_changes(pool, ho
     assert batches_of(short, range(ends[-2])) == batches_of(order, range(ends[-2]))
 
 
-@pytest.mark.parametrize("tokens", [None, 60])
-@pytest.mark.parametrize("seen", [0, 7, 40, 61, 200])
-def test_two_then_one_then_four_lanes_finish_the_epoch_exactly(tokens, seen):
-    pool = pool_of([70, 90, 50, 4, 120], 8, 5)
-    lanes = [(0, 2), (2 * seen, 1), (2 * seen + 9, 4)]
-    order = Order(pool, 1, 5, batch_tokens=tokens, n_blocks=4, lanes=lanes)
-    seen_in: dict[int, list[int]] = {}
-    for number, cells in enumerate(batches_of(order, range(2 * seen + 9 + 4 * 60))):
-        seen_in.setdefault(order.find(number)[0].epoch, []).extend(cells)
-    whole = sorted(seen_in)[:-1]
-    assert len(whole) >= 2
-    for epoch in whole:
-        assert sorted(seen_in[epoch]) == list(range(pool.n_cells))
-
-
 def test_a_rest_is_noted_by_blocks_not_by_cells():
     """A byte for each cell of an atlas would be 59 MB for each change of the number of processes."""
     pool = pool_of([8_000, 8_000], 8, 0)

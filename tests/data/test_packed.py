@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 
 import fsspec
 import h5py
@@ -16,7 +14,6 @@ from scdiva.data.corpus import study_names
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.packing import pack_files
-from scdiva.data.sampler import CellPool, Order, TrainingStream
 
 
 @pytest.fixture(scope="module")
@@ -102,24 +99,6 @@ def test_min_genes(study_files, vocabulary, tmp_path, packed_path):
     assert fewer.n_obs == len(kept)
     for a, b in zip(fewer.read(0, 1), full.read(int(kept[0]), int(kept[0]) + 1), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_it_is_read_without_anndata_and_scanpy(packed_path):
-    code = (
-        "import sys; sys.modules.update(anndata=None, scanpy=None)\n"  # None makes an import fail
-        "from scdiva.data.packed import PackedCells\n"
-        "from scdiva.data.sampler import Order\n"
-        "from scdiva.data.sampler import CellPool, TrainingStream\n"
-        f"packed = PackedCells({str(packed_path)!r})\n"
-        "pool = CellPool([packed], [packed.study], 1, 1200, 8)\n"
-        "print(TrainingStream(Order(pool, 0, 5, n_blocks=4)).batch(2).tokens.tolist())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    packed = PackedCells(packed_path)
-    pool = CellPool([packed], [packed.study], 1, 1200, 8)
-    stream = TrainingStream(Order(pool, 0, 5, n_blocks=4))
-    assert done.stdout.strip() == str(stream.batch(2).tokens.tolist())
 
 
 def test_a_failed_pack_leaves_nothing(study_files, vocabulary, tmp_path):

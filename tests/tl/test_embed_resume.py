@@ -110,20 +110,6 @@ def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_pa
     ]  # fmt: skip
 
 
-@pytest.mark.fault("SIGKILL in embed_file")
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-@pytest.mark.parametrize("parts", [1, 3])
-def test_parts_end_where_windows_do(plain, file, whole, tmp_path, starts, error, parts):
-    """Also where the last cells of a window are left out."""
-    out = tmp_path / "z.h5ad"
-    with cut_off(parts, error), pytest.raises(error):
-        sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert [path.name for path in tmp_path.iterdir()] == [".z.h5ad.parts"]
-    sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert starts == [0, parts * 4096]
-    assert same(out, whole)
-
-
 def test_a_result_that_stands_is_replaced_only_by_a_whole_one(plain, file, whole, tmp_path, monkeypatch):
     out = tmp_path / "z.h5ad"
     out.write_bytes(whole.read_bytes())
@@ -235,23 +221,3 @@ def test_a_lock_on_a_deleted_file_is_no_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", late)
     with open_alone(path):
         assert path.exists()
-
-
-@pytest.mark.fault("SIGKILL in embed_file")
-@pytest.mark.parametrize("at", [0, 30, 200, -1, -60, -200])
-def test_spoilt_parts_are_done_again(tmp_path, at):
-    """A bit is never taken for another: the part is as it was written, or none."""
-    parts, rows = Parts(tmp_path, 12, 4, 50), np.arange(600, dtype=np.float32).reshape(12, 50)
-    for first in (0, 4, 8):
-        parts.save(first, np.arange(first, first + 4), rows[first : first + 4])
-    assert parts.gaps(0, 12) == []
-    path = tmp_path / "000000000004.npz"
-    spoilt = bytearray(path.read_bytes())
-    spoilt[at] ^= 255
-    path.write_bytes(spoilt)
-    if (left := parts.load(4)) is not None:
-        np.testing.assert_array_equal(left, rows[4:8])
-    path.write_bytes(bytes(spoilt)[:1000])  # cut off
-    assert parts.gaps(0, 12) == [(4, 8)]
-    assert parts.missing() == [4]  # and deleted
-    np.testing.assert_array_equal(parts.load(8), rows[8:])

@@ -32,7 +32,7 @@ from _timing import goal
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva._running import COMPILED_CELLS, CUDA_TOKENS, embed_all, how_to_run
+from scdiva._running import COMPILED_CELLS, CUDA_TOKENS, embed_all, resolve_run_config
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion.loss import masked_cross_entropy
 from scdiva.models import ScDiVa, ScDiVaConfig
@@ -109,7 +109,7 @@ class CellsInMemory:
 def embedding(setting: Setting) -> Iterator[dict]:
     """`tl.embed` from ranked cells to states on the host, full and typical cells; and its model on one batch alone."""
     n_cells, config, model = (COMPILED_CELLS if setting.cuda else 24), model_config(setting), build(setting)
-    running = how_to_run(None, setting.device.type, "bf16" if setting.cuda else "fp32")
+    run_config = resolve_run_config(None, setting.device.type, "bf16" if setting.cuda else "fp32")
     kinds = kinds_of_cells(setting, n_cells)
     sources = {kind: CellsInMemory(cells_of(setting, genes)) for kind, genes in kinds.items()}
     seconds = dict.fromkeys(kinds, np.inf)
@@ -119,7 +119,7 @@ def embedding(setting: Setting) -> Iterator[dict]:
 
     def embed(kind: str) -> float:
         begun = time.perf_counter()
-        states = embed_all(model, sources[kind], running)  # on the host: what was asked of the device is done
+        states = embed_all(model, sources[kind], run_config)  # on the host: what was asked of the device is done
         if not np.isfinite(states).all():
             raise FloatingPointError(f"{int((~np.isfinite(states)).sum())} numbers of the states are not finite")
         return time.perf_counter() - begun
@@ -150,7 +150,7 @@ def embedding(setting: Setting) -> Iterator[dict]:
     row = goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=3000)
     yield with_profile(setting, row, lambda: embed(full))
 
-    network = at_precision(model, running.precision)
+    network = at_precision(model, run_config.precision)
     if setting.cuda:
         network.compile_blocks()
     few = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}

@@ -1,4 +1,4 @@
-"""The way to a device on which the host does not wait."""
+"""Non-blocking host-to-device copies."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 
-def sent(x: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a tensor to a device; from a CPU to CUDA through page-locked memory, so that the host goes on at once."""
+def to_device(x: Tensor, device: torch.device | str) -> Tensor:
+    """Copy a tensor to a device; from CPU to CUDA asynchronously, through page-locked memory."""
     if x.device.type != "cpu" or not str(device).startswith("cuda"):
         return x.to(device)
     return (x if x.is_pinned() else x.pin_memory()).to(device, non_blocking=True)

@@ -43,7 +43,7 @@ class Cells(Protocol):
         """Give cells in order, see :meth:`scdiva.data.cells.CellSource.windows`."""
 
 
-class Running(NamedTuple):
+class RunConfig(NamedTuple):
     """How cells are run through a model; all settled.
 
     Attributes
@@ -68,7 +68,7 @@ class Running(NamedTuple):
         return width_of(model, self.what)
 
 
-def how_to_run(batch_size: int | None, device: str | None, precision: str | None) -> Running:
+def resolve_run_config(batch_size: int | None, device: str | None, precision: str | None) -> RunConfig:
     """Settle how cells are run, before anything is read.
 
     Parameters
@@ -84,13 +84,13 @@ def how_to_run(batch_size: int | None, device: str | None, precision: str | None
     batch_size = settings.batch_size if batch_size is None else operator.index(batch_size)
     check_least(batch_size=(1 if batch_size is None else batch_size, 1))
     device = settings.resolve_device(device)
-    return Running(batch_size, device, settings.resolve_precision(precision, device), "embedding")
+    return RunConfig(batch_size, device, settings.resolve_precision(precision, device), "embedding")
 
 
-def open_for(
+def open_cells_for_model(
     model: ScDiVa | str | PathLike[str],
     data: AnnData | Path,
-    running: Running,
+    run_config: RunConfig,
     reading: InputOptions = DEFAULT_INPUT,
     **options: Any,
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
@@ -102,7 +102,7 @@ def open_for(
         As for :func:`scdiva.tl.embed`.
     data
         The cells, or the path of a file of cells.
-    running
+    run_config
         How they will be run.
     reading, **options
         As for :func:`scdiva.data.open_cells`.
@@ -114,7 +114,7 @@ def open_for(
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
 
-    loaded = load_for(model, running.device)
+    loaded = load_for(model, run_config.device)
     cells = open_cells(data, loaded, reading, **options)
     parameters = {
         "model": model_name(model),
@@ -122,7 +122,7 @@ def open_for(
         **cells.reading.parameters(),
         "empty": cells.reading.empty,
         "input": cells.kind,
-        "precision": running.precision if runs_transformer(loaded, running.what) else "fp32",
+        "precision": run_config.precision if runs_transformer(loaded, run_config.what) else "fp32",
         **{key: cells.report[key] for key in ("share_genes", "share_counts")},
     }
     return loaded, cells, parameters
@@ -143,7 +143,7 @@ def model_name(model: object) -> str:
 
 
 def embed_cells(
-    model: ScDiVa, source: Cells, running: Running, *, start: int = 0, stop: int | None = None, only: Any = None
+    model: ScDiVa, source: Cells, run_config: RunConfig, *, start: int = 0, stop: int | None = None, only: Any = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Run the model over all cells of a source, window by window; the next one is read meanwhile.
 
@@ -153,8 +153,8 @@ def embed_cells(
         The model; left on the device and in the mode in which it was.
     source
         Cells to embed, read in row order.
-    running
-        How, from :func:`how_to_run`.
+    run_config
+        How, from :func:`resolve_run_config`.
     start, stop
         First row, and that to end before: 0 and None, or where windows end, so that they hold the same cells.
 
@@ -162,20 +162,20 @@ def embed_cells(
     ------
     Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source leaves out never come.
     """
-    width = running.width(model)
-    for rows, _, results in run_cells(model, source, running, start=start, stop=stop, only=only):
+    width = run_config.width(model)
+    for rows, _, results in run_cells(model, source, run_config, start=start, stop=stop, only=only):
         states = np.empty((len(rows), width), dtype=np.float32)
         for cells, found in results:
             states[cells] = found
         yield rows, states
 
 
-def embed_all(model: ScDiVa, source: Cells, running: Running) -> np.ndarray:
+def embed_all(model: ScDiVa, source: Cells, run_config: RunConfig) -> np.ndarray:
     """Run the model over all cells of a source, held in memory.
 
     Parameters
     ----------
-    model, running
+    model, run_config
         As for :func:`embed_cells`.
     source
         Opened cells, or cells in memory.
@@ -184,8 +184,8 @@ def embed_all(model: ScDiVa, source: Cells, running: Running) -> np.ndarray:
     -------
     float32 `(n_obs, width)`, rows of NaN for cells that the source leaves out.
     """
-    embedding = np.full((source.n_obs, running.width(model)), np.nan, dtype=np.float32)
-    for rows, states in embed_cells(model, source, running):
+    embedding = np.full((source.n_obs, run_config.width(model)), np.nan, dtype=np.float32)
+    for rows, states in embed_cells(model, source, run_config):
         embedding[rows] = states
     return embedding
 
@@ -193,7 +193,7 @@ def embed_all(model: ScDiVa, source: Cells, running: Running) -> np.ndarray:
 def run_cells(
     model: ScDiVa,
     source: Cells,
-    running: Running,
+    run_config: RunConfig,
     *,
     start: int = 0,
     stop: int | None = None,
@@ -205,7 +205,7 @@ def run_cells(
 
     Parameters
     ----------
-    model, source, running, start, stop
+    model, source, run_config, start, stop
         As for :func:`embed_cells`.
     held_tokens
         Tokens of the batches whose results may wait to be taken, where these are large; None: those of a window.
@@ -223,14 +223,14 @@ def run_cells(
     from scdiva.data.batch import BATCH_TOKENS, WINDOW, fill_batches, from_ragged, portions
     from scdiva.models.inference import open_encoder, runs_transformer
 
-    through_blocks = runs_transformer(model, running.what)
-    on_cuda = running.device.startswith("cuda")
+    through_blocks = runs_transformer(model, run_config.what)
+    on_cuda = run_config.device.startswith("cuda")
     budget = CUDA_TOKENS if on_cuda else BATCH_TOKENS
     # on a CPU, cells share a call only where they are as good as free
-    most = 1 if through_blocks and running.device.startswith("cpu") else running.batch_size
+    most = 1 if through_blocks and run_config.device.startswith("cpu") else run_config.batch_size
     total = (source.n_obs if stop is None else stop) if only is None else int(only.sum())
     compiled = on_cuda and through_blocks and total - start >= COMPILED_CELLS
-    how: dict[str, Any] = {"device": running.device, "precision": running.precision, "what": running.what}
+    how: dict[str, Any] = {"device": run_config.device, "precision": run_config.precision, "what": run_config.what}
     with (
         open_encoder(model, threads=settings.threads, compiled=compiled, **how) as encode,
         progress_bar(desc="running the model", unit="cell", total=total, initial=start) as bar,

@@ -217,12 +217,12 @@ def test_an_interrupt_leaves_adata_and_model_as_they_were(adata, one, monkeypatc
 @pytest.mark.parametrize("kind", ["one", "plain"])
 def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, monkeypatch):
     """By windows of a few cells; a function is given the tensors of the rows that a batch holds."""
-    from scdiva._running import how_to_run, open_for, run_cells
+    from scdiva._running import open_cells_for_model, resolve_run_config, run_cells
 
     model = one if kind == "one" else plain
     z = embedded(adata, model)
-    running = how_to_run(None, "cpu", "fp32")
-    _, source, _ = open_for(model, adata, running)
+    run_config = resolve_run_config(None, "cpu", "fp32")
+    _, source, _ = open_cells_for_model(model, adata, run_config)
     source.block_rows = 8
     monkeypatch.setattr("scdiva.data.batch.WINDOW", 16)
     only = np.random.default_rng(0).random(90) < 0.3
@@ -238,7 +238,7 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
 
     for what, beside in (("embedding", None), (scaled, numbers)):
         seen = []
-        for rows, ragged, results in run_cells(model, source, running._replace(what=what), only=only, beside=beside):
+        for rows, ragged, results in run_cells(model, source, run_config._replace(what=what), only=only, beside=beside):
             assert len(ragged[0]) == len(rows) + 1
             for cells, found in results:
                 seen += rows[cells].tolist()
@@ -246,9 +246,9 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
                 np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         assert sorted(seen) == np.flatnonzero(only).tolist()
     assert sorted(asked) == np.flatnonzero(only).tolist()
-    assert list(run_cells(model, source, running, only=np.zeros(90, dtype=bool))) == []
+    assert list(run_cells(model, source, run_config, only=np.zeros(90, dtype=bool))) == []
     with pytest.raises(TypeError, match="width of its own"):
-        running._replace(what=scaled).width(model)
+        run_config._replace(what=scaled).width(model)
 
 
 def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(adata, one, monkeypatch):
@@ -274,14 +274,14 @@ def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(ada
     monkeypatch.setattr(inference, "open_encoder", on_cpu)
     monkeypatch.setattr(batch, "fill_batches", filled)
     monkeypatch.setattr(Blocks, "compile_each", traced)
-    source = _running.open_for(one, adata, _running.how_to_run(None, "cpu", "fp32"))[1]
-    expected = _running.embed_all(one, source, _running.how_to_run(None, "cpu", "bf16"))
+    source = _running.open_cells_for_model(one, adata, _running.resolve_run_config(None, "cpu", "fp32"))[1]
+    expected = _running.embed_all(one, source, _running.resolve_run_config(None, "cpu", "bf16"))
     assert set(budgets) == {batch.BATCH_TOKENS}
     assert not compiled
     for least, is_compiled in ((91, False), (90, True)):
         monkeypatch.setattr(_running, "COMPILED_CELLS", least)
         budgets.clear()
-        found = _running.embed_all(one, source, _running.Running(None, "cuda", "bf16", "embedding"))
+        found = _running.embed_all(one, source, _running.RunConfig(None, "cuda", "bf16", "embedding"))
         np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
         assert opened[-1] == ("cuda", is_compiled)
         assert set(budgets) == {131_072}

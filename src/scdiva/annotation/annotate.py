@@ -16,7 +16,7 @@ from scdiva._checks import check_arguments, check_choices, check_least, check_po
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers, refuse_missing
 from scdiva._rng import seed_of
-from scdiva._running import Cells, embed_all, how_to_run, model_name
+from scdiva._running import Cells, embed_all, model_name, resolve_run_config
 from scdiva._settings import logger
 from scdiva.annotation.prediction import (
     ancestors,
@@ -241,13 +241,13 @@ def annotate(
         raise ValueError(f"backoff must be at most 1, got {backoff!r}.")
     if reject is not None and reject >= 1:
         raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
-    running = how_to_run(None, device, None)
+    run_config = resolve_run_config(None, device, None)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
     groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
-    fitted = given_fitted(Annotator, model, running.device)
+    fitted = given_fitted(Annotator, model, run_config.device)
     # neighbours look at the embedding, the others at the state before what an integrated model makes of it
     by_neighbors = (method if fitted is None else fitted.method) == "knn"
-    running = running._replace(what="embedding" if by_neighbors else "state")
+    run_config = run_config._replace(what="embedding" if by_neighbors else "state")
     cells: Cells
     states: np.ndarray | None = None
     rows, unlabelled = np.arange(adata.n_obs), np.ones(adata.n_obs, dtype=bool)
@@ -280,7 +280,7 @@ def annotate(
         from scdiva.models.pretrained import load_for
         from scdiva.train.finetune import finetune_config
 
-        given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
+        given = load_for(cast("ScDiVa | str | PathLike[str]", model), run_config.device)  # an annotator is dealt with
         tuning = finetune_config(
             finetune, given, AnnotationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
             checkpoint_dir=checkpoint_dir,
@@ -302,11 +302,13 @@ def annotate(
         with speaking_of("adata" if reference is None else "reference"):
             known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
         if tuning is None:
-            states = embed_all(given, known, running)
+            states = embed_all(given, known, run_config)
             labelled = Reference(known, torch.from_numpy(states), labels[known_rows])
             fitted = fit_annotator(labelled, types, given, method, n_neighbors, seed)
         else:
-            fitted = finetune_annotator(known, labels[known_rows], types, given, tuning, running, seed, checkpoint_dir)
+            fitted = finetune_annotator(
+                known, labels[known_rows], types, given, tuning, run_config, seed, checkpoint_dir
+            )
             length = fitted.model.config.input_length
             cells, known = replace(source, max_length=length), known.subset(np.arange(known.n_cells), length)
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
@@ -320,7 +322,7 @@ def annotate(
     _check_reject(reject, len(fitted.novelty) > 0, fitted.names, fitted.parents)
     probability = np.full((adata.n_obs, len(fitted.labels)), np.nan, dtype=np.float32)
     novelty = np.full(adata.n_obs, np.nan, dtype=np.float32)
-    probability[rows], novelty[rows] = annotated(fitted, cells, source.measured_tokens, running, states)
+    probability[rows], novelty[rows] = annotated(fitted, cells, source.measured_tokens, run_config, states)
     names, confidence = np.full(adata.n_obs, None, dtype=object), np.full(adata.n_obs, np.nan, dtype=np.float32)
     there = ~np.isnan(novelty)
     names[there], confidence[there] = named(probability[there], fitted.names, fitted.parents, backoff)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from scdiva._checks import warn
 from scdiva._constants import REJECTED
-from scdiva._running import Cells, Running, embed_all, run_cells
+from scdiva._running import Cells, RunConfig, embed_all, run_cells
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.cells import CellSource, take_cells
 from scdiva.data.genes import advice
@@ -121,7 +121,7 @@ def finetune_annotator(
     types: pd.CategoricalDtype,
     model: ScDiVa,
     tuning: dict[str, Any],
-    running: Running,
+    run_config: RunConfig,
     seed: int,
     checkpoint_dir: str | PathLike[str] | None,
 ) -> Annotator:
@@ -135,7 +135,7 @@ def finetune_annotator(
         As for :func:`fit_annotator`.
     tuning
         From :func:`scdiva.train.finetune.finetune_config`.
-    running
+    run_config
         How cells are run through the model.
     seed, checkpoint_dir
         Of fine-tuning.
@@ -169,17 +169,17 @@ def finetune_annotator(
 
     n_labels, held = _checked(types, labels), hold_out(labels, cells.batch, seed)
     training, rest, asked = np.flatnonzero(~held & (labels >= 0)), np.flatnonzero(~held), np.flatnonzero(held)
-    config = planned(tuning, len(training), seed, running.precision)
+    config = planned(tuning, len(training), seed, run_config.precision)
     cells = cells.subset(np.arange(cells.n_cells), tuned_config(model, config).input_length)
-    reference = Reference(cells, torch.from_numpy(embed_all(model, cells, running)), labels)
+    reference = Reference(cells, torch.from_numpy(embed_all(model, cells, run_config)), labels)
     with torch_threads_kept(None if runs_transformer(model, "state") else 1):
         part = Reference(cells.subset(rest), reference.states[rest], labels[rest])
         head = fit_head(part, "probe", n_labels, model.config.n_tokens, seed)
         before = calibrate(copy.deepcopy(head), predicted(head, reference, asked))
         network, history = finetune_for_annotation(
-            model, cells.subset(training), labels[training], head, config, running.device, checkpoint_dir
+            model, cells.subset(training), labels[training], head, config, run_config.device, checkpoint_dir
         )
-        reference = reference._replace(states=torch.from_numpy(embed_all(network, cells, running)))
+        reference = reference._replace(states=torch.from_numpy(embed_all(network, cells, run_config)))
         features = read_cells(head, reference, training)[0]
         set_moments(head, features)
         head.centroids.copy_(state_centroids(head, features, labels[training]))
@@ -225,7 +225,7 @@ def _annotator(
 
 
 def annotated(
-    annotator: Annotator, cells: Cells, measured: np.ndarray, running: Running, states: np.ndarray | None = None
+    annotator: Annotator, cells: Cells, measured: np.ndarray, run_config: RunConfig, states: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run an annotator over cells.
 
@@ -237,7 +237,7 @@ def annotated(
         Opened cells, or cells in memory, with the annotator's genes alone.
     measured
         Tokens that they have a column for.
-    running
+    run_config
         How they are run, and what is read out of the annotator's model.
     states
         What the model makes of cells in memory, if that is known.
@@ -251,7 +251,7 @@ def annotated(
     from scdiva.annotation.head import Read
     from scdiva.data.batch import from_ragged
 
-    windows = run_cells(annotator.model, cells, running)
+    windows = run_cells(annotator.model, cells, run_config)
     if states is not None:
         windows = ((rows, ragged, iter([(rows, states)])) for rows, ragged in cells.windows(cells.n_obs))
     head = annotator.head

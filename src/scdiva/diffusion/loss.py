@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
-from scdiva._device import sent
+from scdiva._device import to_device
 from scdiva.diffusion.masking import Corrupted, cell_of_token
 
 CPU_CHUNK, GPU_CHUNK = 1024, 4096
@@ -302,7 +302,9 @@ def dual_loss(
     # by row numbers, found once: each boolean index would make the host wait for the device again
     rows, n_masked, n_hidden = masked.nonzero().squeeze(1), masked.sum(), hidden_value.sum()
     asked = rows, tokens[rows] - N_SPECIAL, w_identity[rows], values, hidden_value, w_value, n_masked, n_hidden
-    rows, genes, weight, values, hidden_value, w_value, n_masked, n_hidden = (sent(x, hidden.device) for x in asked)
+    rows, genes, weight, values, hidden_value, w_value, n_masked, n_hidden = (
+        to_device(x, hidden.device) for x in asked
+    )
     if logits is None:
         identity, nll = masked_cross_entropy(hidden.index_select(0, rows), gene_weight, genes, weight)
     else:

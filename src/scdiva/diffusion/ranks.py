@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
-from scdiva._device import sent
+from scdiva._device import to_device
 
 SPREAD = 0.7
 """Standard deviation of a gene's log-normalised value around what is expected of it in a cell."""
@@ -117,7 +117,7 @@ def rank_log_prior(
         raise ValueError(f"{int((asked & visible).sum())} positions are visible and asked about.")
     device = expected.device
     of_gene = denominator[N_SPECIAL:] if genes is None else denominator[genes.to(denominator.device)]
-    of_gene = sent(of_gene.float(), device)
+    of_gene = to_device(of_gene.float(), device)
     rows = []
     cells = _each_cell(tokens, values.float(), asked, visible, cu_seqlens, denominator)
     for cell, (_, at, shown, before, ends) in enumerate(cells):
@@ -127,7 +127,7 @@ def rank_log_prior(
             # masked genes side by side have one pair of neighbours
             runs, of_run = torch.unique(before, return_inverse=True)
             prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene)
-            rows.append(prior[sent(of_run, device)])
+            rows.append(prior[to_device(of_run, device)])
     return torch.cat(rows) if rows else expected.new_zeros((0, len(of_gene)), dtype=torch.float32)
 
 
@@ -156,7 +156,7 @@ def _of_runs(above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, deno
         group = torch.arange(len(shown), device=shown.device) * GRID // len(shown)
         number = torch.bincount(group, minlength=GRID)
         grid = torch.bincount(group, shown.sort().values, minlength=GRID) / number
-    above, below, grid, number = (sent(x, expected.device) for x in (above, below, grid, number))
+    above, below, grid, number = (to_device(x, expected.device) for x in (above, below, grid, number))
     likely = number.log() - (grid - expected[:, None]).square() / (2 * SPREAD**2)
     # whole numbers add up to the same in any order, and differences of them are exact
     share = (likely.softmax(dim=1) * _WHOLE).round().int()

@@ -10,7 +10,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
-from scdiva._running import embed_all, embedding_key, how_to_run, model_name, open_for
+from scdiva._running import embed_all, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.options import InputOptions, Species
@@ -110,18 +110,18 @@ def embed(
     """
     check_writable(adata, copy=copy)
     check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
-    running = how_to_run(batch_size, device, precision)
+    run_config = resolve_run_config(batch_size, device, precision)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
 
     from scdiva.models.pretrained import load_for
 
-    loaded = load_for(model, running.device)
+    loaded = load_for(model, run_config.device)
     key = embedding_key(loaded) if key_added is None else key_added
     # a model from tl.integrate may overwrite the embedding that tl.integrate wrote
     call = "tl.embed" if embedding_key(loaded) == C.OBSM_EMBEDDING else "tl.integrate"
     check_writable(adata, copy=copy, call=call, entry=key, obsm=[key])
-    _, cells, parameters = open_for(loaded, adata, running, reading)
-    embedding = embed_all(loaded, cells, running)
+    _, cells, parameters = open_cells_for_model(loaded, adata, run_config, reading)
+    embedding = embed_all(loaded, cells, run_config)
     if n_empty := int(np.isnan(embedding[:, 0]).sum()):
         logger.info("%d cells have no known gene; their rows are NaN", n_empty)
     parameters["model"] = model_name(model)
@@ -191,7 +191,7 @@ def gene_embedding(
     entry = f"{key_added}_{C.GENES}"
     check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, varm=[key_added])
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
-    loaded, source, parameters = open_for(model, adata, how_to_run(None, None, None), reading)
+    loaded, source, parameters = open_cells_for_model(model, adata, resolve_run_config(None, None, None), reading)
     del parameters["precision"]  # nothing is run
     tokens, table = tokens_of_var(adata, source.tokens, use_raw), loaded.embedding.gene.weight.detach()
     # rows of genes outside the training corpus still have random initial values

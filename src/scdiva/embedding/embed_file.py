@@ -37,7 +37,7 @@ from scdiva._files import (
     tidy,
     whole_or_not,
 )
-from scdiva._running import Running, embed_cells, embedding_key, how_to_run, model_name, open_for
+from scdiva._running import RunConfig, embed_cells, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
@@ -226,13 +226,13 @@ def _embed_shard(
 ) -> _Made:
     """Compute the parts of a shard (None: all), and join all parts if they are complete and `joins`.
 
-    On a cluster (`joins=False`), a worker that dask gave up may still be running: wait for its lock.
+    On a cluster (`joins=False`), a worker that dask gave up may still be run_config: wait for its lock.
     """
     from scdiva.models.pretrained import load_for
 
     (number, n_shards), window = shard or (0, 1), _window()
-    running = how_to_run(*how)
-    loaded = load_for(model, running.device)
+    run_config = resolve_run_config(*how)
+    loaded = load_for(model, run_config.device)
     key = embedding_key(loaded) if key_added is None else key_added
     at_first = stamp(path)
     given = {**vars(reading), "file": at_first}
@@ -245,11 +245,11 @@ def _embed_shard(
     with _naming(path):
         of_scan = given | {"vocabulary": loaded.vocabulary.fingerprint, "scdiva": __version__}
         scanned = None if shard is None else scan_once(out, of_scan, scan)
-        _, source, parameters = open_for(loaded, path, running, reading, scanned=scanned)
+        _, source, parameters = open_cells_for_model(loaded, path, run_config, reading, scanned=scanned)
     parameters["model"] = model_name(model)
-    run = _run(loaded, source, running, given, parameters["precision"]) | {"window": window}
+    run = _run(loaded, source, run_config, given, parameters["precision"]) | {"window": window}
     try:
-        parts = Parts(folder_of(out) / digest(run), source.n_obs, window, running.width(loaded))
+        parts = Parts(folder_of(out) / digest(run), source.n_obs, window, run_config.width(loaded))
         made, is_joined = _Made(parts, key, parameters, at_first), _joined(out) == parts.folder.name
         first, stop = parts.range_of(number, n_shards)
         with _alone(parts.folder.parent, f"{number}-of-{n_shards}", waits=not joins):
@@ -266,7 +266,7 @@ def _embed_shard(
                 for start, end in parts.gaps(first, stop):
                     if start > first:
                         logger.info("going on at row %d, after those that %s holds", start, parts.folder)
-                    for rows, states in embed_cells(loaded, source, running, start=start, stop=end):
+                    for rows, states in embed_cells(loaded, source, run_config, start=start, stop=end):
                         parts.save(int(rows[0]) // window * window, rows, states)
                     for left_out in parts.missing(start, end):  # windows without any known gene
                         parts.save(left_out)
@@ -385,7 +385,9 @@ def _naming(path: Path) -> Iterator[None]:
         raise kind(f"{str(path)!r} can't be embedded: {said}") from error
 
 
-def _run(model: ScDiVa, source: CellSource, running: Running, given: dict[str, Any], precision: str) -> dict[str, Any]:
+def _run(
+    model: ScDiVa, source: CellSource, run_config: RunConfig, given: dict[str, Any], precision: str
+) -> dict[str, Any]:
     """Everything that determines the bits of the embedding, as JSON values."""
     import torch
 
@@ -401,8 +403,8 @@ def _run(model: ScDiVa, source: CellSource, running: Running, given: dict[str, A
         "model": fingerprint(model),
         **given,
         "input": source.kind,
-        "batch_size": running.batch_size,
-        "device": running.device,
+        "batch_size": run_config.batch_size,
+        "device": run_config.device,
         "precision": precision,
     }
 

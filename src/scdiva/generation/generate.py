@@ -17,7 +17,7 @@ from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import is_unknown, listed, read_labels, wanted_groups
 from scdiva._rng import seed_of, step_seed
-from scdiva._running import how_to_run, model_name, open_for
+from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import column_tokens, columns_of, or_in_raw
 from scdiva.data.options import InputOptions, Species
@@ -150,7 +150,7 @@ def generate(
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
     if device is not None or precision is not None:
-        how_to_run(None, device, precision)  # refused before anything is read, whichever part of the model runs
+        resolve_run_config(None, device, precision)  # refused before anything is read, whichever part of the model runs
 
     from scdiva.data.memory import read_cells
     from scdiva.generation import inpainting
@@ -163,7 +163,9 @@ def generate(
     by_transformer = loaded.config.by_transformer
     _check_steps(by_transformer, from_state, prompt, n_steps)
     # the other heads run on the CPU
-    running = how_to_run(None, device, precision) if by_transformer else how_to_run(None, "cpu", "fp32")
+    run_config = (
+        resolve_run_config(None, device, precision) if by_transformer else resolve_run_config(None, "cpu", "fp32")
+    )
     var, most = reading.var(adata), None if from_state and not by_transformer else loaded.config.max_length
     if fixed:  # names are refused before a cell is read
         if absent := [name for name in fixed if name not in var.index]:
@@ -171,7 +173,7 @@ def generate(
                 f"fixed names {absent[0]!r}, which is no gene of adata{or_in_raw(adata, absent[0], use_raw)}."
             )
         _fixed(fixed, column_tokens(var, loaded.vocabulary, reading), var.index, most)
-    _, opened, parameters = open_for(loaded, adata, running, reading, empty="nan")
+    _, opened, parameters = open_cells_for_model(loaded, adata, run_config, reading, empty="nan")
     shown = _fixed(fixed or {}, opened.tokens, var.index, most)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with torch_threads_kept(1):  # products too small to share
@@ -180,7 +182,7 @@ def generate(
         n_steps = n_steps or inpainting.N_STEPS
         prompt = (prompt or "genes") if from_state else None
         orders = place_orders(plan, rows, draw)
-        made = inpainting.draw_by_diffusion(loaded, cells, orders, shown, prompt, n_steps, seed, running)
+        made = inpainting.draw_by_diffusion(loaded, cells, orders, shown, prompt, n_steps, seed, run_config)
     else:
         with on_cpu(loaded):
             with torch_threads_kept(1):

@@ -14,7 +14,7 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import how_to_run, open_for
+from scdiva._running import open_cells_for_model, resolve_run_config
 from scdiva.data.genes import or_in_raw
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
@@ -159,7 +159,7 @@ def impute(
             f"{'the' if genes is None else 'fewer'} genes that you need: sd.tl.impute(adata, [...])."
         )
     if device is not None or precision is not None:
-        how_to_run(None, device, precision)  # refused before anything is read, whichever part of the model runs
+        resolve_run_config(None, device, precision)  # refused before anything is read, whichever part of the model runs
 
     from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept
@@ -174,11 +174,13 @@ def impute(
     loaded, var = load_for(model, "cpu"), reading.var(adata)
     by_transformer = loaded.config.by_transformer
     # the other heads run on the CPU
-    running = how_to_run(None, device, precision) if by_transformer else how_to_run(None, "cpu", "fp32")
+    run_config = (
+        resolve_run_config(None, device, precision) if by_transformer else resolve_run_config(None, "cpu", "fp32")
+    )
     names, tokens = var.index.to_numpy(), column_tokens(var, loaded.vocabulary, reading)
     if genes is not None and (unknown := [name for name in genes if name not in names[tokens != C.UNKNOWN]]):
         raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")
-    loaded, source, parameters = open_for(model, adata, running, reading)
+    loaded, source, parameters = open_cells_for_model(model, adata, run_config, reading)
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
     if genes is not None:
         _check_written(genes, names, source.tokens, columns)
@@ -193,7 +195,7 @@ def impute(
         own = np.flatnonzero(target >= 0)
         one = one_count(cells.values, cells.indptr) if expressed else None
         if by_transformer:
-            imputed = impute_by_masking(loaded, cells, rows, own, seed, running, keep_observed, expressed, one)
+            imputed = impute_by_masking(loaded, cells, rows, own, seed, run_config, keep_observed, expressed, one)
         else:
             imputed = impute_genes(loaded, cells, own, seed, keep_observed, expressed, one)
         for some, *found in imputed:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL, TARGET_SUM
 from scdiva._rng import step_generator, step_seed
-from scdiva._running import Running, row_numbers, run_cells
+from scdiva._running import RunConfig, row_numbers, run_cells
 from scdiva._settings import progress_bar, settings, torch_threads_kept
 from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import sample
@@ -41,7 +41,7 @@ def impute_by_masking(
     rows: NDArray[np.integer],
     wanted: NDArray[np.int64],
     seed: int,
-    running: Running,
+    run_config: RunConfig,
     keep_observed: bool = True,
     expressed: bool = False,
     one: NDArray[np.floating] | None = None,
@@ -60,7 +60,7 @@ def impute_by_masking(
         Genes asked for, as positions in `cells.measured`, ascending.
     seed
         Of the masks.
-    running
+    run_config
         Device and precision.
     keep_observed, expressed, one
         As for :func:`scdiva.generation.imputation.impute_genes`.
@@ -82,8 +82,8 @@ def impute_by_masking(
         return torch.stack(chance_and_value(found, numbers))[None, :, columns.to(tokens.device)]
 
     chance, value = np.empty((2, cells.n_cells, len(wanted)), dtype=np.float32)
-    running = running._replace(what=ask, batch_size=1)
-    for _, _, results in run_cells(model, cells, running, beside=lambda numbers: row_numbers(rows[numbers])):
+    run_config = run_config._replace(what=ask, batch_size=1)
+    for _, _, results in run_cells(model, cells, run_config, beside=lambda numbers: row_numbers(rows[numbers])):
         for (cell,), found in results:
             chance[cell], value[cell] = found[0]
     matrix = cells.matrix(max(int(cells.tokens.max(initial=0)), int(cells.measured.max(initial=0))) + 1).tocsc()
@@ -156,7 +156,7 @@ def draw_by_diffusion(
     prompt: str | None,
     n_steps: int,
     seed: int,
-    running: Running,
+    run_config: RunConfig,
 ) -> Drawn:
     """Draw cells by the reverse process: paper, algorithm "scDiVa Inference", in random order.
 
@@ -177,7 +177,7 @@ def draw_by_diffusion(
         Steps in which the other genes are revealed.
     seed
         Of all draws, with a cell's number.
-    running
+    run_config
         Device and precision.
     """
     one, two, fraction, source = mixture(orders, seed)
@@ -232,7 +232,7 @@ def draw_by_diffusion(
         return torch.from_numpy(np.stack([numbers, counts], axis=1))
 
     found = []
-    device, precision = running.device, running.precision
+    device, precision = run_config.device, run_config.precision
     with (
         open_encoder(model, device=device, precision=precision, threads=settings.threads, what=complete) as encode,
         progress_bar(desc="drawing cells", unit="cell", total=len(one)) as bar,

@@ -14,7 +14,7 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of, step_generator
-from scdiva._running import how_to_run, open_for, row_numbers, run_cells
+from scdiva._running import open_cells_for_model, resolve_run_config, row_numbers, run_cells
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
 
@@ -111,19 +111,19 @@ def log_likelihood(
     n_samples = operator.index(n_samples)
     if n_samples < 2 or n_samples % 2:
         raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
-    running = how_to_run(None, device, precision)
+    run_config = resolve_run_config(None, device, precision)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
 
     import torch
 
     seed = seed_of(rng)
-    loaded, source, parameters = open_for(model, adata, running, reading, empty="error")
+    loaded, source, parameters = open_cells_for_model(model, adata, run_config, reading, empty="error")
     stream = loaded.state_head is None or loaded.config.anchor == "learned"
     measured = torch.from_numpy(source.measured_tokens.astype(np.int64))
-    running = running._replace(what=_scored_by(measured, n_samples, stream, seed), batch_size=1)
+    run_config = run_config._replace(what=_scored_by(measured, n_samples, stream, seed), batch_size=1)
 
     found = np.empty((adata.n_obs, 2))
-    for rows, _, results in run_cells(loaded, source, running, held_tokens=_HELD_TOKENS, beside=row_numbers):
+    for rows, _, results in run_cells(loaded, source, run_config, held_tokens=_HELD_TOKENS, beside=row_numbers):
         for cells, bounds in results:
             found[rows[cells]] = bounds
     lengths = np.minimum(source.lengths, loaded.config.max_length)

@@ -13,7 +13,7 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import Running, how_to_run, model_name, open_for, row_numbers, run_cells
+from scdiva._running import RunConfig, model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
 from scdiva._settings import logger
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
@@ -154,16 +154,16 @@ def reconstruct(
         written = [f"{key}{ending}" for ending in _ENDINGS]
         check_writable(adata, copy=copy, call="tl.reconstruct", entry=key, layers=written)
     check_choices(mask_free=(mask_free, ("folds", "stream")))
-    running = how_to_run(None, device, precision)
+    run_config = resolve_run_config(None, device, precision)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
 
     seed = seed_of(rng)
-    loaded = load_for(model, running.device)
+    loaded = load_for(model, run_config.device)
     by_rank = _by_rank(loaded, use_ranks, mask_free if any(not ratio for ratio, _ in plans) else None)
-    _, source, parameters = open_for(loaded, adata, running, reading, empty="error")
+    _, source, parameters = open_cells_for_model(loaded, adata, run_config, reading, empty="error")
     parameters["model"] = model_name(model)
     measured = source.measured_tokens.astype(np.int64)
     around = None if by_rank else _around(loaded, source, measured, seed)
@@ -171,7 +171,7 @@ def reconstruct(
     results = []
     for key, (ratio, steps) in zip(keys, plans, strict=True):
         what = _filled_in(loaded, ratio, steps, measured, seed, by_rank=by_rank, around=around, mask_free=mask_free)
-        cells = _run(loaded, source, running._replace(what=what, batch_size=1))
+        cells = _run(loaded, source, run_config._replace(what=what, batch_size=1))
         layers = _layers(cells, columns, adata.shape, [f"{key}{ending}" for ending in _ENDINGS])
         scores = _scores(cells, source.n_tokens, by_rank=by_rank)
         notes = {"mask_ratio": ratio, "n_steps": steps, "use_ranks": by_rank, "seed": str(seed), "scores": scores}
@@ -220,12 +220,12 @@ def _by_rank(model: ScDiVa, use_ranks: bool | None, mask_free: str | None) -> bo
     return by_rank
 
 
-def _run(model: ScDiVa, source: CellSource, running: Running) -> list[Any]:
+def _run(model: ScDiVa, source: CellSource, run_config: RunConfig) -> list[Any]:
     """Reconstruct all cells: of each its tokens, values, and what was made of them."""
     cells: list[Any] = [None] * source.n_obs
     most = model.config.max_length
     for rows, (indptr, tokens, values), results in run_cells(
-        model, source, running, held_tokens=_HELD_TOKENS, beside=row_numbers
+        model, source, run_config, held_tokens=_HELD_TOKENS, beside=row_numbers
     ):
         for (cell,), found in results:
             true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))

@@ -14,7 +14,7 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, or_nearest, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
-from scdiva._running import how_to_run, open_for
+from scdiva._running import open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
 from scdiva.data.genes import check_unique, column_tokens, or_in_raw
 from scdiva.data.options import InputOptions, Species
@@ -131,7 +131,7 @@ def corrected_expression(
     known = tokens.index[tokens != C.UNKNOWN]
     hint = next((or_in_raw(adata, name, use_raw) for name in genes if name not in known), "")
     refuse_absent(genes, known, LACK, hint)
-    _, source, parameters = open_for(model, adata, how_to_run(None, "cpu", None), reading)
+    _, source, parameters = open_cells_for_model(model, adata, resolve_run_config(None, "cpu", None), reading)
     cells, rows = read_cells(source, batch, whole=True, trains=False)
     usable = np.isfinite(states[rows]).all(axis=1)
     cells, rows = cells.subset(np.flatnonzero(usable)), rows[usable]

@@ -14,7 +14,7 @@ from scdiva._checks import check_arguments, check_least, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
-from scdiva._running import embed_all, how_to_run, model_name, open_for
+from scdiva._running import embed_all, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_writable, write
@@ -173,7 +173,7 @@ def integrate(
     check_least(steps=(1 if steps is None else steps, 1))
     if labels_key is None and unlabeled_category is not None:
         raise ValueError(f"unlabeled_category={unlabeled_category!r} is a value of labels_key: name that column too.")
-    running = how_to_run(None, device, None)
+    run_config = resolve_run_config(None, device, None)
     batches = [batch_numbers(adata, key) for key in keys]
     labels = None if labels_key is None else label_numbers(adata, labels_key, unlabeled_category)[0]
     associated = np.nan if labels is None else max(cramers_v(b[labels >= 0], labels[labels >= 0]) for b in batches)
@@ -187,7 +187,7 @@ def integrate(
     from scdiva.models.pretrained import load_for
     from scdiva.train.finetune import finetune_config
 
-    given = load_for(model, running.device)
+    given = load_for(model, run_config.device)
     if given.integration is not None or given.finetuned_for == "integrate":
         raise ValueError(
             "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "
@@ -204,7 +204,7 @@ def integrate(
         )
     seed = seed_of(rng)
 
-    _, source, parameters = open_for(given, adata, running, reading)
+    _, source, parameters = open_cells_for_model(given, adata, run_config, reading)
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
     cells, rows = read_cells(source, together.ravel())
     known = None if labels is None else labels[rows]
@@ -215,7 +215,7 @@ def integrate(
             f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
             "model as it is is written."
         )
-        new, integrated = given, embed_all(given, cells, running)
+        new, integrated = given, embed_all(given, cells, run_config)
         found |= {"stopped": "one batch", "history": {name: [] for name in HISTORY}}
     elif associated > CONFOUNDED:
         warn(
@@ -223,19 +223,19 @@ def integrate(
             "one batch each may be taken for batch effects, or the other way round."
         )
     if cells.n_batches > 1 and tuning is not None:
-        logger.info("fine-tuning on %d cells of %d batches on %s", adata.n_obs, cells.n_batches, running.device)
+        logger.info("fine-tuning on %d cells of %d batches on %s", adata.n_obs, cells.n_batches, run_config.device)
         new, history = finetune_for_integration(
-            given, cells, numbers, known, tuning, seed, running.precision, running.device, checkpoint_dir
+            given, cells, numbers, known, tuning, seed, run_config.precision, run_config.device, checkpoint_dir
         )
-        integrated = embed_all(new, cells.subset(np.arange(cells.n_cells), new.config.input_length), running)
+        integrated = embed_all(new, cells.subset(np.arange(cells.n_cells), new.config.input_length), run_config)
         found |= {"steps": len(history["loss"]), "stopped": "steps", "history": history}
     elif cells.n_batches > 1:
-        logger.info("integrating %d cells on %s", adata.n_obs, running.device)
-        states = torch.from_numpy(embed_all(given, cells, running._replace(what="state"))).to(running.device)
-        new = with_head(given, seed).to(running.device)
+        logger.info("integrating %d cells on %s", adata.n_obs, run_config.device)
+        states = torch.from_numpy(embed_all(given, cells, run_config._replace(what="state"))).to(run_config.device)
+        new = with_head(given, seed).to(run_config.device)
         with torch_threads_kept(1):  # products too small to share
             found |= integrate_model(
-                new, cells, states, numbers, known, steps=steps or STEPS, seed=seed, precision=running.precision
+                new, cells, states, numbers, known, steps=steps or STEPS, seed=seed, precision=run_config.precision
             )
         if found["stopped"] == "interrupted":
             warn(

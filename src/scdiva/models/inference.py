@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva._device import sent
+from scdiva._device import to_device
 from scdiva._settings import logger
 from scdiva.models.network import check_input
 from scdiva.models.scdiva import ScDiVa
@@ -86,7 +86,7 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     last = model.integration or model.dataset_components
     if what == "state" or last is None:
         return state
-    found: Tensor = last(state.float(), tokens, values, sent(cu_seqlens, tokens.device))
+    found: Tensor = last(state.float(), tokens, values, to_device(cu_seqlens, tokens.device))
     return found
 
 
@@ -143,7 +143,7 @@ def open_encoder(
                 network.compile_blocks()
 
             def state_of(batch: Batch) -> Coming:
-                on_device = tuple(sent(part, device) for part in batch)
+                on_device = tuple(to_device(part, device) for part in batch)
                 if kind != "cpu" and not callable(what):
                     c, (tokens, values, bounds) = model.config, batch
                     check_input(c, tokens, values, bounds, None, None, max_length=c.input_length)

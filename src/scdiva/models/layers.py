@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from scdiva._device import sent
+from scdiva._device import to_device
 from scdiva.kernels import attention_weights, resolve_backend, rope_attention, rope_tables
 
 INIT_STD = 0.02
@@ -241,7 +241,7 @@ class Blocks(nn.ModuleList):
             Attention backend; None: the one given at first.
         """
         shared = *self._rotations(x.device), self._resolved(backend, x.device), max_seqlen
-        bounds, cu_seqlens = cu_seqlens, sent(cu_seqlens, x.device)
+        bounds, cu_seqlens = cu_seqlens, to_device(cu_seqlens, x.device)
         if self.micro_batches <= 1 or not torch.is_grad_enabled():
             for block in self:
                 x = block(x, cu_seqlens, *shared)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._constants import LAT, MASK, N_SPECIAL
-from scdiva._device import sent
+from scdiva._device import to_device
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import gene_logits
 from scdiva.diffusion.ranks import Ranked
@@ -115,7 +115,7 @@ class ScDiVa(Network):
         c = self.config
         most = c.max_length if use_transformer else c.input_length
         longest = check_input(c, tokens, values, cu_seqlens, value_mask, anchor_state, max_length=most)
-        bounds, cu_seqlens = _with_lat(cu_seqlens), sent(cu_seqlens, tokens.device)
+        bounds, cu_seqlens = _with_lat(cu_seqlens), to_device(cu_seqlens, tokens.device)
         masked = tokens == MASK
         value_mask = masked if value_mask is None else value_mask | masked
         anchor = anchor_state
@@ -195,7 +195,7 @@ class ScDiVa(Network):
         `(N, n)`; without `genes` column `j` is of token `j + N_SPECIAL`.
         """
         columns = slice(None) if genes is None else genes - N_SPECIAL
-        at = sent(rows, out.hidden.device)
+        at = to_device(rows, out.hidden.device)
         if self.state_head is None:
             return gene_logits(out.hidden[at], self.gene_weight[columns])
         if expected is None:
@@ -253,7 +253,7 @@ class ScDiVa(Network):
             starts, lengths = cu_seqlens[:-1], cu_seqlens.diff().clamp_max(self.config.max_length)
             cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)
             n = int(cu_seqlens[-1])
-            kept = sent(positions(cu_seqlens, n) + starts[cell_of_token(cu_seqlens, n)], tokens.device)
+            kept = to_device(positions(cu_seqlens, n) + starts[cell_of_token(cu_seqlens, n)], tokens.device)
             tokens, values = tokens[kept], values[kept]
         return self(tokens, values, cu_seqlens, anchor_state=anchor, backend=backend)
 
@@ -267,7 +267,9 @@ class ScDiVa(Network):
         c = self.config
         check_input(c, tokens, values, cu_seqlens, value_mask, None, max_length=c.input_length)
         hidden = tokens == MASK if value_mask is None else value_mask | (tokens == MASK)
-        return None if self.anchor is None else self.anchor(tokens, values, sent(cu_seqlens, tokens.device), ~hidden)
+        return (
+            None if self.anchor is None else self.anchor(tokens, values, to_device(cu_seqlens, tokens.device), ~hidden)
+        )
 
     @torch.no_grad()
     def attention_weights(

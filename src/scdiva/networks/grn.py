@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run, open_for
+from scdiva._running import open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.options import InputOptions, Species
@@ -158,8 +158,10 @@ def grn(
     keys = [key_added] if groupby is None else _keys(key_added, chosen.names)
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
-    running = how_to_run(None, device, "fp32")
-    loaded, source, parameters = open_for(model, adata, running, reading, empty=empty, embeds=method != "correlation")
+    run_config = resolve_run_config(None, device, "fp32")
+    loaded, source, parameters = open_cells_for_model(
+        model, adata, run_config, reading, empty=empty, embeds=method != "correlation"
+    )
     del parameters["precision"]
     _check_numbers("layers", chosen_layers, loaded.config.n_layers)
     _check_numbers("heads", chosen_heads, loaded.config.n_heads)
@@ -177,7 +179,7 @@ def grn(
     check_size((n_groups, len(of_sources), len(of_targets)), way.bytes_each, min_fraction)
     pairs = Pairs(loaded, source, tokens, of_sources, of_targets, chosen.code, n_groups, chosen_layers, chosen_heads)
 
-    sums = way.sums(pairs, running)
+    sums = way.sums(pairs, run_config)
     signed, columns = way.signed or chosen.reference is not None, column_of[tokens]
     base = 0.0 if chosen.reference is None else way.weights(pairs, *(part[-1] for part in sums))
     graphs = {}

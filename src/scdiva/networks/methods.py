@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scdiva._running import Running, embed_cells, run_cells
+from scdiva._running import RunConfig, embed_cells, run_cells
 from scdiva.models import ScDiVa
 from scdiva.networks.gene_selection import Pairs
 
@@ -41,7 +41,7 @@ class Method(NamedTuple):
         Whether a weight below 0 is as strong as one above.
     """
 
-    sums: Callable[[Pairs, Running], tuple[NDArray[Any], ...]]
+    sums: Callable[[Pairs, RunConfig], tuple[NDArray[Any], ...]]
     weights: Callable[..., Floats]
     bytes_each: int
     signed: bool = False
@@ -50,7 +50,7 @@ class Method(NamedTuple):
 # --- correlation: what every other method is to be compared with
 
 
-def correlation_sums(pairs: Pairs, _: Running) -> tuple[Floats, ...]:
+def correlation_sums(pairs: Pairs, _: RunConfig) -> tuple[Floats, ...]:
     """Add up moments of log-normalised expression.
 
     Returns
@@ -91,7 +91,7 @@ def correlation_weights(_: Pairs, n: Floats, of_sources: Floats, of_targets: Flo
 # --- attention: which genes the model reads when it reads a gene
 
 
-def attention_sums(pairs: Pairs, running: Running) -> tuple[NDArray[Any], ...]:
+def attention_sums(pairs: Pairs, run_config: RunConfig) -> tuple[NDArray[Any], ...]:
     """Add up rank-normalised attention, one cell at a time.
 
     Returns
@@ -106,7 +106,7 @@ def attention_sums(pairs: Pairs, running: Running) -> tuple[NDArray[Any], ...]:
     for rows, (indptr, tokens, _), results in run_cells(
         pairs.model,
         pairs.source,
-        running._replace(what=partial(attention_ranks, layers=pairs.layers, heads=pairs.heads), batch_size=1),
+        run_config._replace(what=partial(attention_ranks, layers=pairs.layers, heads=pairs.heads), batch_size=1),
         held_tokens=_HELD_TOKENS,
         only=pairs.group >= 0,
     ):
@@ -180,7 +180,7 @@ def attention_ranks(
 # --- embedding: what the model knows of two genes, and how they go with the states of these cells
 
 
-def embedding_sums(pairs: Pairs, running: Running) -> tuple[Floats, ...]:
+def embedding_sums(pairs: Pairs, run_config: RunConfig) -> tuple[Floats, ...]:
     """Add up moments of expression and cell states: those of genes and states are enough.
 
     Returns
@@ -188,11 +188,11 @@ def embedding_sums(pairs: Pairs, running: Running) -> tuple[Floats, ...]:
     Cells (n_groups,), sums and sums of squares of expression (n_groups, 2, n_genes), sums of states (n_groups, dim),
     their products (n_groups, dim, dim), products of expression and states (n_groups, n_genes, dim).
     """
-    n_groups, n_genes, width = pairs.n_groups, len(pairs.tokens), running.width(pairs.model)
+    n_groups, n_genes, width = pairs.n_groups, len(pairs.tokens), run_config.width(pairs.model)
     n, of_genes = np.zeros(n_groups), np.zeros((n_groups, 2, n_genes))
     of_states, squares = np.zeros((n_groups, width)), np.zeros((n_groups, width, width))
     products = np.zeros((n_groups, n_genes, width))
-    for rows, states in embed_cells(pairs.model, pairs.source, running, only=pairs.group >= 0):
+    for rows, states in embed_cells(pairs.model, pairs.source, run_config, only=pairs.group >= 0):
         first = int(rows[0])
         values = pairs.source.expression(first, int(rows[-1]) + 1)[rows - first][:, pairs.tokens].astype(np.float64)
         group = pairs.group[rows]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
-from scdiva._running import Running, embed_all
+from scdiva._running import RunConfig, embed_all
 from scdiva.data.cells import CellSource, open_cells, take_cells
 from scdiva.data.corpus import warn_left_out
 from scdiva.data.genes import check_unique
@@ -394,7 +394,7 @@ def group_states(model: ScDiVa, cells: InMemoryCells, device: str) -> NDArray[np
     model, cells, device
         The model, the cells, whose `batch` is the number of the group, and the torch device to run on.
     """
-    states = embed_all(model, cells, Running(None, device, "fp32", "state"))
+    states = embed_all(model, cells, RunConfig(None, device, "fp32", "state"))
     return means_by(states, cells.batch, cells.n_batches).astype(np.float32)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva._device import sent
+from scdiva._device import to_device
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token
 
@@ -72,7 +72,7 @@ class GeneDecoder(nn.Module):
         n = self.study_bias.num_embeddings
         if study is None or bool(((study < -1) | (study >= n)).any()):
             raise ValueError(f"The decoder knows {n} studies: batches need their numbers, from 0; -1 for another.")
-        study = sent(study, state.device)
+        study = to_device(study, state.device)
         known = torch.ge(study, 0)[:, None]
         common = self.study_bias.weight.mean(0)
         return logits + torch.where(known, self.study_bias(study.clamp_min(0)), common)

@@ -14,7 +14,7 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
-from scdiva._device import sent
+from scdiva._device import to_device
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.data.sampler import ValidationBatches
@@ -291,7 +291,7 @@ class PretrainingModule(TaskModule):
             out.hidden, self.model.gene_weight, *cells, value_weight=c.value_weight, scored=scored, logits=logits
         )
         if self.decoder is not None:
-            weight = sent((times <= DECODED_TIME).to(times), loss.device)
+            weight = to_device((times <= DECODED_TIME).to(times), loss.device)
             terms = gene_multinomial_loss(self.decoder(out.cell_state, host.study), batch)
             genes = (terms * weight).sum() / weight.sum().clamp_min(1)
             loss = loss + genes
@@ -341,7 +341,7 @@ class PretrainingModule(TaskModule):
         """Run the network over what is left of a batch."""
         host = batch.on_host()
         check_input(self.model.config, *host.packed, None, None)
-        tokens, values, _, value_mask = (sent(x, batch.tokens.device) for x in corrupted)
+        tokens, values, _, value_mask = (to_device(x, batch.tokens.device) for x in corrupted)
         out: ScDiVaOutput = self.model(tokens, values, host.cu_seqlens, value_mask=value_mask)
         return out
 

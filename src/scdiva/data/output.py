@@ -215,7 +215,7 @@ def write_cells(adata: AnnData, out: Path) -> Path:
 
     out.parent.mkdir(parents=True, exist_ok=True)
     if not is_zarr(out):  # zarr compresses
-        refuse_full(out, _size(adata))
+        refuse_full(out, _n_bytes(adata))
     with whole_or_not(out) as new, _text_as_it_is():
         if is_zarr(out):
             with warnings.catch_warnings():
@@ -239,30 +239,19 @@ def _text_as_it_is() -> contextlib.AbstractContextManager[Any]:
     return override
 
 
-def _size(adata: AnnData) -> int:
-    """Lower bound of the bytes that an ``.h5ad`` of this object takes."""
-    names = [adata.obs_names, adata.var_names]
-    frames = [adata.obs, adata.var]
-    layers = [adata.layers[name] for name in adata.layers if name is not None]  # None: X once more, in anndata 0.13
-    held = [
-        adata.X,
-        *layers,
-        *(one for part in (adata.obsm, adata.varm, adata.obsp, adata.varp) for one in part.values()),
-    ]
+def _n_bytes(adata: AnnData) -> int:
+    """Lower bound of the size of an ``.h5ad`` file: its matrices."""
+    parts = (adata.layers, adata.obsm, adata.varm, adata.obsp, adata.varp)
+    # anndata 0.13 has X among the layers, as None
+    matrices = [adata.X, *(part[key] for part in parts for key in part if key is not None)]
     if adata.raw is not None:
-        held.append(adata.raw.X)
-        frames.append(adata.raw.var)
-    columns = [frame.iloc[:, at] for frame in frames for at in range(frame.shape[1])]
-    return 16 * sum(map(len, names)) + sum(map(_held, held)) + sum(_held(column.array) for column in columns)
-
-
-def _held(array: Any) -> int:
-    """Bytes of an array; of a sparse matrix those of its values and places, of categories those of the codes."""
-    parts = [getattr(array, name, None) for name in ("data", "indices", "indptr")]
-    if parts[1] is not None:
-        return sum(int(part.nbytes) for part in parts if part is not None)
-    array = getattr(array, "codes", array)
-    return int(getattr(array, "nbytes", 0))
+        matrices.append(adata.raw.X)
+    arrays = [
+        array
+        for matrix in matrices
+        for array in ([matrix.data, matrix.indices, matrix.indptr] if hasattr(matrix, "indptr") else [matrix])
+    ]
+    return sum(getattr(array, "nbytes", 0) for array in arrays)
 
 
 def copy_frame(old: Any, parent: Any, name: str) -> None:

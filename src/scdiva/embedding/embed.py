@@ -14,7 +14,7 @@ from scdiva._running import embed_all, embedding_key, model_name, open_cells_for
 from scdiva._settings import logger
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.options import InputOptions, Species
-from scdiva.data.results import check_key, check_writable, write
+from scdiva.data.results import check_anndata, check_key, check_writable, write
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -108,8 +108,9 @@ def embed(
     >>> adata.obsm["X_scdiva"].shape
     (713, 192)
     """
-    check_writable(adata, copy=copy)
-    check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
+    check_anndata(adata)
+    if key_added is not None:
+        check_key(key_added, "key_added")
     run_config = resolve_run_config(batch_size, device, precision)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
 

@@ -160,7 +160,12 @@ def embed_file(
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", client=client)  # of dask.distributed  # doctest: +SKIP
     """
-    path, out = _one_path(path, "path"), output_path(out)
+    if not is_path(path):
+        remedy = "scdiva.tl.embed(adata) takes cells in memory"
+        if isinstance(path, list | tuple | set):
+            remedy = "call embed_file once for each file, with an out of its own"
+        raise TypeError(f"path must be the path of one file, got {type(path).__name__}: {remedy}.")
+    path, out = as_path(path), output_path(out)
     if key_added is not None:
         check_key(key_added, "key_added")
     if isinstance(path, Path) and not path.exists():
@@ -360,16 +365,6 @@ def _window() -> int:
     from scdiva.data.batch import WINDOW  # imports torch, after the checks
 
     return -(-WINDOW // BLOCK_ROWS) * BLOCK_ROWS
-
-
-def _one_path(given: Any, name: str) -> Path:
-    """Convert an argument to a path; raise TypeError for other objects."""
-    if is_path(given):
-        return as_path(given)
-    mend = "scdiva.tl.embed(adata) takes cells in memory"
-    if isinstance(given, list | tuple | set):
-        mend = "call embed_file once for each file, with an out of its own"
-    raise TypeError(f"{name} must be the path of one file, got {type(given).__name__}: {mend}.")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from scdiva._running import embed_all, embedding_key, model_name, open_cells_for
 from scdiva._settings import logger
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.options import InputOptions, Species
-from scdiva.data.results import check_anndata, check_key, check_writable, write
+from scdiva.data.results import check_key, check_writable, write
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -108,7 +108,7 @@ def embed(
     >>> adata.obsm["X_scdiva"].shape
     (713, 192)
     """
-    check_anndata(adata)
+    check_writable(adata, copy=copy)  # before the model is loaded
     if key_added is not None:
         check_key(key_added, "key_added")
     run_config = resolve_run_config(batch_size, device, precision)

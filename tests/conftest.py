@@ -195,13 +195,13 @@ def measured():
             tuple(f"line {i}" for i in range(n_groups)),
             conditions,
             tuple(label for label, _ in named),
-            draw.normal(size=(n, n_genes)).astype(np.float32),
-            draw.integers(5, 50, n),
-            draw.gamma(2.0, 0.5, (n_groups, n_genes)).astype(np.float32),
-            draw.integers(10, 90, n_groups),
-            draw.normal(size=(n_groups, state_dim)).astype(np.float32),
-            draw.gamma(2.0, 0.2, n_genes).astype(np.float32),
-            draw.gamma(4.0, 0.5, n_genes).astype(np.float32),
+            delta=draw.normal(size=(n, n_genes)).astype(np.float32),
+            n_cells=draw.integers(5, 50, n),
+            control=draw.gamma(2.0, 0.5, (n_groups, n_genes)).astype(np.float32),
+            n_control=draw.integers(10, 90, n_groups),
+            states=draw.normal(size=(n_groups, state_dim)).astype(np.float32),
+            variance=draw.gamma(2.0, 0.2, n_genes).astype(np.float32),
+            level=draw.gamma(4.0, 0.5, n_genes).astype(np.float32),
         )
 
     return make

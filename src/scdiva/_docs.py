@@ -77,6 +77,71 @@ checkpoint_dir
     With `finetune=True`: folder for a checkpoint after every epoch. The same call continues from it after an
     interruption, with identical results. None: no checkpoints.
 """,
+    "perturbed_cells": """
+adata
+    Cells × genes, perturbed and control cells, raw counts or log-normalised expression. Each cell is normalised to ten
+    thousand counts over all genes, also if it was log-normalised to another total.
+""",
+    "perturbation_key": """
+perturbation_key
+    Column of `adata.obs` with the perturbation of each cell: a gene, a label such as a drug, or a combination.
+""",
+    "control": """
+control
+    Label of the control cells, or several labels: `["control", "NT1", "NT2"]`. In combinations (`"A+control"`) it is
+    ignored. Other labels of negative controls (`NT2`, `NTC_3`, `non-targeting_00013`, `safe-targeting`, `neg_ctrl`,
+    `scramble`, `INTERGENIC12`, `unperturbed`) raise an error unless they are listed here or kept by `guides`; the gene
+    symbol `CTRL` gives a warning. Other kinds of controls (`AAVS1`, `GFP`, `DMSO`) are not recognised.
+""",
+    "groupby": """
+groupby
+    Column of `adata.obs` with groups of cells, such as cell types or cell lines. Changes are measured from the control
+    cells of the same group.
+""",
+    "dose_key": """
+dose_key
+    Column of `adata.obs` with the dose of each perturbed cell, in any unit.
+""",
+    "separator": """
+separator
+    Text between the parts of a combination; `""`: there are no combinations. The order of parts does not matter. A gene
+    whose name contains the separator (`HLA-DRA` with `"-"`) is one part.
+""",
+    "guides": """
+guides
+    Mapping of guides to genes, or to combinations of genes, if the column contains guides: `{"KLF1g1": "KLF1"}`. Guides
+    are not recognised automatically: a guide that is not mapped is a perturbation of its own. `{"NTC_1": "control"}`
+    maps a guide to the control, and `{"NT1": "NT1"}` keeps a label that looks like a control as a perturbation. An
+    empty mapping keeps all labels.
+""",
+    "predicted": """
+predicted
+    Cells that `scdiva.tl.predict_perturbation` returned, or the adata that it was called on.
+""",
+    "prediction_key": """
+key
+    Entry of `uns` with the prediction (`key_added` of the call), if `predicted` is the adata that it was called on.
+""",
+    "condition": """
+condition
+    Name of a predicted condition; or its perturbation, by any name of the genes, if it is predicted in one group only.
+""",
+    "observed": """
+observed
+    Perturbed cells of the conditions, and control cells, raw counts or log-normalised expression, with the columns of
+    `obs` that the prediction was made with. Genes are matched by var names.
+""",
+    "observed_matrix": """
+layer, use_raw
+    Matrix of `observed`: a layer, or the matrix and genes of `observed.raw`. By default `X`.
+input
+    Unit of this matrix: `"counts"`, `"lognorm"` (log1p of counts scaled per cell, to any total), or `"auto"` to infer
+    it in one pass over the data.
+""",
+    "gene_symbols": """
+gene_symbols
+    Column of `predicted.var` with gene names to show. None: var names.
+""",
 }
 """Text that replaces the line ``%(name)s`` of a docstring, by name."""
 SHARED["reading"] = "".join(SHARED[name] for name in ("layer", "use_raw", "input", "gene_ids", "species", "duplicates"))

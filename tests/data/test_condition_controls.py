@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.perturbation.conditions import Naming, is_control_like, read_perturbations
+from scdiva.perturbation.conditions import Naming, ScreenDesign, is_control_like, read_perturbations
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 GENES = ["KLF1", "GATA1", "TAL1", "HLA-DRA", "RP11-34P13.7"]
@@ -25,7 +25,7 @@ def read(human):
     def read_labels(labels, control="control", separator="+", guides=None):
         obs = pd.DataFrame({"p": list(labels)}, index=[f"c{i}" for i in range(len(labels))])
         adata = ad.AnnData(np.zeros((len(labels), len(GENES)), np.float32), obs=obs, var=pd.DataFrame(index=GENES))
-        return read_perturbations(adata, "p", control, separator, guides, human)
+        return read_perturbations(adata, ScreenDesign.of("p", control, separator=separator), guides, human)
 
     return read_labels
 
@@ -136,6 +136,6 @@ def test_a_gene_is_one_part_whatever_separator_its_name_contains(read):
 
 
 def test_columns_of_pairs_are_not_genes():
-    naming = Naming(separator="_").knowing(["KLF1_GATA1", "KLF1_1", "A_B"], lambda names: {*names} & {"KLF1", "GATA1"},
-                                           {"KLF1_GATA1", "KLF1_1", "A_B"})  # fmt: skip
+    labels = ["KLF1_GATA1", "KLF1_1", "A_B"]
+    naming = Naming(separator="_").with_whole_names(labels, lambda names: {*names} & {"KLF1", "GATA1"}, labels)
     assert naming.whole == {"KLF1_1", "A_B"}

@@ -9,7 +9,8 @@ import pytest
 
 from scdiva.perturbation.conditions import (
     Naming,
-    genes_among,
+    ScreenDesign,
+    gene_filter,
     genes_of_guides,
     match_perturbed,
     read_perturbations,
@@ -27,7 +28,7 @@ def read(labels, guides, human):
     labels = [*labels, "ctrl"]
     obs = pd.DataFrame({"p": labels}, index=[f"c{i}" for i in range(len(labels))])
     adata = ad.AnnData(np.zeros((len(labels), 1), np.float32), obs=obs, var=pd.DataFrame(index=["KLF1"]))
-    return read_perturbations(adata, "p", "ctrl", "+", guides, human)
+    return read_perturbations(adata, ScreenDesign.of("p", "ctrl"), guides, human)
 
 
 MOUSE = ["Klf1", "Gata1", "Cd8b1", "Ccl3", "H2-K1", "Gapdh", "mt-Co1", "Lyz2", "Actb"]
@@ -36,10 +37,10 @@ MOUSE = ["Klf1", "Gata1", "Cd8b1", "Ccl3", "H2-K1", "Gapdh", "mt-Co1", "Lyz2", "
 def test_genes_of_a_mouse_are_known_where_the_data_have_a_mouses(human):
     assert (species_of(MOUSE, human, None), species_of(["KLF1", "GATA1"], human, None)) == ("mouse", None)
     assert species_of(["KLF1"], human, "mouse") == "mouse"
-    known = genes_among(human, "mouse")
+    known = gene_filter(human, "mouse")
     assert known(["Klf1", "Cd8b1", "KLF1", "drug"]) == {"Klf1", "Cd8b1", "KLF1"}
     table = {"own1": "KLF1", "own2": "GATA1"}
-    assert genes_among(human, table)(["own1", "GATA1", "own3"]) == {"own1", "GATA1"}
+    assert gene_filter(human, table)(["own1", "GATA1", "own3"]) == {"own1", "GATA1"}
     tokens, how = match_perturbed(["Klf1", "KLF1", "drug"], human, "mouse")
     assert tokens[0] == tokens[1] > 0 > tokens[2]
     assert how.tolist() == ["ortholog", "symbol", "unknown"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._labels import read_labels
-from scdiva.perturbation.conditions import Naming, perturbations
+from scdiva.perturbation.conditions import Naming, ScreenDesign, perturbations
 
 GENES = st.lists(st.sampled_from(["A", "B", "KLF1", "ctrl"]), min_size=1, max_size=4)
 
@@ -54,7 +54,7 @@ def test_a_separator_may_be_another_or_none():
 
 
 def test_cells_are_numbered_by_what_was_done_to_them():
-    found = perturbations(cells(["B+A", "B", "ctrl", "A+B", "A+ctrl", "A"]), "p", Naming(("ctrl",)), {})
+    found = perturbations(cells(["B+A", "B", "ctrl", "A+B", "A+ctrl", "A"]), ScreenDesign.of("p", "ctrl"))
     assert found.parts == ((), ("A",), ("B",), ("A", "B"))
     assert found.code.tolist() == [3, 2, 0, 3, 1, 1]
     assert found.is_control.tolist() == [False, False, True, False, False, False]
@@ -62,10 +62,10 @@ def test_cells_are_numbered_by_what_was_done_to_them():
 
 def test_what_names_no_perturbation_is_refused():
     with pytest.raises(KeyError, match="no column 'q'; it has 'p'"):
-        perturbations(cells(["ctrl"]), "q", Naming(), {})
+        perturbations(cells(["ctrl"]), ScreenDesign("q"))
     with pytest.raises(ValueError, match=r"query.obs\['p'\] .*2 of 3 .*'c1'"):
         read_labels(cells(["A", None, np.nan]), "p", where="query")
     with pytest.raises(ValueError, match=r"'control'.*'A', 'ctrl'.*adata\.obs\['p'\] = .*replace\('ctrl', 'control'\)"):
-        perturbations(cells(["A", "ctrl"]), "p", Naming(), {})
+        perturbations(cells(["A", "ctrl"]), ScreenDesign("p"))
     with pytest.raises(ValueError, match=r"replace\('Control', 'control'\)\."):
-        perturbations(cells(["KLF1", "Control"]), "p", Naming(), {})
+        perturbations(cells(["KLF1", "Control"]), ScreenDesign("p"))

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import ttest_ind
 
 from scdiva import _constants as C
-from scdiva.perturbation.predictions import OURS, observed_responses, read_prediction, response_score
+from scdiva.perturbation.scores import OURS, observed_responses, read_prediction, response_score
 
 
 def logs(observed, name: str, group: str = "") -> np.ndarray:

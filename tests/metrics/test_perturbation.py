@@ -110,17 +110,6 @@ def test_the_truth_scores_best_and_no_change_what_chance_does():
     assert shifted["mse"] > 0
 
 
-def test_top_genes_are_those_of_the_score():
-    rng = np.random.default_rng(1)
-    p, o, ref, score = rng.normal(size=(4, 50))
-    found = perturbation_response(p, o, ref, de_score=score, weights=np.ones(50), top=(5,))
-    top = np.argsort(-np.abs(score))[:5]
-    assert found["pearson_delta_top5"] == pytest.approx(pearsonr((p - ref)[top], (o - ref)[top]).statistic)
-    other = perturbation_response(p, o, ref, weights=np.ones(50), top=(5,))
-    assert other["pearson_delta_top5"] != found["pearson_delta_top5"]
-    assert other["pearson_delta"] == found["pearson_delta"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -228,11 +217,3 @@ def test_de_scores_are_welchs():
     found = de_scores(a.mean(0), a.var(0, ddof=1), 5, b.mean(0), b.var(0, ddof=1), 9)
     np.testing.assert_array_equal(found[:2], 0.0)
     np.testing.assert_allclose(found[2:], ttest_ind(a[:, 2:], b[:, 2:], equal_var=False).statistic)
-
-
-def test_de_scores_refuse_what_has_no_variance():
-    ones = np.ones(2)
-    with pytest.raises(ValueError, match="n_a must be at least 2, got 1"):
-        de_scores(ones, ones, 1, ones, ones, 4)
-    with pytest.raises(ValueError, match="2 of 2 values of var_b are negative"):
-        de_scores(ones, ones, 4, ones, -ones, 4)

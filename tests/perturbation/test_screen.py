@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
-from scdiva.perturbation.model import kinds
-from scdiva.perturbation.response import group_similarity, part_similarity
+from scdiva.perturbation.response import group_similarity, kinds, part_similarity
 from scdiva.perturbation.screen import Conditions
 
 PARTS = st.sets(st.sampled_from("ABCDE"), min_size=1, max_size=3).map(lambda s: tuple(sorted(s)))
@@ -53,17 +52,6 @@ def test_what_is_new_about_a_condition(targets, measured):
             assert kind == ("single" if len(parts) == 1 else "combination")
 
 
-def test_some_conditions_of_a_screen(measured):
-    screen = measured(("B", "A@1", "C+A", "D@1"))
-    assert screen.conditions.part_names == ("A", "B", "C", "D")
-    some = screen.only(np.array([3, 0]))
-    assert some.conditions.parts == (("D",), ("B",))
-    np.testing.assert_array_equal(some.delta, screen.delta[[3, 0]])
-    np.testing.assert_array_equal(some.n_cells, screen.n_cells[[3, 0]])
-    assert some.conditions.part_names == ("B", "D")
-    assert some.control is screen.control
-
-
 @pytest.mark.parametrize("anchor", ["encoder", "learned"])
 def test_similarity_of_genes_beside_loops(network, anchor):
     model = network(anchor=anchor)
@@ -87,16 +75,6 @@ def test_similarity_of_genes_beside_loops(network, anchor):
     # of two genes it is the same whoever else is asked for
     np.testing.assert_allclose(part_similarity(model, names[::-1]), expected[::-1, ::-1], atol=1e-12)
     np.testing.assert_allclose(part_similarity(model, names[2:4]), expected[2:4, 2:4], atol=1e-12)
-
-
-def test_a_model_trained_in_half_precision_or_on_nothing(network):
-    model = network()
-    assert part_similarity(model, []).shape == (0, 0)
-    genes = list(model.vocabulary.symbols[:5])
-    found = part_similarity(model, genes)
-    half = part_similarity(network().bfloat16(), genes)
-    assert half.dtype == np.float64
-    np.testing.assert_allclose(half, found, atol=0.05)
 
 
 @pytest.mark.parametrize(("n", "n_measured"), [(3, 3), (5, 5), (6, 4)])

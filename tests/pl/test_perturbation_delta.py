@@ -44,28 +44,6 @@ def test_points_are_changes_and_the_title_holds_their_score(predicted_screen):
     assert fig.axes[0].get_aspect() == 1  # one scale
 
 
-def test_names_stand_beside_their_points_and_apart(predicted_screen):
-    predicted, observed = predicted_screen()
-    fig = delta_scatter(predicted, "A+B", observed, n_names=8, gene_symbols="symbol", return_fig=True)
-    fig.canvas.draw()
-    axes = fig.axes[0]
-    _, top = points(fig)
-    assert len(texts(fig)) == 8
-    assert all(name.endswith("-s") for name in texts(fig))
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    named = axes.transData.transform(top)[: len(boxes)]  # the first of them are named
-    assert not any(box.contains(*point) for box in boxes for point in named)
-    assert texts(delta_scatter(predicted, "A+B", observed, n_names=0, return_fig=True)) == []
-
-
-def test_a_prediction_of_no_change_has_the_score_of_none(predicted_screen):
-    predicted, observed = predicted_screen()
-    predicted.varm[C.VARM_MEAN] = predicted.varm[C.VARM_CONTROL]
-    fig = delta_scatter(predicted, "B", observed, n_names=0, return_fig=True)
-    assert fig.axes[0].get_title() == "B\nPearson r 0.00 (40 genes), 0.00 (top 20)"
-
-
 def test_few_genes_are_all_top_and_what_is_left_out_is_said(predicted_screen):
     predicted, observed = predicted_screen()
     most = np.argsort(-observed.X.sum(axis=0))[:18]  # most counts, so that the scale is nearly the same
@@ -74,15 +52,6 @@ def test_few_genes_are_all_top_and_what_is_left_out_is_said(predicted_screen):
     rest, top = points(fig)
     assert (len(rest), len(top)) == (0, 18)
     assert "(18 genes)" in fig.axes[0].get_title()
-
-
-def test_the_users_axes_are_drawn_on(predicted_screen, tmp_path):
-    predicted, observed = predicted_screen()
-    _, (left, right) = plt.subplots(1, 2)
-    assert delta_scatter(predicted, "A", observed, ax=right, save=tmp_path / "a.pdf") is None
-    assert (tmp_path / "a.pdf").read_bytes()[:4] == b"%PDF"
-    assert right.get_title().startswith("A\n")
-    assert left.get_title() == ""
 
 
 def test_what_cannot_be_drawn_is_refused(predicted_screen, tmp_path):

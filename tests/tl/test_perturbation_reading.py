@@ -8,14 +8,13 @@ import scipy.sparse as sp
 
 from scdiva.data.cells import log_normalised
 from scdiva.data.options import InputOptions
-from scdiva.perturbation.conditions import Naming, perturbations
-from scdiva.perturbation.screen import design, read_screen, refuse_unknown
+from scdiva.perturbation.conditions import ScreenDesign
+from scdiva.perturbation.screen import open_screen, read_screen, refuse_unknown
 
 
 def read(data, model, groupby=None, dose_key=None, separator="+", control="control", key="perturbation", **reading):
-    known = perturbations(data, key, Naming((control,), separator), {})
-    given = InputOptions(**reading)
-    return read_screen(data, *design(data, known, groupby, dose_key, given), model, "cpu", given)
+    design = ScreenDesign.of(key, control, groupby, dose_key, separator)
+    return read_screen(data, open_screen(data, design, None, model, "cpu", InputOptions(**reading)), "cpu")
 
 
 @pytest.mark.parametrize("dose", [0.0, -1.0, np.nan, np.inf, "much"])
@@ -27,13 +26,6 @@ def test_a_dose_that_is_none_is_named(one, perturbed_cells, dose):
     data.obs["dose"] = given
     with pytest.raises(ValueError, match=r"'dose'\] .*above 0 for 2 of 4 .*'c3'"):
         read(data, one, dose_key="dose")
-
-
-def test_columns_that_are_not_there_are_named(one, perturbed_cells):
-    data = perturbed_cells(n=1)
-    for argument, name in (("key", "p"), ("groupby", "g"), ("dose_key", "d")):
-        with pytest.raises(KeyError, match=f"no column '{name}'; it has 'perturbation', 'line', 'dose'"):
-            read(data, one, **{argument: name})
 
 
 def test_means_changes_and_variances_beside_dense_arrays(one, perturbed_cells, genes):
@@ -92,17 +84,6 @@ def test_labels_of_the_same_parts_are_one_condition(one, perturbed_cells, genes)
     assert screen.n_cells.tolist() == [12, 8]
 
 
-def test_log_normalised_layers_and_dense_matrices_are_read_alike(one, perturbed_cells):
-    data = perturbed_cells()
-    expected, _ = read(data, one)
-    data.layers["log"] = sp.csr_matrix(log_normalised(data)[0], dtype=np.float32)
-    dense = data.copy()
-    dense.X = dense.X.toarray()
-    for found, _ in (read(data, one, layer="log"), read(dense, one), read(data[:, :][:], one)):
-        np.testing.assert_allclose(found.delta, expected.delta, atol=1e-5)
-        np.testing.assert_allclose(found.states, expected.states, atol=1e-4)
-
-
 def test_what_tells_nothing_is_refused(one, perturbed_cells):
     with pytest.raises(ValueError, match="all 20 cells are control cells"):
         read(perturbed_cells(("control",), n=20), one)
@@ -115,7 +96,7 @@ def test_what_tells_nothing_is_refused(one, perturbed_cells):
     unread.X[(data.obs["line"] == "b").to_numpy(), :-5] = 0
     with (
         pytest.warns(UserWarning, match="4 of 12 cells are left out"),
-        pytest.raises(ValueError, match=r"1 of 3 groups .*control .*'b': leave"),
+        pytest.raises(ValueError, match=r"1 of 3 groups .*control .*'b'.*Remove"),
     ):
         read(unread, one, "line")
     twice = data.copy()
@@ -138,25 +119,18 @@ def test_single_cells_of_a_condition_are_told_and_count_little(one, perturbed_ce
     kept[17:24] = kept[25:] = False
     with pytest.warns(UserWarning, match=r"2 of 3 conditions .*one cell") as caught:
         screen, _ = read(data[kept].copy(), one)
-    assert genes[1] in str(caught[0].message)
+    assert any(genes[1] in str(one.message) for one in caught)
     assert sorted(screen.n_cells.tolist()) == [1, 1, 8]
     assert np.isfinite(screen.variance).all()
     every = perturbed_cells(("control", "0", "1"), n=1)
-    with pytest.raises(ValueError, match=r"each of 2 conditions .*control cells"):
+    with pytest.raises(ValueError, match=r"each of 2 conditions.*control cells"):
         read(every, one)
 
 
 def test_unknown_names_are_refused_with_close_ones(one, genes):
     measured = (genes[0], "aspirin")
     refuse_unknown(one, [(genes[3],), ("aspirin", genes[1])], None, measured)
-    with pytest.raises(ValueError, match=r"2 of 3 perturbed .*'aspirine'; .*'aspirin'"):
+    with pytest.raises(ValueError, match=r"2 of 3 perturbed .*'aspirine'; similar names: 'aspirin'"):
         refuse_unknown(one, [("aspirine", genes[1]), ("zzzzzz",)], None, measured)
-    with pytest.raises(ValueError, match=r"vocabulary, .*'000000'[.]"):
+    with pytest.raises(ValueError, match=r"vocabulary .*'000000'\)"):
         refuse_unknown(one, [("000000",)], None, ())
-
-
-def test_reading_changes_nothing(one, perturbed_cells, contents):
-    data = perturbed_cells(groups=("a", "b"), n=4)
-    before = contents(data)
-    read(data, one, "line")
-    assert contents(data) == before

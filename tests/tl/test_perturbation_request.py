@@ -10,8 +10,9 @@ import pytest
 
 from scdiva.data.options import InputOptions
 from scdiva.models import PerturbationModel
-from scdiva.perturbation.model import KINDS
-from scdiva.perturbation.predict import Targets, requested
+from scdiva.perturbation.conditions import ScreenDesign
+from scdiva.perturbation.predict import Targets, find_targets
+from scdiva.perturbation.response import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,9 @@ def make(one, measured):
     def made(groupby="line", dose_key="dose", separator="+", control="control"):
         screen = measured(("A", "B", "A+B", "A@1"), doses=[1, 2, 4, 8], state_dim=one.config.state_dim)
         base = dict.fromkeys((*KINDS, "measured"), "expected")
-        return PerturbationModel(one, screen, base, "perturbation", (control,), groupby, dose_key, separator)
+        return PerturbationModel(
+            one, screen, base, ScreenDesign.of("perturbation", control, groupby, dose_key, separator)
+        )
 
     return made
 
@@ -29,7 +32,7 @@ def make(one, measured):
 def ask(fitted, predict=None, groups=None, dose=None) -> Targets:
     present = ("line 0", "line 1", "x")
     adata = SimpleNamespace(var=pd.DataFrame(index=[*fitted.screen.genes, "beyond"]))
-    return requested(fitted, adata, InputOptions(), present, predict, groups, dose)
+    return find_targets(fitted, adata, InputOptions(), present, predict, groups, dose)
 
 
 def test_what_is_left_out_is_all(make):
@@ -76,7 +79,7 @@ def test_what_makes_no_sense_is_refused(make, arguments, match):
 
 
 def test_groups_and_doses_need_a_screen_that_has_them(make):
-    with pytest.raises(ValueError, match="groups= is given"):
+    with pytest.raises(ValueError, match="groups requires"):
         ask(make(groupby=""), groups=["a"])
-    with pytest.raises(ValueError, match="dose= is given"):
+    with pytest.raises(ValueError, match="dose requires"):
         ask(make(dose_key=""), dose=3.0)

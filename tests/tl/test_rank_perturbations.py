@@ -8,12 +8,12 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse as sp
 import torch
 
 import scdiva as sd
 from scdiva.data.cells import log_normalised
-from scdiva.perturbation.model import KINDS
+from scdiva.perturbation.conditions import ScreenDesign
+from scdiva.perturbation.response import KINDS
 from scdiva.perturbation.screen import Conditions
 
 COLUMNS = {
@@ -177,93 +177,11 @@ def test_combinations_are_all_pairs_that_are_missing(fitted, states, genes):
     assert len(rank(cells, fitted, candidates=[], combinations=True)) == 15
 
 
-def test_candidates(fitted, states, genes):
-    cells = states("2")
-    all_of_them = rank(cells, fitted).set_index("perturbation")
-    some = rank(cells, fitted, candidates=[genes[3], genes[2]])
-    assert some["perturbation"].tolist() == [genes[2], genes[3]]
-    for name in (genes[2], genes[3]):
-        np.testing.assert_allclose(
-            of_frame(some, name), all_of_them.loc[name, ["cosine", "reached", "distance"]].tolist()
-        )
-    for given in ("drug", ("drug",), pd.Index(["drug"])):
-        assert rank(cells, fitted, candidates=given)["perturbation"].tolist() == ["drug"]
-    backwards = rank(cells, fitted, candidates=f"{genes[1]}+{genes[0]}")
-    np.testing.assert_allclose(
-        of_frame(backwards, f"{genes[1]}+{genes[0]}"),
-        all_of_them.loc[pair(genes, 0, 1), ["cosine", "reached", "distance"]].tolist(),
-    )
-
-
 def test_a_folder_instead_of_the_model(fitted, states, tmp_path):
     cells = states("1")
     expected, folder = rank(cells, fitted), fitted.save(tmp_path / "fitted")
     for given in (folder, str(folder)):
         pd.testing.assert_frame_equal(rank(cells, given), expected)
-
-
-def test_the_same_cells_in_other_forms(fitted, states, tmp_path):
-    """Genes in another order and others among them, backed, dense, a view, log-normalised, raw."""
-    cells = states("1")
-    expected = rank(cells, fitted)
-    order = np.random.default_rng(0).permutation(60)
-    more = sp.csr_matrix((40, 3), dtype=np.float32)
-    other = ad.AnnData(
-        sp.hstack([cells.X[:, order], more], format="csr"),
-        obs=cells.obs,
-        var=pd.DataFrame(index=[*cells.var_names[order], *"xyz"]),
-    )
-    cells.write_h5ad(tmp_path / "cells.h5ad")
-    backed = ad.read_h5ad(tmp_path / "cells.h5ad", backed="r")
-    dense, log, raw = cells.copy(), cells.copy(), cells.copy()
-    dense.X = dense.X.toarray()
-    log.X = log_normalised(cells)[0].astype(np.float32)
-    raw.raw = cells
-    for form, arguments in (
-        (other, {}), (backed, {}), (dense, {}), (log, {}), (log, {"input": "lognorm"}),
-        (raw[:, :9].copy(), {"use_raw": True}), (ad.concat([cells], merge="same")[:, order], {}),
-    ):  # fmt: skip
-        pd.testing.assert_frame_equal(rank(form, fitted, **arguments), expected, atol=1e-4, rtol=0)
-    backed.file.close()
-
-
-def test_other_states_do_not_count(fitted, states):
-    cells = states("1")
-    third = cells[cells.obs["state"] == "to"].copy()
-    third.obs["state"] = "neither"
-    third.obs_names = [f"third{i}" for i in range(20)]
-    more = ad.concat([third, cells], merge="same")
-    pd.testing.assert_frame_equal(rank(more, fitted), rank(cells, fitted))
-
-
-def test_there_and_back(fitted, states):
-    """From what a perturbation made, the way to the control cells is the opposite one."""
-    cells = states("1")
-    there, back = rank(cells, fitted), rank(cells, fitted, start="to", target="from")
-    assert back["perturbation"].iloc[-1] == there["perturbation"][0]
-    for name in there["perturbation"]:
-        assert of_frame(back, name)[0] == pytest.approx(-of_frame(there, name)[0], abs=1e-6)
-
-
-def test_dose(of_groups, perturbed_cells, genes):
-    data, fitted = of_groups
-    values, obs = log_normalised(data)[0].toarray(), data.obs
-    data = data.copy()
-    data.obs["state"] = [
-        "from" if p == "control" else f"{p} {d:g}" for p, d in zip(obs.perturbation, obs.dose, strict=True)
-    ]
-    data = data[data.obs["line"] == "a"].copy()
-    low, high, default = (rank(data, fitted, target=f"{genes[0]} 10", dose=dose) for dose in (1, 10.0, None))
-    assert high["perturbation"][0] == genes[0]
-    assert of_frame(low, genes[0])[1] < of_frame(high, genes[0])[1] == pytest.approx(1, abs=0.25)
-    pd.testing.assert_frame_equal(default, rank(data, fitted, target=f"{genes[0]} 10", dose=5.5))  # the median
-    own = (obs["perturbation"] == genes[0]) & (obs["dose"] == 10) & (obs["line"] == "a")
-    control = (obs["perturbation"] == "control") & (obs["line"] == "a")
-    needed = values[own].mean(axis=0) - values[control].mean(axis=0)
-    targets = Conditions(((genes[0],),), np.array([0]), np.array([10.0]))
-    expected = replace(fitted, base=dict.fromkeys(fitted.base, "expected"))
-    change = expected.mean_change(targets, np.zeros((0, fitted.model.state_dim), dtype=np.float32)).change[0]
-    assert of_frame(high, genes[0]) == pytest.approx(plainly(change, needed), abs=1e-6)
 
 
 def test_groups(of_groups, states, genes):
@@ -298,7 +216,7 @@ def test_groups(of_groups, states, genes):
         ({"candidates": ["drug", "control"]}, ValueError, "candidates holds 'control'"),
         ({"candidates": ["drug+"]}, ValueError, r"'drug\+' has an empty part"),
         ({"candidates": []}, ValueError, "candidates names no perturbation"),
-        ({"dose": 3.0}, ValueError, "dose= is given"),
+        ({"dose": 3.0}, ValueError, "dose requires"),
         ({"dose": [1.0, 2.0]}, TypeError, "dose must be a number"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
@@ -335,8 +253,8 @@ def test_data_and_models_that_make_no_sense_are_refused(fitted, of_groups, one, 
     missing.obs.loc[missing.obs_names[2], "state"] = None
     with pytest.raises(ValueError, match=r"missing for 1 of 8 .*'new2'"):
         rank(missing, fitted)
-    with pytest.raises(ValueError, match="combinations need a separator"):
-        rank(cells, replace(fitted, separator=""), combinations=True)
+    with pytest.raises(ValueError, match="combinations require"):
+        rank(cells, replace(fitted, design=ScreenDesign.of("perturbation", separator="")), combinations=True)
     cells.obs["line"] = "a third"
     with pytest.raises(ValueError, match="dose must be a number above 0"):
         rank(cells, of_groups[1], dose=0.0)

@@ -1,4 +1,4 @@
-"""What was found out about genes and pairs of them, and what a perturbation is predicted to change."""
+"""Tables of gene embeddings, gene networks and predicted perturbations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from scdiva._checks import check_arguments, check_least, no_entry, refuse_absent
 from scdiva._constants import PREDICTED, VARM_EMBEDDING, VARP_GRN
+from scdiva._docs import with_shared_docs
 from scdiva.data.results import check_anndata
 from scdiva.networks.storage import genes_of, network_of
-from scdiva.perturbation.predictions import read_prediction
+from scdiva.perturbation.scores import read_prediction
 
 
 @check_arguments
@@ -115,36 +116,35 @@ def grn_df(
 
 
 @check_arguments
+@with_shared_docs
 def perturbation_df(
     predicted: AnnData, *, condition: Sequence[str] | str | None = None, top: int | None = None, key: str = PREDICTED
 ) -> pd.DataFrame:
-    """List the predicted change of each gene, one row per condition and gene.
+    """Predicted change of each gene, one row per condition and gene.
 
     Parameters
     ----------
-    predicted
-        What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
+    %(predicted)s
     condition
-        Conditions, in the order wanted; None takes all.
+        Names of conditions, in the order of the rows. None: all.
     top
-        Genes listed of each condition, the first ones; None lists all.
-    key
-        Of the adata that was given, the entry of `uns` with the prediction: the `key_added` of the call.
+        Number of genes of each condition. None: all.
+    %(prediction_key)s
 
     Returns
     -------
     `condition`, `perturbation`, `group` (categorical), `gene`, and as float64: `control` and `mean`, the mean
-    log-normalised expression of control cells and of predicted ones; `delta`, their difference; `sd`, the standard
-    deviation of the predicted mean, its uncertainty; `z`, delta / sd; `p`, two-sided under a normal distribution; and
-    `padj`, by Benjamini and Hochberg over the genes of the condition. By condition, the largest absolute z first; where
-    the prediction has no standard deviation, z, p and padj are NaN and the largest absolute delta comes first.
+    log-normalised expression of the control and of the predicted cells; `delta`, their difference; `sd`, the standard
+    deviation of the predicted mean; `z`, delta / sd; `p`, two-sided under a normal distribution; and `padj`, by
+    Benjamini and Hochberg over the genes of the condition. Genes of a condition are sorted by absolute z, descending;
+    without a standard deviation, z, p and padj are NaN, and genes are sorted by absolute delta.
 
-    p tells how sure the prediction is of a change, not how large it is, and rests on the prediction's own uncertainty.
+    p measures the certainty of a predicted change, not its size, and depends on the uncertainty that the model states.
 
     Raises
     ------
     KeyError
-        If `predicted` is no prediction, or there is no such condition.
+        If `predicted` is not a prediction, or a condition does not exist.
     ValueError
         If `top` is below 1, or `condition` is an empty list.
 
@@ -165,37 +165,37 @@ def perturbation_df(
     names = conditions["condition"].tolist()
     wanted = names if condition is None else [condition] if isinstance(condition, str) else list(condition)
     if not wanted:
-        raise ValueError("condition names none: leave it out to list all, or name some.")
+        raise ValueError("condition is empty. Omit it to list all conditions, or name one or more.")
     shown = f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}"
     refuse_absent(wanted, names, "conditions are not in the prediction", f"; it has {shown}")
-    parts = []
+    frames = []
     for name in wanted:
         at = names.index(name)
         mean, control = prediction.mean[:, at].astype(np.float64), prediction.control[:, at].astype(np.float64)
         sd = np.full(len(mean), np.nan) if prediction.sd is None else prediction.sd[:, at].astype(np.float64)
-        part = _tested(control, mean, sd)
-        order = np.lexsort((-part["delta"].abs(), -part["z"].abs()))[:top]  # NaN stands last
-        part = part.iloc[order]
-        part.insert(0, "gene", np.asarray(prediction.genes)[order])
-        for place, column in enumerate(("condition", "perturbation", "group")):
+        frame = _tested(control, mean, sd)
+        order = np.lexsort((-frame["delta"].abs(), -frame["z"].abs()))[:top]  # NaN is last
+        frame = frame.iloc[order]
+        frame.insert(0, "gene", np.asarray(prediction.genes)[order])
+        for index, column in enumerate(("condition", "perturbation", "group")):
             values = pd.Categorical([conditions.loc[at, column]], conditions[column].unique())
-            part.insert(place, column, values.repeat(len(part)))
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+            frame.insert(index, column, values.repeat(len(frame)))
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
 
 
 def _tested(control: NDArray[np.float64], mean: NDArray[np.float64], sd: NDArray[np.float64]) -> pd.DataFrame:
-    """Test changes against their own uncertainty."""
+    """Test changes against their standard deviation."""
     from scipy.stats import false_discovery_control, norm
 
     delta = mean - control
     with np.errstate(divide="ignore", invalid="ignore"):
         z = delta / sd
     z[(sd == 0) & (delta == 0)] = 0.0
-    z[~np.isfinite(z)] = np.nan  # a change without uncertainty is one whose uncertainty is not known
+    z[~np.isfinite(z)] = np.nan  # sd 0: the uncertainty is unknown
     p = 2 * norm.sf(np.abs(z))
     padj = np.full(len(p), np.nan)
-    known = ~np.isnan(p)
-    if known.any():
-        padj[known] = false_discovery_control(p[known])
+    defined = ~np.isnan(p)
+    if defined.any():
+        padj[defined] = false_discovery_control(p[defined])
     return pd.DataFrame({"control": control, "mean": mean, "delta": delta, "sd": sd, "z": z, "p": p, "padj": padj})

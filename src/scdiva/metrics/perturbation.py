@@ -1,4 +1,4 @@
-"""How well the response of cells to a perturbation is predicted: means of expression in, floats out."""
+"""Metrics of predicted responses to perturbations, on arrays of mean expression."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from scdiva._checks import check_arguments, check_choices, check_least
 from ._input import finite_arrays, refuse_where
 
 WMSE_ALPHA = 0.1
-"""Log-normalised expression added to every gene's mean before the weights of the WMSE are made (the paper's alpha,
-which it gives no value)."""
+"""Log-normalised expression that is added to every gene's mean in the weights of the WMSE (alpha in the paper, which
+does not state its value)."""
 NO_CHANGE = 1e-6
-"""Difference of two means, as a share of the larger one or of 1, up to which they are the same: what storing means as
-float32 may add."""
+"""Tolerance for equal means, relative to the larger one or to 1: the rounding error of means stored as float32."""
 
 Distance = Literal["l1", "l2", "cosine"]
 
@@ -33,26 +32,26 @@ def perturbation_response(
 ) -> dict[str, float]:
     r"""Score the predicted mean expression of one condition.
 
-    A change, :math:`\Delta`, is a difference to `reference`: of the control cells, or of the mean over perturbations,
-    which shows what is predicted of this perturbation beside what all of them do. A change below `NO_CHANGE` is none.
+    A change, :math:`\Delta`, is the difference from `reference`: the mean of the control cells, or the mean over
+    perturbations, which leaves the effect specific to this perturbation. A change below `NO_CHANGE` counts as 0.
 
-    Predictions that don't distinguish genes, such as "no change", score what chance does: their Pearson correlation,
-    which has no value, is 0, their signs are half right, and hit rates are expected ones under ties broken at random.
+    Predictions that do not distinguish genes, such as "no change", get the scores of chance: their Pearson correlation,
+    which is undefined, is 0, their signs are half right, and hit rates are expected values under random tie breaking.
 
     Parameters
     ----------
     predicted, observed
         Mean log-normalised expression of each gene in the perturbed cells, shape `(n_genes,)`.
     reference
-        That from which changes are measured, shape `(n_genes,)`.
+        Mean expression from which changes are measured, shape `(n_genes,)`.
     de_score
-        Signed score of each gene's differential expression, such as :func:`de_scores`, shape `(n_genes,)`; the top
-        genes are those of the largest absolute value, of equal ones the first. None takes the observed change.
+        Signed score of each gene's differential expression, such as :func:`de_scores`, shape `(n_genes,)`. The top
+        genes have the largest absolute values; of equal ones the first are taken. None: the observed change.
     weights
-        Mean expression :math:`\bar v` that weighs genes in the WMSE, shape `(n_genes,)`, 0 or above. None takes
+        Mean expression :math:`\bar v` that weights genes in the WMSE, shape `(n_genes,)`, 0 or above. None:
         `reference`.
     top
-        Numbers of top genes; where there are fewer genes, all are taken.
+        Numbers of top genes; at most all genes are used.
 
     Returns
     -------
@@ -60,13 +59,13 @@ def perturbation_response(
     error; `wmse`, the squared error weighted by :math:`w_g = (\bar v_g + \alpha) / \sum_h (\bar v_h + \alpha)` with
     :math:`\alpha` = `WMSE_ALPHA` (paper, appendix, eqs. wmse_weights and wmse); for each k of `top`
     `pearson_delta_top{k}` and `mse_top{k}`, the same over the top genes, and `hit_rate_{k}` (:func:`hit_rate`); and
-    `sign_accuracy`, the share of the first `top` genes whose change has the right sign, 0 counting half.
+    `sign_accuracy`, the share of the top genes (first number of `top`) whose change has the right sign; 0 counts half.
 
     Raises
     ------
     ValueError
-        If the arrays differ in length, are empty or hold values that are not finite, weights are negative, or `top` is
-        empty or holds a number below 1.
+        If the arrays differ in length, are empty or contain values that are not finite, weights are negative, or `top`
+        is empty or contains a number below 1.
 
     Examples
     --------
@@ -109,18 +108,18 @@ def perturbation_response(
 
 
 def hit_rate(predicted_delta: ArrayLike, observed_score: ArrayLike, k: ArrayLike) -> NDArray[np.float64]:
-    """Share of the k genes that change most which are also among the k predicted to change most.
+    """Share of the top k observed genes that are among the top k predicted genes.
 
     Parameters
     ----------
     predicted_delta
-        Predicted change of each gene, shape `(n_genes,)`; its absolute value counts. Of genes that tie for the last
-        places each is taken with the same chance, and the expected share returned: k / n_genes if all are equal.
+        Predicted change of each gene, shape `(n_genes,)`, ranked by absolute value. Ties are broken at random, and the
+        expected share is returned: k / n_genes if all values are equal.
     observed_score
-        Change or differential expression observed, shape `(n_genes,)`; its absolute value counts, and of equal genes
-        the first ones.
+        Observed change or differential expression, shape `(n_genes,)`, ranked by absolute value; of equal genes the
+        first are taken.
     k
-        Numbers of genes, one or several; more than there are take all.
+        One or several numbers of genes; at most all genes are used.
 
     Returns
     -------
@@ -129,7 +128,8 @@ def hit_rate(predicted_delta: ArrayLike, observed_score: ArrayLike, k: ArrayLike
     Raises
     ------
     ValueError
-        If the two differ in length, are empty or hold values that are not finite, or a k is below 1 or no whole number.
+        If the two differ in length, are empty or contain values that are not finite, or a k is not a whole number of 1
+        or more.
 
     Examples
     --------
@@ -139,44 +139,41 @@ def hit_rate(predicted_delta: ArrayLike, observed_score: ArrayLike, k: ArrayLike
     """
     arrays = finite_arrays("(n_genes,)", {"predicted_delta": predicted_delta, "observed_score": observed_score})
     size, score = np.abs(arrays["predicted_delta"]), np.abs(arrays["observed_score"])
-    given = np.asarray(k)
-    if given.dtype.kind not in "iu":
+    if np.asarray(k).dtype.kind not in "iu":
         raise ValueError(f"k must be whole numbers of genes, got {k!r}.")
-    numbers = np.minimum(given.astype(np.int64), len(size))
+    numbers = np.minimum(np.asarray(k, dtype=np.int64), len(size))
     if (numbers < 1).any():
         raise ValueError(f"k must be 1 or more, got {int(numbers.min())}.")
     true_order = np.argsort(-score, kind="stable")
     descending = np.sort(size)[::-1]
-    found = np.empty(numbers.shape)
-    for place, n in np.ndenumerate(numbers):
+    rates = np.empty(numbers.shape)
+    for index, n in np.ndenumerate(numbers):
         last = descending[n - 1]
         n_above = int((size > last).sum())
         chance = np.where(size > last, 1.0, np.where(size == last, (n - n_above) / (size == last).sum(), 0.0))
-        found[place] = chance[true_order[:n]].sum() / n
-    return found
+        rates[index] = chance[true_order[:n]].sum() / n
+    return rates
 
 
 def discrimination(predicted: ArrayLike, observed: ArrayLike, *, metric: Distance = "l1") -> NDArray[np.float64]:
-    """Score how well each prediction identifies its own condition among all observed ones.
+    """Rank of the true condition among all observed conditions, by similarity to the prediction.
 
     Parameters
     ----------
     predicted, observed
         Changes of each condition, rows in the same order, shape `(n_conditions, n_genes)`.
     metric
-        How the observed conditions are ranked by closeness to a prediction: mean absolute difference, Euclidean
-        distance, or cosine similarity (0 to or from a row of zeros).
+        Mean absolute difference, Euclidean distance, or cosine similarity (0 for a row of zeros).
 
     Returns
     -------
-    float64 `(n_conditions,)`: 1 - (rank of its own condition - 1) / (n_conditions - 1), tied ranks averaged. 1 is
-    best; 0.5 is chance, and the mean over conditions of any prediction that is the same for all. NaN for a single
-    condition.
+    float64 `(n_conditions,)`: 1 - (rank of the true condition - 1) / (n_conditions - 1), tied ranks averaged. 1 is
+    best, 0.5 is chance and the mean of predictions that are the same for all conditions. NaN for a single condition.
 
     Raises
     ------
     ValueError
-        If the two differ in shape, are empty or hold values that are not finite, or there is no such metric.
+        If the two differ in shape, are empty or contain values that are not finite, or `metric` is invalid.
 
     Examples
     --------
@@ -198,16 +195,15 @@ def discrimination_matrix(
     metric: Distance = "l1",
     values: Literal["rank", "similarity"] = "rank",
 ) -> NDArray[np.float64]:
-    """Compare each predicted condition with each observed one.
+    """Discrimination scores, or similarities, of each predicted and each observed condition.
 
     Parameters
     ----------
     predicted, observed, metric
         As for :func:`discrimination`.
     values
-        `"rank"`: the score that the observed condition would have, were it the true one; its diagonal is
-        :func:`discrimination`. `"similarity"`: the cosine, or the negative mean absolute difference or Euclidean
-        distance.
+        `"rank"`: the score of each observed condition if it were the true one; the diagonal is :func:`discrimination`.
+        `"similarity"`: the cosine, or the negative mean absolute difference or Euclidean distance.
 
     Returns
     -------
@@ -216,7 +212,7 @@ def discrimination_matrix(
     Raises
     ------
     ValueError
-        As :func:`discrimination`; or if there are no such values.
+        As :func:`discrimination`; or if `values` is invalid.
 
     Examples
     --------
@@ -245,22 +241,22 @@ def discrimination_matrix(
 def de_scores(
     mean_a: ArrayLike, var_a: ArrayLike, n_a: int, mean_b: ArrayLike, var_b: ArrayLike, n_b: int
 ) -> NDArray[np.float64]:
-    """Score the differential expression of genes by Welch's t.
+    """Welch's t of the differential expression of genes.
 
     Parameters
     ----------
     mean_a, var_a, n_a, mean_b, var_b, n_b
-        Mean and variance (with n - 1) of each gene's log-normalised expression in two groups of cells, shape
-        `(n_genes,)`, and the number of cells of each.
+        Mean and sample variance of each gene's log-normalised expression in two groups of cells, shape `(n_genes,)`,
+        and number of cells of each group.
 
     Returns
     -------
-    float64 `(n_genes,)`, positive where `a` is higher; 0 where neither group varies.
+    float64 `(n_genes,)`, positive if `a` is higher; 0 if neither group varies.
 
     Raises
     ------
     ValueError
-        If arrays differ in length, are empty or hold values that are not finite, a variance is negative, or a group
+        If arrays differ in length, are empty or contain values that are not finite, a variance is negative, or a group
         has fewer than 2 cells.
 
     Examples
@@ -283,30 +279,30 @@ def de_scores(
 
 
 def _change(mean: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Subtract the reference; what rounding alone may leave is no change."""
+    """Difference from the reference; 0 within the rounding error."""
     change = mean - reference
     size = np.maximum(1.0, np.maximum(np.abs(mean), np.abs(reference)))
     return np.where(np.abs(change) <= NO_CHANGE * size, 0.0, change)
 
 
 def _pearson(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Pearson correlation; 0 if one of the two is constant."""
+    """Pearson correlation; 0 if an array is constant."""
     if not (_varies(a) and _varies(b)):
         return 0.0
     return float(np.clip(np.corrcoef(a, b)[0, 1], -1.0, 1.0))
 
 
 def _varies(values: NDArray[np.float64]) -> bool:
-    """Tell whether values differ by more than rounding."""
+    """Whether values differ by more than rounding."""
     return bool(np.ptp(values) > NO_CHANGE * np.abs(values).max())
 
 
 def _similarity(predicted: NDArray[np.float64], observed: NDArray[np.float64], metric: Distance) -> NDArray[np.float64]:
-    """Similarity of each row of the one to each of the other."""
+    """Similarity of each pair of rows."""
     from scipy.spatial.distance import cdist
     from sklearn.metrics.pairwise import cosine_similarity
 
     if metric == "cosine":  # scipy's is not defined for a row of zeros
         return np.asarray(cosine_similarity(predicted, observed))
-    apart: NDArray[np.float64] = cdist(predicted, observed, "cityblock" if metric == "l1" else "euclidean")
-    return -apart / (predicted.shape[1] if metric == "l1" else 1)
+    distance: NDArray[np.float64] = cdist(predicted, observed, "cityblock" if metric == "l1" else "euclidean")
+    return -distance / (predicted.shape[1] if metric == "l1" else 1)

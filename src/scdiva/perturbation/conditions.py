@@ -1,4 +1,4 @@
-"""Labels of perturbed cells: parts of combinations, controls, and guides that are mapped to genes."""
+"""Perturbation labels of cells: combinations, controls, guides, and other names of perturbed genes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-Known = Callable[[Iterable[str]], set[str]]
-"""Returns the names that are genes."""
+GeneFilter = Callable[[Iterable[str]], set[str]]
+"""Selects the names that are genes."""
 
-_MANY = 10
-"""Control labels that a message lists; more are described by a pattern."""
+_MAX_LISTED = 10
+"""Maximum number of control labels that a message lists; more are described by a pattern."""
 _CONTROL_LIKE = re.compile(
     r"(?:\d+x[-_ ])?(?:s[gi]|sh)?[-_]?"
     r"(?:ntc?|ctrls?|ctl|controls?|unperturbed|(?:s[hi])?scr(?:am(?:bled?)?)?|inert|no[-_ ]?site|"
@@ -62,7 +62,7 @@ class Naming:
 
     @classmethod
     def of(cls, control: Iterable[str] | str, separator: str, whole: Iterable[str] = ()) -> Naming:
-        """Construct it from one control label or a collection of them; those of a set are sorted.
+        """Convert control labels of any collection to a tuple; those of a set are sorted.
 
         Raises
         ------
@@ -76,9 +76,9 @@ class Naming:
                 f"control must be a label or a list of labels, got {type(control).__name__} of "
                 f"{control.ndim} dimensions. Pass a list, control=['control']."  # type: ignore[union-attr]
             )
-        one = isinstance(control, str | bytes) or not isinstance(control, Iterable)
-        given: list[Any] = [control] if one else list(control)
-        labels = [label.decode() if isinstance(label, bytes) else str(label) for label in given]
+        is_one = isinstance(control, str | bytes) or not isinstance(control, Iterable)
+        listed: list[Any] = [control] if is_one else list(control)
+        labels = [label.decode() if isinstance(label, bytes) else str(label) for label in listed]
         labels = sorted(labels) if isinstance(control, Set) else labels
         if not labels:
             raise ValueError("control names no label. Pass the label of the control cells, or a list of labels.")
@@ -100,7 +100,7 @@ class Naming:
         return parts
 
     def parts(self, label: str) -> tuple[str, ...]:
-        """Parts of a perturbation, sorted and each once; none for the control.
+        """Sorted unique parts of a perturbation; empty for the control.
 
         `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`.
 
@@ -117,17 +117,17 @@ class Naming:
             )
         return tuple(sorted(set(parts) - set(self.control)))
 
-    def knowing(self, labels: Iterable[str], known: Known, columns: Collection[str] = ()) -> Naming:
-        """Find the names within labels that contain the separator and are one part.
+    def with_whole_names(self, labels: Iterable[str], genes_among: GeneFilter, columns: Collection[str] = ()) -> Naming:
+        """Add the names within labels that contain the separator and are one part.
 
         Parameters
         ----------
         labels
             Labels of perturbations.
-        known
-            Returns the names that are genes.
+        genes_among
+            Selects the names that are genes.
         columns
-            Names of the dataset's genes; they count as well, unless all pieces are known genes.
+            Gene names of the dataset; they are one part, too, unless all pieces are genes.
         """
         if not self.separator:
             return self
@@ -137,12 +137,12 @@ class Naming:
             for start, stop in itertools.combinations(range(len(pieces) + 1), 2):
                 if stop > start + 1:
                     spans.add(self.separator.join(pieces[start:stop]).strip())
-        whole = known(spans) if spans else set()
+        whole = genes_among(spans) if spans else set()
         for span in spans - whole:
             pieces = [piece.strip() for piece in span.split(self.separator)]
             # "NTC_B" is one label, but "control_B" is gene B with the control
-            of_control = is_control_like(span) and not (span[-1].isalpha() and pieces[0] in self.control)
-            if of_control or (span in columns and known(pieces) != set(pieces)):
+            is_control = is_control_like(span) and not (span[-1].isalpha() and pieces[0] in self.control)
+            if is_control or (span in columns and genes_among(pieces) != set(pieces)):
                 whole.add(span)
         return replace(self, whole=self.whole | whole)
 
@@ -153,22 +153,78 @@ def is_control_like(label: str) -> bool:
 
 
 @dataclass(frozen=True)
+class ScreenDesign:
+    """Experimental design of a perturbation screen: columns of `obs`, and how labels name perturbations.
+
+    Attributes
+    ----------
+    perturbation_key, groupby, dose_key
+        Columns of `obs` with the perturbation, the group and the dose of each cell; `""`: no such column.
+    naming
+        Control labels, separator, and names that contain the separator.
+    guides
+        Gene, or combination of genes, of each label that contains guides.
+    """
+
+    perturbation_key: str
+    naming: Naming = field(default_factory=Naming)
+    groupby: str = ""
+    dose_key: str = ""
+    guides: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        perturbation_key: str | None,
+        control: Iterable[str] | str = "control",
+        groupby: str | None = None,
+        dose_key: str | None = None,
+        separator: str = "+",
+    ) -> ScreenDesign:
+        """Design described by the arguments of a call; see :meth:`Naming.of` for the errors."""
+        return cls(perturbation_key or "", Naming.of(control, separator), groupby or "", dose_key or "")
+
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, Any]) -> ScreenDesign:
+        """Design of a prediction or a saved model, from :attr:`arguments` and :attr:`Perturbations.notes`."""
+        guides = notes.get("guides", {"label": (), "gene": ()})
+        whole = np.asarray(notes.get("whole", ()), dtype=object)
+        return cls(
+            str(notes["perturbation_key"]),
+            Naming.of(notes["control"], str(notes["separator"]), whole),
+            str(notes["groupby"]),
+            str(notes["dose_key"]),
+            dict(zip(map(str, guides["label"]), map(str, guides["gene"]), strict=True)),
+        )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the call, as h5ad can hold them."""
+        return {
+            "perturbation_key": self.perturbation_key,
+            "control": np.array(self.naming.control, dtype=object),
+            "groupby": self.groupby,
+            "dose_key": self.dose_key,
+            "separator": self.naming.separator,
+        }
+
+
+@dataclass(frozen=True)
 class Perturbations:
-    """The labels of cells.
+    """Perturbation of each cell.
 
     Attributes
     ----------
     parts
-        Parts of each perturbation, in the order of their names; none for the control, which is number 0 and always
-        there. Perturbations come in the order of their parts, singles first.
+        Parts of each perturbation, sorted, singles first. Number 0 is the control, which has no parts.
     labels
-        What the data call each, of several names the first in the order of the alphabet.
+        Label of each perturbation in the dataset; if it has several, the first in alphabetical order.
     code
-        Number of each cell's perturbation, int64 `(n_obs,)`.
+        int64 `(n_obs,)`, number of each cell's perturbation.
     naming
-        How labels were read.
+        How labels were split.
     guides
-        Of labels that name guides, what they are with genes instead.
+        Genes of each label that contains guides.
     """
 
     parts: tuple[tuple[str, ...], ...]
@@ -179,12 +235,12 @@ class Perturbations:
 
     @property
     def is_control(self) -> NDArray[np.bool_]:
-        """Which cells are controls."""
+        """Whether each cell is a control."""
         return np.equal(self.code, 0)
 
     @property
     def notes(self) -> dict[str, Any]:
-        """How labels were read, in a form that h5ad can hold: `guides` and `whole`, if there are any."""
+        """Guides and names that contain the separator, if there are any, as h5ad can hold them."""
         columns = {
             "label": np.array(list(self.guides), dtype=object),
             "gene": np.array(list(self.guides.values()), dtype=object),
@@ -193,71 +249,66 @@ class Perturbations:
 
 
 def whole_names(parts: Iterable[Iterable[str]], separator: str) -> dict[str, Any]:
-    """Note the names of parts that contain the separator, as `whole`; empty if there are none."""
-    names = sorted({name for these in parts for name in these if separator and separator in name})
+    """Parts whose names contain the separator, as the entry `whole`; an empty dict if there are none."""
+    names = sorted({name for of_one in parts for name in of_one if separator and separator in name})
     return {"whole": np.array(names, dtype=object)} if names else {}
 
 
-def perturbations(
-    adata: AnnData, perturbation_key: str, naming: Naming, guides: Mapping[str, str], *, where: str = "adata"
-) -> Perturbations:
-    """Read the perturbation of each cell as labels were read when a model was fitted.
+def perturbations(adata: AnnData, design: ScreenDesign, *, where: str = "adata") -> Perturbations:
+    """Read the perturbation of each cell by the design of a fitted model.
 
     Parameters
     ----------
     adata
         The cells.
-    perturbation_key
-        A column of `adata.obs`.
-    naming
-        How labels are read, see :func:`naming_as_noted`.
-    guides
-        Gene of each guide, see :func:`guides_as_noted`.
+    design
+        Design of the screen that the model was fitted on.
     where
         Name of the cells in messages.
 
     Returns
     -------
-    The perturbations; labels with the same parts are one.
+    The perturbations. Labels with the same parts are one perturbation.
 
     Raises
     ------
     KeyError
-        If there is no such column.
+        If the column does not exist.
     ValueError
         If a label is missing or has an empty part, or no cell is a control.
     """
-    labels = read_labels(adata, perturbation_key, where=where, kind="perturbation", meant=naming.control)
-    genes = genes_of_guides(np.unique(labels).tolist(), guides, naming)
-    return _numbered(labels, naming, genes, f"{where}.obs[{perturbation_key!r}]", as_noted=True)
+    key, naming = design.perturbation_key, design.naming
+    labels = read_labels(adata, key, where=where, kind="perturbation", meant=naming.control)
+    genes = genes_of_guides(np.unique(labels).tolist(), design.guides, naming)
+    return _numbered(labels, naming, genes, f"{where}.obs[{key!r}]", is_fitted=True)
 
 
 def _numbered(
-    labels: NDArray[np.str_], naming: Naming, genes: Mapping[str, str], column: str, *, as_noted: bool
+    labels: NDArray[np.str_], naming: Naming, genes: Mapping[str, str], column: str, *, is_fitted: bool
 ) -> Perturbations:
-    """Assign a number to the perturbation of each cell."""
+    """Number the perturbations of cells."""
     names, number = np.unique(labels, return_inverse=True)
-    names, again = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
+    names, merged = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
     split = [naming.parts(str(name)) for name in names]
     if () not in split:
-        raise ValueError(_without_controls(names.tolist(), naming, column, as_noted=as_noted))
-    known = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
-    code = {parts: i for i, parts in enumerate(known)}
-    called = {parts: str(name) for parts, name in zip(reversed(split), reversed(names), strict=True)}
-    chosen = tuple(called[parts] for parts in known)
+        raise ValueError(_no_control_message(names.tolist(), naming, column, is_fitted=is_fitted))
+    distinct = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
+    code = {parts: i for i, parts in enumerate(distinct)}
+    label_of = {parts: str(name) for parts, name in zip(reversed(split), reversed(names), strict=True)}
     codes = np.array([code[parts] for parts in split], dtype=np.int64)
-    return Perturbations(tuple(known), chosen, codes[again[number]], naming, genes)
+    label = tuple(label_of[parts] for parts in distinct)
+    return Perturbations(tuple(distinct), label, codes[merged[number]], naming, genes)
 
 
-def _without_controls(names: list[str], naming: Naming, column: str, *, as_noted: bool) -> str:
-    """Message for a dataset without control cells, with the labels that may be controls."""
+def _no_control_message(names: list[str], naming: Naming, column: str, *, is_fitted: bool) -> str:
+    """Describe a dataset without control cells, and suggest labels that may be controls."""
     control = naming.control[0] if len(naming.control) == 1 else list(naming.control)
     likely = [name for name in names if is_control_like(name)] or nearest(naming.control[0], names, n=1)
     shown = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
     message = (
         f"no cell of {column.partition('.obs[')[0]} is a control: {column} never is {control!r}; it holds {shown}."
     )
-    if as_noted:
+    if is_fitted:
         first = repr(likely[0]) if likely else "..."
         return (
             f"{message} The model was fitted with that control label. Rename the controls: {column} = "
@@ -269,7 +320,7 @@ def _without_controls(names: list[str], naming: Naming, column: str, *, as_noted
 
 def _controls(labels: Sequence[str], column: str) -> str:
     """Write the argument that names control labels; many are described by a pattern."""
-    if len(labels) > _MANY:
+    if len(labels) > _MAX_LISTED:
         return f"control={column}[{column}.astype(str).str.fullmatch({_pattern(labels)})].unique().tolist()"
     return f"control={labels[0]!r}" if len(labels) == 1 else f"control={list(labels)!r}"
 
@@ -281,7 +332,7 @@ def _pattern(labels: Sequence[str]) -> str:
 
 
 def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float64]:
-    """Read a column of doses; NaN where a value is not a number.
+    """Read a column of doses; values that are not numbers are NaN.
 
     Parameters
     ----------
@@ -291,7 +342,7 @@ def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float
     Raises
     ------
     KeyError
-        If there is no such column.
+        If the column does not exist.
     """
     if key not in adata.obs:
         raise no_column(f"{where}.obs", key, adata.obs.columns)
@@ -299,16 +350,16 @@ def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float
 
 
 def species_of(names: Sequence[str], vocabulary: Vocabulary, species: Species) -> Species:
-    """Say whose genes perturbations are: as given, or a mouse's where the columns are read as its orthologs.
+    """Infer the species of perturbed genes: mouse if the genes of the dataset are matched as mouse orthologs.
 
     Parameters
     ----------
     names
-        Genes of the data.
+        Gene names of the dataset.
     vocabulary
-        Genes that are known.
+        Vocabulary of the model.
     species
-        As in :func:`scdiva.tl.embed`.
+        As in :func:`scdiva.tl.embed`; returned unless it is None.
     """
     if species is None and looks_like_mouse(names) and "ortholog" in set(vocabulary.match(names).how):
         return "mouse"
@@ -318,95 +369,100 @@ def species_of(names: Sequence[str], vocabulary: Vocabulary, species: Species) -
 def match_perturbed(
     names: Sequence[str], vocabulary: Vocabulary, species: Species
 ) -> tuple[NDArray[np.int32], NDArray[np.object_]]:
-    """Find tokens of perturbed genes, and how: as genes of the data's species, or as they are, as guides may name them.
+    """Match perturbed genes to the vocabulary, by the names of the species or else by those of the vocabulary.
 
     Parameters
     ----------
     names
         Perturbed genes, or labels.
     vocabulary
-        Genes that are known.
+        Vocabulary of the model.
     species
-        Whose genes they are, see :func:`species_of`.
+        Species of the genes, see :func:`species_of`.
+
+    Returns
+    -------
+    Token of each name (-1: not a gene), and how it was matched.
     """
     match = vocabulary.match(names, species)
     tokens, how = match.tokens, np.asarray(match.how, dtype=object)
     if species is not None:
-        own, missing = vocabulary.match(names, vocabulary.species), tokens == UNKNOWN
-        tokens, how = np.where(missing, own.tokens, tokens), np.where(missing, np.asarray(own.how, dtype=object), how)
+        direct, missing = vocabulary.match(names, vocabulary.species), tokens == UNKNOWN
+        tokens = np.where(missing, direct.tokens, tokens)
+        how = np.where(missing, np.asarray(direct.how, dtype=object), how)
     return tokens, how
 
 
-def genes_among(vocabulary: Vocabulary, species: Species = None) -> Known:
-    """Say which names are genes of a vocabulary: by symbol, previous symbol or Ensembl id, or as those of a species.
+def gene_filter(vocabulary: Vocabulary, species: Species = None) -> GeneFilter:
+    """Select names of genes: symbols, previous symbols, Ensembl ids, and orthologs of a species.
 
-    Aliases are left out: many are short words ("B", "IFN") that are as well the rest of a label of something else.
+    Aliases are ignored: many are short words ("B", "IFN") that also occur in labels of other perturbations.
     """
-    meant = {"ensembl", "symbol", "previous"} | ({"ortholog"} if species is not None else set())
+    kinds = {"ensembl", "symbol", "previous"} | ({"ortholog"} if species is not None else set())
 
-    def known(names: Iterable[str]) -> set[str]:
-        return {name for name, (_, how) in _genes_of(names, vocabulary, species).items() if how in meant}
+    def genes_among(names: Iterable[str]) -> set[str]:
+        return {name for name, (_, how) in _genes_of(names, vocabulary, species).items() if how in kinds}
 
-    return known
+    return genes_among
 
 
 def _genes_of(names: Iterable[str], vocabulary: Vocabulary, species: Species) -> dict[str, tuple[int, str]]:
-    """Give the token of each name that is a gene, and how it is known."""
-    found: dict[str, tuple[int, str]] = {}
-    # "KLF1-1" in a list with "KLF1" would be taken for KLF1 again, and is to be told from it here
-    for _, part in itertools.groupby(sorted(set(names), key=_numbers_behind), key=_numbers_behind):
+    """Token of each name that is a gene, and how it was matched."""
+    genes: dict[str, tuple[int, str]] = {}
+    # matched in one list, "KLF1-1" would be a repetition of "KLF1"
+    for _, part in itertools.groupby(sorted(set(names), key=_n_suffixes), key=_n_suffixes):
         listed = list(part)
         matched = zip(listed, *match_perturbed(listed, vocabulary, species), strict=True)
-        found |= {name: (int(token), str(how)) for name, token, how in matched if token != UNKNOWN}
-    return found
+        genes |= {name: (int(token), str(how)) for name, token, how in matched if token != UNKNOWN}
+    return genes
 
 
-def _numbers_behind(name: str) -> int:
+def _n_suffixes(name: str) -> int:
     shorter = repeated_name(name)
-    return 0 if shorter is None else 1 + _numbers_behind(shorter)
+    return 0 if shorter is None else 1 + _n_suffixes(shorter)
 
 
 def same_genes(
     names: Iterable[str], measured: Collection[str], vocabulary: Vocabulary, species: Species, where: str
 ) -> dict[str, str]:
-    """Find other names of the genes that were measured: an alias, an Ensembl id, the symbol of another species.
+    """Map other names of measured genes to the measured ones: aliases, Ensembl ids, symbols of another species.
 
     Parameters
     ----------
     names
         Genes and labels.
     measured
-        Those that were measured.
+        Genes and labels that were measured.
     vocabulary, species
-        Genes that are known, and whose they are, see :func:`species_of`.
+        Vocabulary of the model, and species of the genes (:func:`species_of`).
     where
-        Where the names stand, for messages.
+        Where the names occur, for messages.
 
     Returns
     -------
-    Of each name that was not measured as it is written, what the gene is called among those that were; of a gene that
-    was not measured, the first of its names.
+    The measured name of each other name. If a gene that was not measured has several names, they are mapped to the
+    first.
 
     Raises
     ------
     ValueError
-        If several of those that were measured are this gene.
+        If a name is the gene of several measured labels.
     """
     genes = _genes_of({*names, *measured}, vocabulary, species)
-    called: dict[int, list[str]] = {}
+    names_of: dict[int, list[str]] = {}
     for name in sorted(set(measured) & genes.keys()):
-        called.setdefault(genes[name][0], []).append(name)
-    found = {}
+        names_of.setdefault(genes[name][0], []).append(name)
+    renamed = {}
     for name in sorted(set(names).difference(measured) & genes.keys()):
-        first, *others = called.setdefault(genes[name][0], [name])
+        first, *others = names_of.setdefault(genes[name][0], [name])
         if others:
             raise ValueError(
                 f"{where} holds {name!r}, which is the gene of {1 + len(others)} labels that were measured, {first!r} "
                 f"and {others[0]!r}: name one of these."
             )
         if first != name:
-            found[name] = first
-    return found
+            renamed[name] = first
+    return renamed
 
 
 def _refuse_two_names(
@@ -456,17 +512,23 @@ def genes_of_guides(labels: Iterable[str], guides: Mapping[str, str], naming: Na
     ValueError
         If a part is empty.
     """
-    found = {}
+    genes = {}
     for label in labels if guides else ():
         parts = naming.split(label)
         if label in guides or any(part in guides for part in parts):
-            found[label] = guides.get(label) or naming.separator.join(guides.get(part, part) for part in parts)
-            naming.parts(found[label])  # refuses empty parts
-    return found
+            genes[label] = guides.get(label) or naming.separator.join(guides.get(part, part) for part in parts)
+            naming.parts(genes[label])  # refuses empty parts
+    return genes
 
 
 def _check_controls(
-    labels: Collection[str], guides: Mapping[str, str], known: Known, naming: Naming, key: str, *, fitted: bool
+    labels: Collection[str],
+    guides: Mapping[str, str],
+    genes_among: GeneFilter,
+    naming: Naming,
+    key: str,
+    *,
+    is_fitted: bool,
 ) -> None:
     """Raise an error for labels of negative controls that `control` lacks; warn if such a label is a gene symbol."""
     parts = {naming.parts(label) for label in labels}
@@ -475,9 +537,9 @@ def _check_controls(
     listed = [name for name in names if is_control_like(name) or all(map(is_control_like, pairs.split(name)))]
     if () not in parts or not listed:  # without any control, another error follows
         return
-    column, genes = f"adata.obs[{key!r}]", known(listed)
-    if fitted:  # the control of a fitted model is fixed
-        many = len(listed) > _MANY
+    column, genes = f"adata.obs[{key!r}]", genes_among(listed)
+    if is_fitted:  # the control labels of a fitted model are fixed
+        many = len(listed) > _MAX_LISTED
         call = f"rename them: {column} = {column}.astype(str).replace({_pattern(listed) if many else listed}, "
         call += f"{naming.control[0]!r}{', regex=True' * many})"
     else:
@@ -494,40 +556,36 @@ def _check_controls(
 
 def read_perturbations(
     adata: AnnData,
-    perturbation_key: str,
-    control: Sequence[str] | str,
-    separator: str,
+    design: ScreenDesign,
     guides: Mapping[str, str] | None,
     vocabulary: Vocabulary,
     species: Species = None,
     *,
-    fitted: bool = False,
+    is_fitted: bool = False,
 ) -> Perturbations:
     """Read the perturbation of each cell of a screen.
 
     Parameters
     ----------
-    adata, perturbation_key
-        As for :func:`scdiva.perturbation.conditions.perturbations`, which states what raises an error.
-    control, separator
-        As for :class:`Naming`.
+    adata
+        The cells.
+    design
+        Column, control labels and separator; see :func:`perturbations` for the errors.
     guides
-        Gene, or combination of genes, of each guide. A label that is mapped to itself is kept as it is, and all labels
-        are with an empty mapping.
-    vocabulary
-        The known genes.
-    species
-        Species of the perturbed genes, see :func:`species_of`.
-    fitted
-        Whether a model was fitted with this control.
+        Gene, or combination of genes, of each guide. A label that is mapped to itself is kept as a perturbation; an
+        empty mapping keeps all labels.
+    vocabulary, species
+        Vocabulary of the model, and species of the perturbed genes (:func:`species_of`).
+    is_fitted
+        Whether a model was fitted with these control labels.
 
     Raises
     ------
     TypeError
         If `guides` is not a mapping.
     ValueError
-        If a label of `control` or all of `guides` do not occur, labels look like negative controls that `control`
-        lacks, or two labels are names of one gene.
+        If a control label or all of `guides` do not occur, labels look like negative controls that `control` lacks, or
+        two labels are names of one gene.
 
     Warns
     -----
@@ -536,41 +594,30 @@ def read_perturbations(
     """
     if not isinstance(guides, Mapping | None):
         raise TypeError(f"guides must map guides to genes, such as {{'KLF1g1': 'KLF1'}}, or be None; got {guides!r}.")
-    naming = Naming.of(control, separator)
+    key, naming = design.perturbation_key, design.naming
     species = species_of(list(adata.var_names), vocabulary, species)
-    known, column = genes_among(vocabulary, species), f"adata.obs[{perturbation_key!r}]"
-    labels = read_labels(adata, perturbation_key, kind="perturbation", meant=naming.control)
+    genes_among, column = gene_filter(vocabulary, species), f"adata.obs[{key!r}]"
+    labels = read_labels(adata, key, kind="perturbation", meant=naming.control)
     names, columns = np.unique(labels).tolist(), frozenset(map(str, adata.var_names))
-    naming = naming.knowing(names, known, columns)
-    mapped = {str(guide): str(gene) for guide, gene in (guides or {}).items()}
-    genes = genes_of_guides(names, mapped, naming)
-    if mapped and not genes:
+    naming = naming.with_whole_names(names, genes_among, columns)
+    mapping = {str(guide): str(gene) for guide, gene in (guides or {}).items()}
+    genes = genes_of_guides(names, mapping, naming)
+    if mapping and not genes:
         raise ValueError(
-            f"none of {len(mapped)} guides (first: {next(iter(mapped))!r}) is a label of {column}, which holds "
+            f"none of {len(mapping)} guides (first: {next(iter(mapping))!r}) is a label of {column}, which holds "
             f"{', '.join(map(repr, names[:3]))}{', ...' * (len(names) > 3)}."
         )
-    naming = naming.knowing(genes.values(), known, columns)
-    read = {name: genes.get(name, name) for name in names}
-    lacking = [one for one in naming.control if not any(one in naming.split(label) for label in read.values())]
-    if len(naming.control) > len(lacking) > 0:
+    naming = naming.with_whole_names(genes.values(), genes_among, columns)
+    renamed = {name: genes.get(name, name) for name in names}
+    absent = [one for one in naming.control if not any(one in naming.split(label) for label in renamed.values())]
+    if len(naming.control) > len(absent) > 0:
         raise ValueError(
-            f"control holds {lacking[0]!r}, which {column} never is: remove it from control={list(naming.control)!r}"
-            + (f", or write {near[0]!r}." if (near := nearest(lacking[0], names, n=1)) else ".")
+            f"control holds {absent[0]!r}, which {column} never is: remove it from control={list(naming.control)!r}"
+            + (f", or write {near[0]!r}." if (near := nearest(absent[0], names, n=1)) else ".")
         )
     if guides is None or guides:
-        _check_controls(read.values(), mapped, known, naming, perturbation_key, fitted=fitted)
-        if not fitted:
-            kept = {guide for guide, gene in mapped.items() if guide == gene}
-            _refuse_two_names(read, kept, naming, vocabulary, species, perturbation_key)
-    return _numbered(labels, naming, genes, column, as_noted=False)
-
-
-def naming_as_noted(notes: Mapping[str, Any]) -> Naming:
-    """How labels were read, from the notes of a prediction."""
-    return Naming.of(notes["control"], str(notes["separator"]), np.asarray(notes.get("whole", ()), dtype=object))
-
-
-def guides_as_noted(notes: Mapping[str, Any]) -> dict[str, str]:
-    """Gene of each guide, from the notes of a prediction or a fitted model (:attr:`Perturbations.notes`)."""
-    stored = notes.get("guides", {"label": (), "gene": ()})
-    return dict(zip(map(str, stored["label"]), map(str, stored["gene"]), strict=True))
+        _check_controls(renamed.values(), mapping, genes_among, naming, key, is_fitted=is_fitted)
+        if not is_fitted:
+            kept = {guide for guide, gene in mapping.items() if guide == gene}
+            _refuse_two_names(renamed, kept, naming, vocabulary, species, key)
+    return _numbered(labels, naming, genes, column, is_fitted=False)

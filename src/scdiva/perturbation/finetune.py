@@ -1,4 +1,4 @@
-"""Fine-tuning for perturbation: signal-weighted error of the predicted change (paper, section on perturbation)."""
+"""Fine-tuning on a perturbation screen by the signal-weighted error of the predicted change (paper)."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from scdiva.perturbation.response_head import ResponseHead, head_inputs, predict
 from scdiva.train.finetune import Objective, finetune, network_for, planned
 
 CELLS_OF_CONDITION = 64
-"""Training examples that an epoch draws of each condition of a perturbation screen."""
+"""Training examples of each condition in an epoch."""
 
 
 @dataclass(frozen=True)
 class MeasuredChanges:
-    """What a screen measured, as numbers.
+    """Measured changes of a screen, and its control cells.
 
     Attributes
     ----------
     cells
         Control cells, ordered by group; `cells.batch` is the number of the group.
     parts
-        bool `(n, n_parts)`, what is perturbed in each condition.
+        bool `(n, n_parts)`, perturbed parts of each condition.
     part_tokens
         int64 `(n_parts,)`, tokens of the perturbed genes; -1 for a label that is not a gene.
     group
         int64 `(n,)`, number of the group of cells of each condition.
     strength
-        float `(n,)`, strength of the perturbation: the logarithm of its dose.
+        float `(n,)`, strength of each perturbation, which depends on its dose.
     delta
         float32 `(n, n_genes)`, mean of the perturbed cells minus that of the group's control cells.
     control
@@ -53,7 +53,7 @@ class MeasuredChanges:
 
     @property
     def n_items(self) -> int:
-        """Training examples of an epoch."""
+        """Number of training examples in an epoch."""
         return CELLS_OF_CONDITION * len(self.group)
 
 
@@ -61,13 +61,13 @@ class ResponseObjective(Objective):
     r"""Signal-weighted mean squared error of the predicted change (paper, eqs. `wmse_weights` and `wmse`).
 
     :math:`\sum_j w_j (\hat\Delta_j - \Delta_j)^2`, :math:`w_j = (\bar v_j + \alpha) / \sum_k (\bar v_k + \alpha)`, with
-    :math:`\bar v` the mean expression of the group's control cells. An example is a measured condition and a control
-    cell of its group, drawn anew every time.
+    :math:`\bar v` the mean expression of the group's control cells. A training example is a measured condition and a
+    random control cell of its group.
 
     Parameters
     ----------
     measured
-        What the screen measured.
+        Measured changes of the screen.
     head
         The response head.
     context
@@ -93,7 +93,7 @@ class ResponseObjective(Objective):
 
     @torch.no_grad()
     def standardise(self, network: ScDiVa) -> None:
-        """Standardise what the head reads by the states of the network, from four control cells for each condition."""
+        """Standardise the input of the head, over four control cells for each condition."""
         m, inputs = self.measured, []
         for condition, group in enumerate(m.group):
             cells = np.linspace(self._start[group], self._stop[group] - 1, 4).round().astype(np.int64)
@@ -102,7 +102,7 @@ class ResponseObjective(Objective):
         self.head.standardise(torch.cat(inputs))
 
     def data(self) -> Iterator[np.ndarray]:
-        """Cells and conditions."""
+        """Arrays that identify the training data."""
         m = self.measured
         yield from (m.cells.indptr, m.cells.tokens, m.cells.values, m.cells.batch)
         yield from (m.parts, m.part_tokens, m.group, m.strength, m.delta, m.control)
@@ -132,16 +132,16 @@ def finetune_for_perturbation(
     device: str,
     checkpoint_dir: str | PathLike[str] | None,
 ) -> tuple[ScDiVa, ResponseHead, dict[str, list[float]]]:
-    """Fine-tune a copy of a model so that it predicts how perturbations change mean expression.
+    """Fine-tune a copy of a model to predict the change of mean expression under perturbations.
 
     Parameters
     ----------
     model, measured
-        The model, not changed, and the screen.
+        The model, which is not changed, and the measured changes of the screen.
     fields
-        From :func:`finetune_config`.
+        From :func:`scdiva.train.finetune.finetune_config`.
     seed, precision, device, checkpoint_dir
-        As for :func:`finetune`.
+        As for :func:`scdiva.train.finetune.finetune`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Predict conditions: what is asked for, the predicted change of control cells, and the cells made; and rank them."""
+"""Predicted cells of perturbations, and perturbations ranked by their predicted change."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ from scdiva._rng import step_seed
 from scdiva._settings import logger, progress_bar
 from scdiva.data.cells import open_cells
 from scdiva.data.genes import check_unique
-from scdiva.data.options import InputOptions, Species
-from scdiva.perturbation.conditions import Naming, genes_among, same_genes, species_of, whole_names
-from scdiva.perturbation.model import COLUMNS, PerturbationModel
-from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
+from scdiva.data.options import InputOptions
+from scdiva.perturbation.conditions import Naming, gene_filter, same_genes, species_of, whole_names
+from scdiva.perturbation.model import PerturbationModel
+from scdiva.perturbation.screen import Conditions, Controls, OpenScreen, controls_of, group_names, refuse_unknown
 
 FEW = 20
-"""Control cells of a group below which there is a warning."""
+"""Number of control cells of a group below which there is a warning."""
 
 Matrix = NDArray[np.float64]
 
 
 class Targets(NamedTuple):
-    """What is to be predicted.
+    """Conditions to predict.
 
     Attributes
     ----------
     conditions
-        Group by group; groups of the screen keep their number, new ones come behind.
+        Conditions, group by group, under the names of the screen; groups of the screen keep their number, new groups
+        follow.
     names, groups
-        Of each condition the perturbation as it was asked for, and the name of the group.
-    asked
-        Parts as they were asked for; `conditions` has the names by which the screen measured them.
+        Requested name of each perturbation, and name of its group.
+    requested
+        Parts under the requested names.
     """
 
     conditions: Conditions
     names: list[str]
     groups: list[str]
-    asked: list[tuple[str, ...]]
+    requested: list[tuple[str, ...]]
 
 
-def requested(
-    fitted: PerturbationModel,
+def find_targets(
+    source: OpenScreen | PerturbationModel,
     adata: AnnData,
     reading: InputOptions,
     present: Iterable[str],
@@ -59,108 +60,112 @@ def requested(
     dose: float | Sequence[float] | None,
     *,
     argument: str = "predict",
+    add_pairs: bool = False,
 ) -> Targets:
-    """Say what was asked for, before any cell is read; arguments as for :func:`scdiva.tl.predict_perturbation`.
+    """Find the requested conditions; expression is not read.
 
     Parameters
     ----------
-    fitted
-        The model, fitted or not yet.
+    source
+        The screen, or the fitted model.
     adata, reading
-        The cells, and what will be read of them.
+        The cells, and how their matrix is read.
     present
-        Groups of the cells to start from.
+        Groups of the control cells.
     predict, groups, dose
-        As there; None takes all that were measured, all groups with control cells, and the median dose.
+        As for :func:`scdiva.tl.predict_perturbation`. None: all measured perturbations, all groups with control cells,
+        the median dose.
     argument
-        How messages name the first.
+        Name of `predict` in messages.
+    add_pairs
+        Whether to add all pairs of genes and labels that were measured alone.
 
     Raises
     ------
     ValueError
-        If nothing is asked for, the control is, anything is asked for twice, a perturbation is not known, a group has
-        no control cells, a dose makes no sense, or genes repeat a name or those of the screen are missing.
+        If no perturbation or the control is requested, anything is requested twice, a perturbation is unknown, a group
+        has no control cells, a dose is not above 0, gene names repeat, or genes of the screen are missing.
     """
-    screen, genes, present = fitted.screen, reading.var(adata).index, sorted(set(present))
-    measured = screen.conditions
+    screen, design, vocabulary = source.screen, source.design, source.model.vocabulary
+    genes, present, measured = reading.var(adata).index, sorted(set(present)), screen.conditions
     check_unique(genes)
     gene_columns(genes, screen.genes)
-    species = species_of(list(map(str, genes)), fitted.model.vocabulary, reading.species)
+    species = species_of(list(map(str, genes)), vocabulary, reading.species)
     if predict is None:
-        known = dict(zip(measured.parts, screen.labels, strict=True))
-        asked = parts = sorted(known)
-        names = [known[p] for p in parts]
+        labels = dict(zip(measured.parts, screen.labels, strict=True))
+        requested = parts = sorted(labels)
+        names = [labels[of_one] for of_one in parts]
     else:
         names = listed(predict)
-        naming = naming_of(fitted, names, species)
-        asked = [naming.parts(name) for name in names]
-        called = same_genes(set().union(*asked), measured.part_names, fitted.model.vocabulary, species, argument)
-        for name, of in called.items():
-            logger.info("%s: %r is read as %r, the same gene", argument, name, of)
-        parts = distinct_parts(names, naming, argument, screen.labels, called)
-    for name, given, by in (("dose", dose, "dose_key"), ("groups", groups, "groupby")):
-        if given is not None and not getattr(fitted, by):
-            raise ValueError(f"{name}= is given, but the screen was read without: name the column, {by}=...")
+        naming = design.naming.with_whole_names(names, gene_filter(vocabulary, species), frozenset(screen.genes))
+        requested = [naming.parts(name) for name in names]
+        renamed = same_genes(set().union(*requested), measured.part_names, vocabulary, species, argument)
+        for name, gene in renamed.items():
+            logger.info("%s: %r is the measured gene %r", argument, name, gene)
+        parts = distinct_parts(names, naming, argument, screen.labels, renamed) if names or not add_pairs else []
+    if add_pairs:
+        alone = sorted(of_one[0] for of_one in set(measured.parts) if len(of_one) == 1)
+        pairs = [pair for pair in itertools.combinations(alone, 2) if pair not in parts]
+        requested, parts = [*requested, *pairs], [*parts, *pairs]
+        names = [*names, *map(design.naming.separator.join, pairs)]
+    for name, value, by in (("dose", dose, "dose_key"), ("groups", groups, "groupby")):
+        if value is not None and not getattr(design, by):
+            raise ValueError(f"{name} requires a screen that was read with {by}. Pass {by}=, or omit {name}.")
     doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()
     if not doses or not all(0 < value < np.inf for value in doses):
         raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
     refuse_twice(doses, "dose")
-    refuse_unknown(fitted.model, parts, species, measured.part_names)
+    refuse_unknown(source.model, parts, species, measured.part_names)
     wanted = wanted_groups(groups, present, "have no control cells in adata")
     number = {name: i for i, name in enumerate(dict.fromkeys((*screen.groups, *present)))}
     rows = list(itertools.product(wanted, zip(parts, names, strict=True), doses))
-    conditions = Conditions.of((these, number[group], value) for group, (these, _), value in rows)
-    return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows], asked)
-
-
-def naming_of(fitted: PerturbationModel, names: Sequence[str], species: Species) -> Naming:
-    """Say how names of perturbations are read that a model is asked for."""
-    known = genes_among(fitted.model.vocabulary, species)
-    return fitted.naming.knowing(names, known, frozenset(fitted.screen.genes))
+    conditions = Conditions.of((of_one, number[group], value) for group, (of_one, _), value in rows)
+    return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows], requested)
 
 
 def distinct_parts(
-    names: Sequence[str], naming: Naming, argument: str, measured: Collection[str], called: Mapping[str, str]
+    names: Sequence[str], naming: Naming, argument: str, measured: Collection[str], renamed: Mapping[str, str]
 ) -> list[tuple[str, ...]]:
-    """Split the names of perturbations into their parts.
+    """Split the names of perturbations into parts, under the names of the screen.
 
     Parameters
     ----------
     names
         The perturbations.
     naming
-        How they are read.
+        How labels are split.
     argument
-        Where they were given.
+        Name of the argument in messages.
     measured
-        Labels that the data hold.
-    called
-        Of parts that have another name in the data, that name (:func:`scdiva.perturbation.conditions.same_genes`).
+        Labels of the screen.
+    renamed
+        Names of the screen for parts that have another one there (:func:`same_genes`).
 
     Raises
     ------
     ValueError
-        If there is none, one is the control, one is named twice, or one that the data do not hold names a part twice;
-        the message names the argument.
+        If there is no perturbation, one is the control, one is named twice, or one that is not a label of the screen
+        contains a part twice.
     """
     if not names:
         raise ValueError(f"{argument} names no perturbation: name one or more.")
-    parts = [tuple(sorted({called.get(part, part) for part in naming.parts(name)})) for name in names]
+    parts = [tuple(sorted({renamed.get(part, part) for part in naming.parts(name)})) for name in names]
     if () in parts:
         raise ValueError(
-            f"{argument} holds {names[parts.index(())]!r}, which is no perturbation: name what is to be perturbed."
+            f"{argument} holds {names[parts.index(())]!r}, which is no perturbation: name genes or labels that are not "
+            "the control."
         )
-    for name, of in zip(names, parts, strict=True):
-        pieces = [called.get(part, part) for part in naming.split(name)]
-        if name not in measured and (twice := [part for part in of if pieces.count(part) > 1]):
+    for name, of_one in zip(names, parts, strict=True):
+        pieces = [renamed.get(part, part) for part in naming.split(name)]
+        if name not in measured and (twice := [part for part in of_one if pieces.count(part) > 1]):
             raise ValueError(
-                f"{argument} holds {name!r}, which names {twice[0]!r} twice: pass {naming.separator.join(of)!r}."
+                f"{argument} holds {name!r}, which names {twice[0]!r} twice: pass {naming.separator.join(of_one)!r}."
             )
     if len(set(parts)) < len(parts):
-        twice_named = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
+        twice_named = next(name for name, of_one in zip(names, parts, strict=True) if parts.count(of_one) > 1)
         raise ValueError(
-            f"{argument} holds {twice_named!r} more than once; the order of parts does not count, nor does by which of "
-            "its names a gene is called."
+            f"{argument} holds {twice_named!r} more than once. Perturbations are equal in any order of their parts and "
+            "by any name of a gene; pass each once."
         )
     return parts
 
@@ -168,166 +173,162 @@ def distinct_parts(
 def predicted_cells(
     fitted: PerturbationModel, targets: Targets, controls: Controls, n_cells: int, seed: int
 ) -> AnnData:
-    """Predict, and lay the result out as :func:`scdiva.tl.predict_perturbation` describes.
+    """Predict the cells that :func:`scdiva.tl.predict_perturbation` returns.
 
     Parameters
     ----------
     fitted, targets, controls
-        The model, what to predict, and the cells to start from.
+        The fitted model, the conditions to predict, and the control cells.
     n_cells
         As for :func:`scdiva.tl.predict_perturbation`.
     seed
-        Of the choice of control cells, and of how they change.
+        Seed of the choice of control cells, and of the cells that gain or lose a gene.
 
     Warns
     -----
     UserWarning
         If a group has fewer than 20 control cells.
     """
-    screen, conditions = fitted.screen, targets.conditions
+    screen, design, conditions = fitted.screen, fitted.design, targets.conditions
     columns = gene_columns(controls.var.index, screen.genes)
-    _warn_of_few(fitted, controls, list(dict.fromkeys(targets.groups)))
-    found = fitted.predict(conditions, controls)
+    _warn_of_few(controls, list(dict.fromkeys(targets.groups)), bool(design.groupby))
+    predicted = fitted.predict(conditions, controls)
     start = controls.means[:, columns].astype(np.float64)[[controls.groups.index(name) for name in targets.groups]]
     values, origin = [], []
     for i, group in enumerate(progress_bar(targets.groups, desc="predicting", unit="condition")):
-        # the same control cells whatever is done to them
-        draw = np.random.default_rng(step_seed(seed, 0, f"control cells of {group}"))
-        rows = controls.rows[np.sort(draw.permutation(controls.of_group(group))[:n_cells])]
-        what = f"cells of {sorted(conditions.parts[i])} in {group} at {float(conditions.dose[i])}"
-        draw = np.random.default_rng(step_seed(seed, 0, what))
+        # the same control cells for every perturbation
+        rng = np.random.default_rng(step_seed(seed, 0, f"control cells of {group}"))
+        rows = controls.rows[np.sort(rng.permutation(controls.of_group(group))[:n_cells])]
+        stream = f"cells of {sorted(conditions.parts[i])} in {group} at {float(conditions.dose[i])}"
+        rng = np.random.default_rng(step_seed(seed, 0, stream))
         cells = controls.expression[rows][:, columns].toarray()
-        values.append(shift_cells(cells, start[i] + found.change[i], screen.level, draw))
+        values.append(shift_cells(cells, start[i] + predicted.change[i], screen.level, rng))
         origin.append(controls.names[rows])
-    changes = {C.VARM_MEAN: found.change, C.VARM_CONTROL: np.zeros_like(start)}
-    changes |= {C.VARM_BASELINE + name: change for name, change in found.baselines.items()}
-    means = {key: np.maximum(start + change, 0.0) for key, change in changes.items()}
-    expected = np.array([name == C.EXPECTED for name in found.base])
-    means[C.VARM_SD] = np.where(expected[:, None], found.sd, np.nan)
-    design = {name: getattr(fitted, name) for name in COLUMNS}
-    design["control"] = np.array(fitted.control, dtype=object)
-    several = len(set(conditions.dose)) > 1
+    several_doses = len(set(conditions.dose)) > 1
     labels = [
-        name + (f" in {of}" if design["groupby"] else "") + (f" at {dose:.15g}" if several else "")
-        for name, of, dose in zip(targets.names, targets.groups, conditions.dose.tolist(), strict=True)
+        name + (f" in {group}" if design.groupby else "") + (f" at {dose:.15g}" if several_doses else "")
+        for name, group, dose in zip(targets.names, targets.groups, conditions.dose.tolist(), strict=True)
     ]
-    condition = np.repeat(np.arange(len(values)), [len(part) for part in values])
-    controlled = np.concatenate(origin)
+    condition, control_cell = np.repeat(np.arange(len(values)), [len(part) for part in values]), np.concatenate(origin)
     obs = pd.DataFrame(
         {
             C.OBS_CONDITION: pd.Categorical.from_codes(condition, categories=np.array(labels, dtype=object)),
-            C.OBS_CONTROL_CELL: controlled,
+            C.OBS_CONTROL_CELL: control_cell,
         },
-        index=[f"{labels[i]} {name}" for i, name in zip(condition, controlled, strict=True)],
+        index=[f"{labels[i]} {name}" for i, name in zip(condition, control_cell, strict=True)],
     )
     names, groups = np.array(targets.names, dtype=object), np.array(targets.groups, dtype=object)
-    for name, named in ((design["perturbation_key"], names), (design["groupby"], groups)):
-        if name:
-            obs[name] = pd.Categorical(named[condition], categories=list(dict.fromkeys(named)))
-    if design["dose_key"]:
-        obs[design["dose_key"]] = conditions.dose[condition]
+    for key, column in ((design.perturbation_key, names), (design.groupby, groups)):
+        if key:
+            obs[key] = pd.Categorical(column[condition], categories=list(dict.fromkeys(column)))
+    if design.dose_key:
+        obs[design.dose_key] = conditions.dose[condition]
     result = AnnData(np.vstack(values).astype(np.float32), obs=obs, var=controls.var.iloc[columns].copy())
+    changes = {C.VARM_MEAN: predicted.change, C.VARM_CONTROL: np.zeros_like(start)}
+    changes |= {C.VARM_BASELINE + name: change for name, change in predicted.baselines.items()}
+    means = {key: np.maximum(start + change, 0.0) for key, change in changes.items()}
+    has_sd = np.array([name == C.EXPECTED for name in predicted.base])
+    means[C.VARM_SD] = np.where(has_sd[:, None], predicted.sd, np.nan)
     for key, part in means.items():
         result.varm[key] = np.asarray(part).T.astype(np.float32)
-    same = conditions.same(screen.conditions) & (conditions.group[:, None] == screen.conditions.group)
+    is_measured = conditions.same(screen.conditions) & (conditions.group[:, None] == screen.conditions.group)
     result.uns[C.UNS] = {
         C.PERTURBATION: {
-            **design,
-            "base": np.array(found.base, dtype=object),
+            **design.arguments,
+            "base": np.array(predicted.base, dtype=object),
             "condition": np.array(labels, dtype=object),
             "perturbation": names,
             "group": groups,
             "dose": conditions.dose,
             "n_parts": conditions.n_parts,
             "n_seen": conditions.n_seen(screen.conditions),
-            "trained": same.any(axis=1),
+            "trained": is_measured.any(axis=1),
             **{name: dict(value) if isinstance(value, dict) else value for name, value in fitted.notes.items()},
-            **whole_names([*targets.asked, *conditions.parts, *screen.conditions.parts], fitted.separator),
+            **whole_names([*targets.requested, *conditions.parts, *screen.conditions.parts], design.naming.separator),
         }
     }
     return result
 
 
 def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
-    """Find the columns of the screen's genes, in its order.
+    """Columns of the screen's genes, in the order of the screen.
 
     Parameters
     ----------
     names
-        Of the columns.
+        Names of the columns.
     genes
-        Of the screen.
+        Genes of the screen.
 
     Raises
     ------
     ValueError
-        If some are missing.
+        If a gene is missing.
     """
-    mend = ": a fitted model predicts from cells with all genes of its screen"
-    refuse_absent(genes, names, "genes of the screen are not in adata.var_names", mend, ValueError)
+    remedy = ": a fitted model requires cells with all genes of its screen"
+    refuse_absent(genes, names, "genes of the screen are not in adata.var_names", remedy, ValueError)
     return np.asarray(pd.Index(names).get_indexer(list(genes)))
 
 
-def _warn_of_few(fitted: PerturbationModel, controls: Controls, groups: list[str]) -> None:
+def _warn_of_few(controls: Controls, groups: list[str], is_grouped: bool) -> None:
     few = {name: n for name in groups if (n := len(controls.of_group(name))) < FEW}
     if few:
         name, n = next(iter(few.items()))
-        where = f"{len(few)} of {len(groups)} groups have fewer than {FEW} control cells, the first is {name!r} with"
+        where = f"{len(few)} of {len(groups)} groups have fewer than {FEW} control cells (first: {name!r} with {n})"
         warn(
-            f"{where if fitted.groupby else 'adata has'} {n} control cells: so many cells are predicted of "
-            "each condition at most, and the mean that a change starts from is as uncertain as that of so few."
+            f"{where if is_grouped else f'adata has {n} control cells'}: at most so many cells are predicted of each "
+            "condition, and the mean that changes are added to is uncertain."
         )
 
 
 def shift_cells(cells: Matrix, mean: Matrix, level: NDArray[np.floating], rng: np.random.Generator) -> Matrix:
     r"""Change the mean of each gene by how many cells express it, then by how much they do.
 
-    In single cells a gene's mean moves with the share p of cells in which it is found. As if counts were Poisson, that
-    goes from p to :math:`1 - (1 - p)^{\mu'/\mu}` as the mean goes from :math:`\mu` to :math:`\mu'`: cells that lose or
-    gain the gene are drawn at random, those that gain it get the value of one that has it, and all that have it are
-    then scaled, so that the mean is met.
+    A gene's mean depends on the share p of cells that express it. For Poisson counts, this share changes from p to
+    :math:`1 - (1 - p)^{\mu'/\mu}` when the mean changes from :math:`\mu` to :math:`\mu'`. Cells that lose or gain the
+    gene are drawn at random; a cell that gains it gets the value of a random cell that expresses it. All values are
+    then scaled to the requested mean.
 
     Parameters
     ----------
     cells
         Log-normalised expression, `(n_cells, n_genes)`.
     mean
-        Mean to reach, `(n_genes,)`. If the cells were drawn from more, it is the mean of them all with the change: what
-        the drawn ones miss the former by is mended too, and a change that is smaller than this sampling error is met.
+        Mean to reach, `(n_genes,)`. It corrects the sampling error of the drawn control cells, too.
     level
-        Mean of a gene where it is expressed, `(n_genes,)`, for genes that none of these cells expresses.
+        Mean of a gene over the cells that express it, `(n_genes,)`; the value of genes that none of `cells` expresses.
     rng
-        Draws the cells.
+        Random generator.
 
     Returns
     -------
-    float64 `(n_cells, n_genes)`, 0 or above. The mean of a gene is `mean`, or 0 where that is below.
+    float64 `(n_cells, n_genes)`, at least 0. The mean of a gene is `mean`, or 0 if `mean` is negative.
     """
-    n, was = len(cells), cells.mean(axis=0)
-    aim = np.maximum(mean, 0.0)
+    n, before = len(cells), cells.mean(axis=0)
+    target = np.maximum(mean, 0.0)
     on = cells > 0
     n_on = on.sum(axis=0)
-    fold = np.divide(aim, was, out=np.zeros_like(aim), where=was > 0)
-    wanted = np.where(n_on > 0, 1 - (1 - n_on / n) ** fold, np.minimum(aim / np.maximum(level, 1e-12), 1.0))
-    u = rng.random(len(aim))  # all genes, so that what one draws does not depend on the others
-    k = np.where(aim > 1e-9, np.clip(np.floor(wanted * n + u), 1, n), 0).astype(np.int64)
+    fold = np.divide(target, before, out=np.zeros_like(target), where=before > 0)
+    share = np.where(n_on > 0, 1 - (1 - n_on / n) ** fold, np.minimum(target / np.maximum(level, 1e-12), 1.0))
+    u = rng.random(len(target))  # one for every gene, so that genes do not influence each other's draws
+    k = np.where(target > 1e-9, np.clip(np.floor(share * n + u), 1, n), 0).astype(np.int64)
     key, donor = rng.random(cells.shape), rng.random(cells.shape)
-    made = cells.copy()
+    shifted = cells.copy()
 
     loses = np.flatnonzero(k < n_on)
     rank = rankdata(np.where(on[:, loses], key[:, loses], 2.0), "ordinal", axis=0)
-    made[:, loses] = np.where(rank <= (n_on - k)[loses], 0.0, made[:, loses])
+    shifted[:, loses] = np.where(rank <= (n_on - k)[loses], 0.0, shifted[:, loses])
 
     gains = np.flatnonzero(k > n_on)
     off = ~on[:, gains]
     rank = rankdata(np.where(off, key[:, gains], 2.0), "ordinal", axis=0)
-    held = np.argsort(off, axis=0, kind="stable")  # cells that have the gene first
-    row = np.take_along_axis(held, (donor[:, gains] * n_on[gains]).astype(np.int64), axis=0)
-    given = np.where(n_on[gains] > 0, np.take_along_axis(cells[:, gains], row, axis=0), level[gains])
-    made[:, gains] = np.where(rank <= (k - n_on)[gains], given, made[:, gains])
+    expressing_first = np.argsort(off, axis=0, kind="stable")
+    row = np.take_along_axis(expressing_first, (donor[:, gains] * n_on[gains]).astype(np.int64), axis=0)
+    value = np.where(n_on[gains] > 0, np.take_along_axis(cells[:, gains], row, axis=0), level[gains])
+    shifted[:, gains] = np.where(rank <= (k - n_on)[gains], value, shifted[:, gains])
 
-    now = made.mean(axis=0)
-    return np.asarray(made * np.divide(aim, now, out=np.zeros_like(aim), where=now > 0))
+    after = shifted.mean(axis=0)
+    return np.asarray(shifted * np.divide(target, after, out=np.zeros_like(target), where=after > 0))
 
 
 def ranked(
@@ -342,45 +343,39 @@ def ranked(
     device: str,
     reading: InputOptions,
 ) -> pd.DataFrame:
-    """Rank perturbations; arguments, result and errors as for :func:`scdiva.tl.rank_perturbations`.
+    """Rank perturbations; see :func:`scdiva.tl.rank_perturbations` for the result and the errors.
 
     Parameters
     ----------
-    adata, state_key, start, target, candidates, combinations, dose, device
-        As there.
+    adata, state_key, start, target, candidates, combinations, dose
+        As for :func:`scdiva.tl.rank_perturbations`.
     fitted
-        The model.
-    reading
-        What to read.
+        The fitted model.
+    device, reading
+        Torch device, and how the matrix is read.
     """
+    screen, design = fitted.screen, fitted.design
     states = read_labels(adata, state_key)
     for name in (start, target):
         if name not in states:
-            there = ", ".join(map(repr, sorted(set(states.tolist()))[:10]))
-            raise ValueError(f"adata.obs[{state_key!r}] never is {name!r}; there are {there}.")
+            shown = ", ".join(map(repr, sorted(set(states.tolist()))[:10]))
+            raise ValueError(f"adata.obs[{state_key!r}] has no group {name!r}; it has {shown}.")
     if start == target:
-        raise ValueError(f"start and target are both {start!r}: there is no change to look for.")
-    if combinations and not fitted.separator:
-        raise ValueError("combinations need a separator, and the screen was read without: separator='+'")
-    screen = fitted.screen
+        raise ValueError(f"start and target are both {start!r}. Pass two different groups.")
+    if combinations and not design.naming.separator:
+        raise ValueError("combinations require a screen that was fitted with a separator. Fit with separator='+'.")
     rows = np.flatnonzero(states == start)
-    group = group_names(adata, fitted.groupby)[rows]
-    if len(lines := sorted(set(group))) > 1:
+    group = group_names(adata, design.groupby)[rows]
+    if len(names_of := sorted(set(group))) > 1:
         raise ValueError(
-            f"the start cells are of {len(lines)} groups of adata.obs[{fitted.groupby!r}], the first are "
-            f"{', '.join(map(repr, lines[:5]))}; perturbations change each in its own way: start from cells of one."
+            f"the start cells are of {len(names_of)} groups of adata.obs[{design.groupby!r}] (first: "
+            f"{', '.join(map(repr, names_of[:5]))}), which respond differently. Pass cells of one group."
         )
     measured = dict(zip(screen.conditions.parts, screen.labels, strict=True))
     names = [measured[parts] for parts in sorted(measured)] if candidates is None else listed(candidates)
-    if combinations:
-        alone = sorted(parts[0] for parts in measured if len(parts) == 1)
-        species = species_of(list(map(str, reading.var(adata).index)), fitted.model.vocabulary, reading.species)
-        asked = [naming_of(fitted, names, species).parts(name) for name in names]
-        known = screen.conditions.part_names
-        called = same_genes(set().union(*asked), known, fitted.model.vocabulary, species, "candidates")
-        named = {tuple(sorted(called.get(part, part) for part in parts)) for parts in asked}
-        names += [fitted.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in named]
-    targets = requested(fitted, adata, reading, group, names, None, dose, argument="candidates")
+    targets = find_targets(
+        fitted, adata, reading, group, names, None, dose, argument="candidates", add_pairs=combinations
+    )
 
     source = open_cells(adata, fitted.model, reading, empty="nan")
     expression, columns = source.log_normalised(), gene_columns(source.var.index, screen.genes)
@@ -388,7 +383,7 @@ def ranked(
     needed = to - from_
     length = float(np.linalg.norm(needed))
     if length < 1e-9:
-        raise ValueError(f"{start!r} and {target!r} have the same mean expression: there is no change to look for.")
+        raise ValueError(f"{start!r} and {target!r} have the same mean expression. Pass groups that differ.")
     controls = controls_of(source, expression, rows, group, fitted.model, device)
     conditions = targets.conditions
     change = fitted.predict(conditions, controls).change

@@ -1,4 +1,4 @@
-"""Changes of mean expression under perturbations, read off the transformer: its input, and the head on its output."""
+"""Response head of a fine-tuned model: its input to the transformer, and the network on the transformer's output."""
 
 from __future__ import annotations
 
@@ -19,41 +19,37 @@ from scdiva.models.scdiva import ScDiVa
 HIDDEN = 256
 """Hidden width of the response head."""
 LEAST_SD = 0.05
-"""Floor of the standard deviation that the head's input is divided by; hidden states are of size 1."""
+"""Floor of the standard deviation by which the head's input is divided; hidden states have a mean square of 1."""
 MAX_RANK = 64
-"""Maximum number of directions that changes are composed of."""
+"""Maximum number of directions of the changes."""
 
 
 class ResponseHead(nn.Module):
-    r"""Change of the mean expression of all genes, from the hidden states of control cells with perturbed genes first.
+    r"""Change of mean expression of all genes, from the hidden states of control cells with perturbed genes first.
 
     .. math::
 
         \hat\Delta = \sigma\, s \sum_p \bigl(b + u_p G\bigr), \qquad
         u_p = \mathrm{MLP}(\mathrm{RMSNorm}(([\bar h, h_p] - m) / v))
 
-    Here :math:`\bar h` is the mean of a cell's hidden states, :math:`h_p` the hidden state at the place of the
-    perturbed gene p (a learned vector if p is not a gene of the vocabulary), s the strength of the perturbation,
-    :math:`\sigma` a fixed scale, and b, G and the MLP are learned. m and v are the mean and the standard deviation of
-    the input before training: most of a hidden state is the same for all genes. Each half is then scaled to a mean
-    square of 1, which bounds the input for genes that were never perturbed. The last layer of the MLP starts at zero,
-    so that the effects of several parts add up at first.
+    :math:`\bar h` is the mean of a cell's hidden states, :math:`h_p` the hidden state of the perturbed gene p (a
+    learned vector if p is not a gene of the vocabulary), s the strength of the perturbation, and :math:`\sigma` a fixed
+    scale; b, G and the MLP are learned. m and v are the mean and the standard deviation of the input before training,
+    because most of a hidden state is the same for all genes. Each half is scaled to a mean square of 1, which bounds
+    the input for genes that were never perturbed. The last layer of the MLP starts at zero, so that the effects of
+    several parts add up before training.
 
     Parameters
     ----------
     dim
         Width of the hidden states.
     n_genes
-        Genes whose change is predicted.
+        Number of genes whose change is predicted.
     rank
-        Rows of G.
+        Number of rows of G.
     part_tokens
         int64 `(n_parts,)`, tokens of the genes that are perturbed in the screen; -1 for a label that is not a gene.
-
-    Attributes
-    ----------
-    part_tokens
-        The same, as a buffer.
+        Kept as a buffer.
     """
 
     def __init__(self, dim: int, n_genes: int, rank: int, part_tokens: Tensor) -> None:
@@ -74,7 +70,7 @@ class ResponseHead(nn.Module):
     def for_changes(
         cls, dim: int, part_tokens: np.ndarray, delta: np.ndarray, n_parts: np.ndarray, strength: np.ndarray, seed: int
     ) -> ResponseHead:
-        """Make a head that predicts the mean change by one part, and whose G holds the main directions of the changes.
+        """Initialise the head: it predicts the mean change of single perturbations, and G spans the main directions.
 
         Parameters
         ----------
@@ -85,7 +81,7 @@ class ResponseHead(nn.Module):
         n_parts, strength
             `(n,)`, number of parts of each perturbation, and their strength.
         seed
-            Of the MLP and the vectors of labels.
+            Seed of the MLP and of the vectors of labels.
         """
         n, n_genes = delta.shape
         rank = min(n, n_genes, MAX_RANK)
@@ -97,7 +93,7 @@ class ResponseHead(nn.Module):
         base = amount[alone] @ wide[alone] / np.square(amount[alone]).sum()
         scale = float(np.sqrt(np.square(wide).mean())) or 1.0
         vectors = np.linalg.eigh(wide @ wide.T)[1][:, ::-1][:, :rank]
-        basis = vectors.T @ wide / np.sqrt(n)  # right singular vectors, by their share of the changes
+        basis = vectors.T @ wide / np.sqrt(n)  # right singular vectors, scaled by their share of the changes
         with torch.no_grad():
             for parameter, value in ((head.scale, scale), (head.base, base / scale), (head.basis, basis / scale)):
                 parameter.copy_(torch.as_tensor(value))
@@ -105,7 +101,7 @@ class ResponseHead(nn.Module):
 
     @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:
-        """Set m and v by inputs of the MLP, `(P, 2 * dim)`."""
+        """Set m and v to the mean and standard deviation of inputs, `(P, 2 * dim)`."""
         variance, mean = torch.var_mean(inputs, dim=0, correction=0)
         self.mean.copy_(mean)
         self.sd.copy_((variance + LEAST_SD**2).sqrt())
@@ -116,15 +112,15 @@ class ResponseHead(nn.Module):
         Parameters
         ----------
         inputs
-            `(P, 2 * dim)`, of each perturbed part the mean hidden state of the cell, and the state of the part.
+            `(P, 2 * dim)`, for each perturbed part the mean hidden state of the cell and the hidden state of the part.
         part_cells
-            int64 `(P,)`, number of the cell that each part perturbs, of B.
+            int64 `(P,)`, number of the cell that each part perturbs.
         strength
-            `(B,)`.
+            `(B,)`, strength of the perturbation of each cell.
 
         Returns
         -------
-        `(B, n_genes)`.
+        Change of each cell's mean expression, `(B, n_genes)`.
         """
         n = len(strength)
         wide = ((inputs - self.mean) / self.sd).unflatten(1, (2, -1))
@@ -138,7 +134,7 @@ class ResponseHead(nn.Module):
 def perturbed_input(
     cells: InMemoryCells, rows: np.ndarray, tokens: list[np.ndarray], context: int
 ) -> tuple[CellBatch, np.ndarray]:
-    """Make a batch of cells with perturbed genes first, whose values are to be masked.
+    """Batch of cells with the perturbed genes first.
 
     Parameters
     ----------
@@ -147,14 +143,14 @@ def perturbed_input(
     rows
         Numbers of B cells.
     tokens
-        Tokens of the perturbed genes of each.
+        Tokens of the perturbed genes of each cell.
     context
-        Maximum number of genes of a cell, the perturbed ones among them.
+        Maximum number of genes of a cell, including the perturbed ones.
 
     Returns
     -------
-    The batch, each cell with its perturbed genes and then its other genes by rank; and the positions of the perturbed
-    genes in it, ascending.
+    The batch, in which the perturbed genes of each cell precede its other genes by rank, and the ascending positions of
+    the perturbed genes.
     """
     indptr, of_cell, values = take_cells((cells.indptr, cells.tokens, cells.values), rows, context)
     n_first = np.array([len(part) for part in tokens], dtype=np.int64)
@@ -163,16 +159,16 @@ def perturbed_input(
     stride = int(max(of_cell.max(initial=0), perturbed.max(initial=0))) + 1
     other = ~np.isin(number * stride + of_cell, first * stride + perturbed)
     number, of_cell, values = number[other], of_cell[other], values[other]
-    begins = np.searchsorted(number, np.arange(len(rows)))
-    fits = np.arange(len(number)) - begins[number] < context - n_first[number]
+    start = np.searchsorted(number, np.arange(len(rows)))
+    fits = np.arange(len(number)) - start[number] < context - n_first[number]
     number = np.concatenate([first, number[fits]])
     order = np.argsort(number, kind="stable")  # perturbed genes come first of each cell
-    made = from_ragged(
+    batch = from_ragged(
         np.concatenate([[0], np.bincount(number, minlength=len(rows)).cumsum()]),
         np.concatenate([perturbed, of_cell[fits]])[order],
         np.concatenate([np.zeros(len(perturbed), dtype=np.float32), values[fits]])[order],
     )
-    return made, np.flatnonzero(order < len(perturbed))
+    return batch, np.flatnonzero(order < len(perturbed))
 
 
 def head_inputs(
@@ -184,7 +180,7 @@ def head_inputs(
     part_tokens: np.ndarray,
     context: int,
 ) -> tuple[Tensor, Tensor]:
-    """Run a network over control cells with perturbed genes first, and collect what the head reads.
+    """Run a network over control cells with the perturbed genes first, and collect the input of the head.
 
     Parameters
     ----------
@@ -193,9 +189,9 @@ def head_inputs(
     cells, rows
         Control cells, and the numbers of B of them.
     parts
-        bool `(B, n_parts)`, what is perturbed in each cell.
+        bool `(B, n_parts)`, perturbed parts of each cell.
     part_tokens
-        int64 `(n_parts,)`, tokens of the parts; those without one (-1) are the head's labels, in this order.
+        int64 `(n_parts,)`, tokens of the parts; parts without a token (-1) are the head's labels, in this order.
     context
         Maximum number of genes of a cell.
 
@@ -206,18 +202,18 @@ def head_inputs(
     device = head.base.device
     is_gene = part_tokens >= N_SPECIAL
     label_of = np.cumsum(~is_gene) - 1
-    batch, places = perturbed_input(cells, rows, [part_tokens[row & is_gene] for row in parts], context)
+    batch, positions = perturbed_input(cells, rows, [part_tokens[row & is_gene] for row in parts], context)
     (gene_cell, _), (label_cell, label) = np.nonzero(parts & is_gene), np.nonzero(parts & ~is_gene)
     masked = torch.zeros(len(batch.tokens), dtype=torch.bool)
-    masked[places] = True
+    masked[positions] = True
     inputs = (part.to(device) for part in batch.packed)
     hidden = network(*inputs, value_mask=masked.to(device)).hidden.float()
 
-    def sent(numbers: np.ndarray) -> Tensor:
+    def to_device(numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(numbers).to(device)
 
-    of_parts = torch.cat([hidden[sent(places)], head.labels[sent(label_of[label])]])
-    part_cells = sent(np.concatenate([gene_cell, label_cell]))
+    of_parts = torch.cat([hidden[to_device(positions)], head.labels[to_device(label_of[label])]])
+    part_cells = to_device(np.concatenate([gene_cell, label_cell]))
     cells_of = cell_of_token(batch.cu_seqlens, len(batch.tokens)).to(device)
     pooled = hidden.new_zeros(len(rows), hidden.shape[1]).index_add(0, cells_of, hidden)
     pooled = pooled / torch.bincount(cells_of, minlength=len(rows)).clamp_min(1)[:, None]
@@ -234,7 +230,7 @@ def predicted_change(
     strength: np.ndarray,
     context: int,
 ) -> Tensor:
-    """Predict by network and head how perturbations change the mean expression of control cells.
+    """Predict the change of mean expression under perturbations, one row for each control cell.
 
     Parameters
     ----------

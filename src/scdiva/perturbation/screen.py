@@ -1,9 +1,10 @@
-"""A perturbation screen: its conditions and control cells, and what was measured of them as numbers."""
+"""Perturbation screens: their conditions and control cells, read from AnnData."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,17 +15,20 @@ from numpy.typing import NDArray
 from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
-from scdiva._running import RunConfig, embed_all
+from scdiva._running import RunConfig, embed_all, model_name
 from scdiva.data.cells import CellSource, open_cells, take_cells
 from scdiva.data.corpus import warn_left_out
 from scdiva.data.genes import check_unique
 from scdiva.data.memory import InMemoryCells, means_by
 from scdiva.data.options import InputOptions, Species
+from scdiva.models.pretrained import load_for
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import (
     Perturbations,
+    ScreenDesign,
     doses,
     match_perturbed,
+    read_perturbations,
     species_of,
 )
 
@@ -34,16 +38,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Perturbations of groups of cells.
+    """Conditions of a screen: perturbation, group of cells and dose.
 
     Attributes
     ----------
     parts
-        Of each condition the genes or labels that are perturbed together, sorted, each once.
+        Genes or labels that are perturbed together in each condition, sorted and unique.
     group
         int64 `(n,)`, number of the group of cells.
     dose
-        float64 `(n,)`, above 0; 1 where no dose was given.
+        float64 `(n,)`, above 0; 1 without doses.
     """
 
     parts: tuple[tuple[str, ...], ...]
@@ -52,96 +56,140 @@ class Conditions:
 
     @classmethod
     def of(cls, listed: Iterable[tuple[tuple[str, ...], int, float]]) -> Conditions:
-        """Make them of the parts, group and dose of each."""
+        """Conditions from the parts, group and dose of each."""
         parts, group, dose = zip(*listed, strict=True)
         return cls(parts, np.array(group, dtype=np.int64), np.array(dose, dtype=np.float64))
 
     def __len__(self) -> int:
-        """Give the number of conditions."""
+        """Number of conditions."""
         return len(self.parts)
 
     def only(self, rows: NDArray[np.int64]) -> Conditions:
-        """Return some of them, by number."""
+        """Subset of the conditions, by number."""
         return Conditions(tuple(self.parts[row] for row in rows), self.group[rows], self.dose[rows])
 
     @property
     def n_parts(self) -> NDArray[np.int64]:
-        """Number of parts of each."""
+        """Number of parts of each condition."""
         return np.array([len(parts) for parts in self.parts], dtype=np.int64)
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Genes and labels that are perturbed, alone or with others, sorted."""
+        """Sorted names of all parts."""
         return tuple(sorted({part for parts in self.parts for part in parts}))
 
     def same_parts(self, other: Conditions) -> NDArray[np.bool_]:
-        """Whether a condition and one of the others perturb the same, bool `(n, m)`."""
+        """Whether two conditions perturb the same parts, bool `(n, m)`."""
         number = {parts: i for i, parts in enumerate(dict.fromkeys([*self.parts, *other.parts]))}
         return np.equal.outer(*([number[parts] for parts in c.parts] for c in (self, other)))
 
     def same(self, other: Conditions) -> NDArray[np.bool_]:
-        """Whether they do so at the same dose, bool `(n, m)`."""
+        """Whether two conditions perturb the same parts at the same dose, bool `(n, m)`."""
         return self.same_parts(other) & np.equal.outer(self.dose, other.dose)
 
     def holding(self, names: Sequence[str]) -> NDArray[np.bool_]:
-        """Whether a condition `(n, 1)` perturbs each of the names `(1, m)`, bool `(n, m)`."""
+        """Whether each condition `(n, 1)` perturbs each of the names `(1, m)`, bool `(n, m)`."""
         column = {name: j for j, name in enumerate(names)}
-        found = np.zeros((len(self), len(names)), dtype=bool)
+        holds = np.zeros((len(self), len(names)), dtype=bool)
         for row, parts in enumerate(self.parts):
-            found[row, [column[part] for part in parts if part in column]] = True
-        return found
+            holds[row, [column[part] for part in parts if part in column]] = True
+        return holds
 
     def n_seen(self, measured: Conditions) -> NDArray[np.int64]:
-        """Count the parts of each that were measured alone."""
+        """Number of parts of each condition that were measured alone."""
         alone = {parts[0] for parts in measured.parts if len(parts) == 1}
         return np.array([sum(part in alone for part in parts) for parts in self.parts], dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Screen:
-    """What a perturbation screen measured. Expression is log1p of counts per ten thousand.
+class ScreenLayout:
+    """Conditions of a screen and their numbers of cells; known without reading expression.
 
     Attributes
     ----------
     genes
         Names of the columns.
     groups
-        Names of the groups of cells; `("",)` without.
+        Names of the groups of cells; `("",)` without groups.
     conditions
-        Those that were measured, not the controls.
+        Measured conditions, without the controls.
     labels
-        What the data call the perturbation of each.
-    delta
-        float32 `(n, n_genes)`, mean of the perturbed cells less that of their group's control cells.
+        Label of each condition's perturbation in the dataset.
     n_cells
         int64 `(n,)`, cells of each condition.
-    control
-        float32 `(n_groups, n_genes)`, mean of the control cells.
     n_control
-        int64 `(n_groups,)`, their number.
-    states
-        float32 `(n_groups, state_dim)`, their mean state in the model.
-    variance
-        float32 `(n_genes,)`, of a gene among cells of one condition (controls too), pooled over conditions.
-    level
-        float32 `(n_genes,)`, mean of a gene over the cells that express it.
+        int64 `(n_groups,)`, control cells of each group.
     """
 
     genes: tuple[str, ...]
     groups: tuple[str, ...]
     conditions: Conditions
     labels: tuple[str, ...]
-    delta: NDArray[np.float32]
     n_cells: NDArray[np.int64]
-    control: NDArray[np.float32]
     n_control: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Screen(ScreenLayout):
+    """Measurements of a screen. Expression is log1p of counts per ten thousand.
+
+    Attributes
+    ----------
+    delta
+        float32 `(n, n_genes)`, mean of the perturbed cells minus that of their group's control cells.
+    control
+        float32 `(n_groups, n_genes)`, mean of the control cells.
+    states
+        float32 `(n_groups, state_dim)`, mean cell state of the control cells.
+    variance
+        float32 `(n_genes,)`, variance within conditions (controls included), pooled.
+    level
+        float32 `(n_genes,)`, mean of a gene over the cells that express it.
+    """
+
+    delta: NDArray[np.float32]
+    control: NDArray[np.float32]
     states: NDArray[np.float32]
     variance: NDArray[np.float32]
     level: NDArray[np.float32]
 
     def only(self, rows: NDArray[np.int64]) -> Screen:
-        """Return the screen as if some conditions, by number, had been measured alone."""
-        return replace(self, conditions=self.conditions.only(rows), delta=self.delta[rows], n_cells=self.n_cells[rows])
+        """Screen with a subset of the conditions, by number."""
+        return replace(
+            self,
+            conditions=self.conditions.only(rows),
+            labels=tuple(self.labels[row] for row in rows),
+            delta=self.delta[rows],
+            n_cells=self.n_cells[rows],
+        )
+
+
+@dataclass(frozen=True)
+class OpenScreen:
+    """A screen whose labels were read, and whose expression was not.
+
+    Attributes
+    ----------
+    model
+        Model to fit.
+    design
+        Columns, and how labels are read.
+    screen
+        Conditions and numbers of cells.
+    condition
+        int64 `(n_obs,)`, number of each cell's condition; the control cells of group g have number `n + g`.
+    reading
+        How the matrix is read.
+    notes
+        Name of the model; guides, and names that contain the separator.
+    """
+
+    model: ScDiVa
+    design: ScreenDesign
+    screen: ScreenLayout
+    condition: NDArray[np.int64]
+    reading: InputOptions
+    notes: dict[str, object]
 
 
 class Controls(NamedTuple):
@@ -152,19 +200,19 @@ class Controls(NamedTuple):
     var
         Annotation of the genes.
     names
-        Of the cells, in the order of `expression`.
+        Names of the cells, in the order of `expression`.
     groups
-        Names of the groups, sorted.
+        Sorted names of the groups.
     number
         int64, group of each cell.
     expression
         CSR, cells × genes, log1p of counts per ten thousand.
     rows
-        Rows of `expression` ordered by group, without cells of no known gene.
+        Rows of `expression` ordered by group, without cells in which no gene is in the vocabulary.
     states
-        float32 `(n_groups, state_dim)`, mean state of each group's cells.
+        float32 `(n_groups, state_dim)`, mean cell state of each group.
     species
-        Whose genes these are, see :func:`scdiva.perturbation.conditions.species_of`.
+        Species of the genes, see :func:`scdiva.perturbation.conditions.species_of`.
     cells
         The serialised cells, in the order of `rows`; their `batch` is the number of the group.
     """
@@ -184,193 +232,230 @@ class Controls(NamedTuple):
         """Mean expression of each group, float32 `(n_groups, n_genes)`."""
         return _group_means(self.expression, self.number, len(self.groups)).astype(np.float32)
 
-    def states_beyond(self, screen: Screen) -> np.ndarray:
-        """Give the mean states of the groups that a screen does not have."""
-        return self.states[~np.isin(self.groups, screen.groups)]
+    def new_states(self, groups: Sequence[str]) -> np.ndarray:
+        """Mean states of the groups that are not among `groups`."""
+        return self.states[~np.isin(self.groups, groups)]
 
     def of_group(self, name: str) -> np.ndarray:
-        """Give the numbers, in `rows`, of the cells of a group."""
+        """Indices, in `rows`, of the cells of a group."""
         return np.flatnonzero(self.number[self.rows] == self.groups.index(name))
 
 
-def design(
-    adata: AnnData, known: Perturbations, groupby: str | None, dose_key: str | None, reading: InputOptions
-) -> tuple[Screen, NDArray[np.int64]]:
-    """Say what was measured, by labels and names alone: no expression is read.
+def open_screen(
+    adata: AnnData,
+    design: ScreenDesign,
+    guides: Mapping[str, str] | None,
+    model: ScDiVa | str | PathLike[str],
+    device: str,
+    reading: InputOptions,
+) -> OpenScreen:
+    """Load the model to fit and read the labels of a screen, not its expression.
+
+    Parameters
+    ----------
+    adata, guides, model
+        As for :func:`scdiva.tl.fit_perturbation`.
+    design
+        Design of the screen, from the arguments of the call.
+    device
+        Torch device.
+    reading
+        How the matrix will be read.
+
+    Raises
+    ------
+    ValueError
+        If no column of perturbations is given, or as :func:`read_perturbations` and :func:`screen_layout`.
+    """
+    if not design.perturbation_key:
+        raise ValueError(
+            "perturbation_key is missing: name the column of adata.obs with the perturbations, or pass a fitted model "
+            "as model=."
+        )
+    loaded = load_for(model, device)
+    perturbations = read_perturbations(adata, design, guides, loaded.vocabulary, reading.species)
+    screen, condition = screen_layout(adata, perturbations, design, reading)
+    if len(screen.conditions) == 1:
+        warn(
+            "the screen has only one condition: every perturbation is predicted to have its effect, and predictions "
+            "cannot be validated."
+        )
+    design = ScreenDesign.from_notes({**design.arguments, **perturbations.notes})
+    notes = {"model": model_name(model), **perturbations.notes}
+    return OpenScreen(loaded, design, screen, condition, reading, notes)
+
+
+def screen_layout(
+    adata: AnnData, perturbations: Perturbations, design: ScreenDesign, reading: InputOptions
+) -> tuple[ScreenLayout, NDArray[np.int64]]:
+    """Collect the conditions of a screen from labels and names; expression is not read.
 
     Parameters
     ----------
     adata
-        Cells.
-    known
+        The cells.
+    perturbations
         Their perturbations.
-    groupby, dose_key
-        As for :func:`scdiva.tl.fit_perturbation`.
+    design
+        Columns of groups and doses.
     reading
-        What will be read.
+        How the matrix will be read.
 
     Returns
     -------
-    The screen, whose expression and states are still empty; and the number of each cell's condition, behind which the
-    control cells of each group count as one more.
+    The layout, and the number of each cell's condition (:attr:`OpenScreen.condition`).
 
     Raises
     ------
     KeyError
-        If a column is not there.
+        If a column does not exist.
     ValueError
-        If nothing but controls was measured, or nothing in two cells; a group is missing or has perturbed cells and no
-        control cells, a dose of a perturbed cell is not above 0, or genes have one name.
+        If all cells are controls, no condition has two cells, a group is missing or has perturbed cells and no control
+        cells, a dose of a perturbed cell is not above 0, or gene names repeat.
 
     Warns
     -----
     UserWarning
         If conditions were measured in a single cell.
     """
-    control = known.is_control
-    groups, dose = group_names(adata, groupby), _doses(adata, dose_key, ~control)
-    if control.all():
+    is_control = perturbations.is_control
+    group, dose = group_names(adata, design.groupby), _doses(adata, design.dose_key, ~is_control)
+    if is_control.all():
         raise ValueError(f"all {adata.n_obs} cells are control cells: there is no perturbation to learn from.")
-    without = sorted(set(groups[~control]) - set(groups[control]))
+    without = sorted(set(group[~is_control]) - set(group[is_control]))
     if without:
         raise ValueError(
-            f"{len(without)} of {len(set(groups))} groups have perturbed cells and no control cells, the first is "
-            f"{without[0]!r}: leave such groups out, or name a coarser groupby."
+            f"{len(without)} of {len(set(group))} groups have perturbed cells and no control cells (first: "
+            f"{without[0]!r}). Remove these groups, or pass a coarser groupby."
         )
-    genes, present = reading.var(adata).index, sorted(set(groups[control]))
+    genes, groups = reading.var(adata).index, sorted(set(group[is_control]))
     check_unique(genes)
-    number = {name: i for i, name in enumerate(present)}
-    keys = [(known.parts[p], number[g], d) for p, g, d in zip(known.code, groups, dose, strict=True)]
+    number = {name: i for i, name in enumerate(groups)}
+    keys = [(perturbations.parts[p], number[g], d) for p, g, d in zip(perturbations.code, group, dose, strict=True)]
     measured = sorted({key for key in keys if key[0]})
-    n, n_groups = len(measured), len(present)
+    n, n_groups = len(measured), len(groups)
     if n + n_groups == adata.n_obs:
         raise ValueError(
-            f"each of {n} conditions was measured in one cell, and so were the control cells of each group: "
-            "nothing says how much of a change is chance. Two or more control cells would."
+            f"each of {n} conditions, and the control cells of each group, has one cell: sampling error cannot be "
+            "estimated. Pass two or more control cells."
         )
     row_of = {key: i for i, key in enumerate(measured)} | {((), g, 1.0): n + g for g in range(n_groups)}
-    within = np.array([row_of[key] for key in keys])
-    size = np.bincount(within, minlength=n + n_groups).astype(np.int64)
-    n_cells, none = size[:n], np.empty(0, dtype=np.float32)
-    if (n_cells == 1).any():
-        first = " and ".join(measured[int((n_cells == 1).argmax())][0])
+    condition = np.array([row_of[key] for key in keys])
+    size = np.bincount(condition, minlength=n + n_groups).astype(np.int64)
+    single = size[:n] == 1
+    if single.any():
         warn(
-            f"{(n_cells == 1).sum()} of {n} conditions were measured in one cell, the first is {first!r}: "
-            "they count for as little as their sampling error, which is taken from the other conditions, lets them."
+            f"{single.sum()} of {n} conditions have one cell (first: {' and '.join(measured[single.argmax()][0])!r}). "
+            "Their sampling error is taken from the other conditions, and they have little weight."
         )
-    conditions = Conditions.of(measured)
-    labels = dict(zip(known.parts, known.labels, strict=True))
-    screen = Screen(
-        genes=tuple(map(str, genes)),
-        groups=tuple(present),
-        conditions=conditions,
-        labels=tuple(labels[names] for names in conditions.parts),
-        n_cells=n_cells,
-        n_control=size[n:],
-        **dict.fromkeys(("delta", "control", "states", "variance", "level"), none),
+    conditions, labels = Conditions.of(measured), dict(zip(perturbations.parts, perturbations.labels, strict=True))
+    return (
+        ScreenLayout(
+            genes=tuple(map(str, genes)),
+            groups=tuple(groups),
+            conditions=conditions,
+            labels=tuple(labels[parts] for parts in conditions.parts),
+            n_cells=size[:n],
+            n_control=size[n:],
+        ),
+        condition,
     )
-    return screen, within
 
 
-def read_screen(
-    adata: AnnData, screen: Screen, number: NDArray[np.int64], model: ScDiVa, device: str, reading: InputOptions
-) -> tuple[Screen, Controls]:
-    """Read what was measured.
+def read_screen(adata: AnnData, opened: OpenScreen, device: str) -> tuple[Screen, Controls]:
+    """Read the expression of a screen, and encode its control cells.
 
     Parameters
     ----------
-    adata, reading
-        Cells, and what to read.
-    screen, number
-        From :func:`design`.
-    model
-        The model.
+    adata
+        The cells.
+    opened
+        The screen.
     device
         Torch device to run the model on.
 
     Raises
     ------
     ValueError
-        If the matrix is refused, or no control cell of a group has a gene that the model knows.
+        If the matrix is refused, or no control cell of a group has a gene of the vocabulary.
     """
-    source = open_cells(adata, model, reading, empty="nan")
-    expression, n = source.log_normalised(), len(screen.conditions)
-    rows, size = np.flatnonzero(number >= n), np.concatenate([screen.n_cells, screen.n_control])
-    controls = controls_of(source, expression, rows, np.array(screen.groups)[number[rows] - n], model, device)
+    layout, number = opened.screen, opened.condition
+    source = open_cells(adata, opened.model, opened.reading, empty="nan")
+    expression, n = source.log_normalised(), len(layout.conditions)
+    rows, size = np.flatnonzero(number >= n), np.concatenate([layout.n_cells, layout.n_control])
+    controls = controls_of(source, expression, rows, np.array(layout.groups)[number[rows] - n], opened.model, device)
     mean = _group_means(expression, number, len(size))
     squares = np.asarray(expression.multiply(expression).sum(axis=0)).ravel()
     left = np.maximum(squares - (np.square(mean) * size[:, None]).sum(axis=0), 0.0)
     level = np.asarray(expression.sum(axis=0)).ravel() / np.maximum(expression.getnnz(axis=0), 1)
-    measured = replace(
-        screen,
-        delta=(mean[:n] - mean[n:][screen.conditions.group]).astype(np.float32),
+    screen = Screen(
+        **vars(layout),
+        delta=(mean[:n] - mean[n:][layout.conditions.group]).astype(np.float32),
         control=mean[n:].astype(np.float32),
         states=controls.states,
         variance=(left / max(1, adata.n_obs - len(size))).astype(np.float32),
         level=level.astype(np.float32),
     )
-    return measured, controls
+    return screen, controls
 
 
-def group_names(adata: AnnData, groupby: str | None) -> np.ndarray:
-    """Give the group of each cell, `""` without a column."""
+def group_names(adata: AnnData, groupby: str) -> np.ndarray:
+    """Group of each cell; `""` without a column."""
     return read_labels(adata, groupby).astype(object) if groupby else np.full(adata.n_obs, "", dtype=object)
 
 
-def _doses(adata: AnnData, dose_key: str | None, treated: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Give the dose of each cell: 1 without a column, and of control cells."""
+def _doses(adata: AnnData, dose_key: str, is_perturbed: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Dose of each cell: 1 without a column, and for control cells."""
     dose = np.ones(adata.n_obs)
-    if dose_key is not None:
-        given = doses(adata, dose_key)
-        bad = treated & ~(np.isfinite(given) & (given > 0))
+    if dose_key:
+        column = doses(adata, dose_key)
+        bad = is_perturbed & ~(np.isfinite(column) & (column > 0))
         if bad.any():
             raise ValueError(
-                f"adata.obs[{dose_key!r}] is no number above 0 for {bad.sum()} of {treated.sum()} perturbed cells, the "
-                f"first is {adata.obs_names[bad.argmax()]!r}: give their dose, or leave dose_key out."
+                f"adata.obs[{dose_key!r}] is not a number above 0 for {bad.sum()} of {is_perturbed.sum()} perturbed "
+                f"cells (first: {adata.obs_names[bad.argmax()]!r}). Fill in these doses, or omit dose_key."
             )
-        dose[treated] = given[treated]
+        dose[is_perturbed] = column[is_perturbed]
     return dose
 
 
 def controls_of(
     source: CellSource, expression: sp.csr_matrix, rows: np.ndarray, group: np.ndarray, model: ScDiVa, device: str
 ) -> Controls:
-    """Give the control cells of each group, and encode them.
+    """Collect the control cells of each group, and encode them.
 
     Parameters
     ----------
     source, expression
-        Cells that were opened, and their log-normalised expression.
+        The opened cells, and their log-normalised expression.
     rows
-        Numbers of the control cells, ascending.
+        Row numbers of the control cells, ascending.
     group
-        Name of the group of each of these.
-    model
-        The model.
-    device
-        Torch device to encode them on.
+        Name of the group of each control cell.
+    model, device
+        The model, and the torch device to run it on.
 
     Raises
     ------
     ValueError
-        If no control cell of a group has a gene that the model knows.
+        If no control cell of a group has a gene of the vocabulary.
 
     Warns
     -----
     UserWarning
-        If cells are left out because they have none.
+        If cells without a gene of the vocabulary are ignored.
     """
     names, number = np.unique(group.astype(str), return_inverse=True)
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
     ragged = source.read_ranges([(int(run[0]), int(run[-1]) + 1) for run in runs])
     order = np.argsort(number, kind="stable")
     order = order[np.diff(ragged[0])[order] > 0]
-    there = np.bincount(number[order], minlength=len(names))
+    size = np.bincount(number[order], minlength=len(names))
     warn_left_out("adata", len(rows) - len(order), len(rows), 1)
-    if (there == 0).any():
+    if (size == 0).any():
         raise ValueError(
-            f"in {(there == 0).sum()} of {len(names)} groups no control cell has a gene that the model knows, the "
-            f"first is {str(names[there.argmin()])!r}: leave such groups out."
+            f"in {(size == 0).sum()} of {len(names)} groups no control cell has a gene of the model's vocabulary "
+            f"(first: {str(names[size.argmin()])!r}). Remove these groups."
         )
     cells = InMemoryCells(*take_cells(ragged, order), number[order], source.measured_tokens, len(names))
     return Controls(
@@ -401,59 +486,59 @@ def group_states(model: ScDiVa, cells: InMemoryCells, device: str) -> NDArray[np
 def read_controls(
     adata: AnnData, rows: NDArray[np.int64], group: np.ndarray, model: ScDiVa, device: str, reading: InputOptions
 ) -> Controls:
-    """Read the control cells that a fitted model predicts from, and encode them.
+    """Read and encode the control cells that a fitted model predicts from.
 
     Parameters
     ----------
     adata, reading
-        Cells, and what to read.
+        The cells, and how the matrix is read.
     rows, group
-        Those to read, and the group of each (:func:`scdiva.perturbation.model.control_cells`).
+        Row numbers of the control cells, and the group of each.
     model, device
-        The model, and where to run it.
+        The model, and the torch device to run it on.
     """
-    own = adata[rows]
-    source = open_cells(own.to_memory() if own.isbacked else own, model, reading, empty="nan")
+    control = adata[rows]
+    source = open_cells(control.to_memory() if control.isbacked else control, model, reading, empty="nan")
     return controls_of(source, source.log_normalised(), np.arange(source.n_obs), group, model, device)
 
 
 def refuse_unknown(model: ScDiVa, parts: Iterable[tuple[str, ...]], species: Species, measured: Sequence[str]) -> None:
-    """Refuse perturbations of which nothing is known.
+    """Raise an error for perturbed names that are neither genes of the vocabulary nor measured.
 
     Parameters
     ----------
     model
-        The model, whose vocabulary is looked into.
+        The model.
     parts
-        Of the perturbations.
+        Parts of the perturbations.
     species
-        Whose genes they are.
+        Species of the genes.
     measured
-        Genes and labels that a screen measured, which need no token.
+        Genes and labels that a screen measured.
 
     Raises
     ------
     ValueError
-        If a name is neither; the message names close ones.
+        If a name is neither; the message contains similar names.
     """
-    asked = sorted({part for names in parts for part in names})
-    tokens = gene_tokens(model, asked, species)
-    unknown = [part for part in asked if part not in tokens and part not in measured]
+    names = sorted({part for of_one in parts for part in of_one})
+    tokens = gene_tokens(model, names, species)
+    unknown = [name for name in names if name not in tokens and name not in measured]
     if unknown:
         near = nearest(unknown[0], [*measured, *model.vocabulary.symbols])
         raise ValueError(
-            f"{len(unknown)} of {len(asked)} perturbed genes or labels are neither in the screen nor in the model's "
-            f"vocabulary, the first is {unknown[0]!r}"
-            + (f"; close names are {', '.join(map(repr, near))}" if near else "")
-            + ". Name genes by symbol or Ensembl id: of what is not known nothing can be predicted."
+            f"{len(unknown)} of {len(names)} perturbed genes or labels are neither in the screen nor in the model's "
+            f"vocabulary (first: {unknown[0]!r}"
+            + (f"; similar names: {', '.join(map(repr, near))}" if near else "")
+            + "). Pass gene symbols, Ensembl ids, or labels of the screen."
         )
 
 
 def gene_tokens(model: ScDiVa, names: Iterable[str], species: Species) -> dict[str, int]:
-    """Tokens of those names that are genes of the vocabulary."""
+    """Tokens of the names that are genes of the vocabulary."""
     ordered = sorted(set(names))
-    found, _ = match_perturbed(ordered, model.vocabulary, species)
-    return {name: int(token) for name, token in zip(ordered, found, strict=True) if token >= N_SPECIAL}
+    tokens, _ = match_perturbed(ordered, model.vocabulary, species)
+    return {name: int(token) for name, token in zip(ordered, tokens, strict=True) if token >= N_SPECIAL}
 
 
 def _group_means(matrix: sp.csr_matrix, number: np.ndarray, n: int) -> np.ndarray:

@@ -14,7 +14,8 @@ from scdiva.integration.integrate import integrate
 from scdiva.networks.grn import grn
 from scdiva.networks.modules import grn_modules
 from scdiva.networks.regulon import regulon
-from scdiva.perturbation.calls import fit_perturbation, predict_perturbation, rank_perturbations, score_perturbation
+from scdiva.perturbation.calls import fit_perturbation, predict_perturbation, rank_perturbations
+from scdiva.perturbation.scores import score_perturbation
 
 __all__ = [
     "adapt",

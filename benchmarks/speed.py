@@ -47,9 +47,7 @@ from scdiva._constants import LAT, MAX_LENGTH, N_SPECIAL, TARGET_SUM
 from scdiva.data import PackedCells, pack_files
 from scdiva.data.batch import CellBatch
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix, read_ranges
-from scdiva.data.order import Order
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import TrainingStream
+from scdiva.data.sampler import CellPool, Order, TrainingStream
 from scdiva.diffusion import masked_cross_entropy
 from scdiva.kernels import apply_rope, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig

@@ -14,8 +14,7 @@ import numpy as np
 from scdiva._checks import check_least
 from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._settings import progress_bar, settings
-from scdiva.data.cells import CellSource, Ragged, open_cells
-from scdiva.data.corpus import take_cells
+from scdiva.data.cells import CellSource, Ragged, open_cells, take_cells
 from scdiva.data.options import DEFAULT_INPUT, InputOptions
 
 if TYPE_CHECKING:

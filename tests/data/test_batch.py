@@ -39,10 +39,3 @@ def test_parts_that_do_not_fit_are_refused():
         from_ragged(np.int64([0, 2, 1]), np.int32([5]), np.float32([2]))
     with pytest.raises(ValueError, match="2 study numbers for 1 cells"):
         from_ragged(np.int64([0, 1]), np.int32([5]), np.float32([2]), study=[0, 1])
-
-
-def test_packed_is_what_a_model_takes():
-    batch = from_ragged(np.int64([0, 2, 3]), np.int32([5, 3, 9]), np.float32([2, 1, 4]), study=[0, 1])
-    assert all(
-        one is other for one, other in zip(batch.packed, (batch.tokens, batch.values, batch.cu_seqlens), strict=True)
-    )

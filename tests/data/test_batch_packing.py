@@ -49,11 +49,6 @@ def test_batches_of_a_window_are_nearly_full(median, budget):
     assert min(filled[:-1]) >= 0.9
 
 
-def test_a_budget_of_one_puts_every_cell_alone():
-    lengths = np.array([3, 900, 1, 3])
-    assert [batch.tolist() for batch in fill_batches(lengths, 1)] == [[1], [0], [3], [2]]
-
-
 @settings(max_examples=200, deadline=None)
 @given(lengths_of_cells.filter(len), st.data())
 def test_dealt_batches_hold_every_cell_once_and_differ_by_one_cell_at_most(lengths, data):

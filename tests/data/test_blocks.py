@@ -9,8 +9,6 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scdiva.data.matrix import open_matrix, row_blocks
 
@@ -234,21 +232,7 @@ def test_choosing_a_matrix_names_what_exists(x, tmp_path):
         open_matrix(tmp_path / "text.h5ad")
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    x=st.integers(0, 2**32 - 1).map(lambda seed: random_counts(seed % 17 + 4, seed % 5 + 6, seed)),
-    block_rows=st.integers(1, 25),
-)
-def test_any_block_size_gives_the_matrix(x, block_rows):
-    np.testing.assert_array_equal(read(sp.csc_matrix(x), block_rows), x)
-
-
 def test_small_types_do_not_overflow(x):
     twice = sp.csr_matrix((np.full(4, 200, np.uint8), np.array([1, 1, 2, 2]), np.array([0, 4])), shape=(1, 5))
     np.testing.assert_array_equal(read(twice), [[0, 400, 400, 0, 0]])
     np.testing.assert_array_equal(read(x.astype(np.float16)), x.astype(np.float16).astype(np.float32))
-
-
-def test_a_folder_that_is_no_zarr_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"a folder, but no \.zarr"):
-        open_matrix(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva.data.cells import log_normalised, open_cells
-from scdiva.tokenizer.serialize import score_denominator, serialize
+from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 
@@ -107,23 +107,6 @@ def test_storage_and_column_order_change_no_bit(cells, vocabulary, change):
     assert_equal_cells(as_lists(open_cells(changed, vocabulary, **options)), expected)
 
 
-@pytest.mark.parametrize("backend", ["h5ad", "zarr"])
-@pytest.mark.parametrize("store", [sp.csr_matrix, sp.csc_matrix, lambda x: x.toarray()])
-def test_files_equal_memory(cells, vocabulary, tmp_path, backend, store):
-    expected = as_lists(open_cells(cells, vocabulary))
-    path = tmp_path / f"cells.{backend}"
-    getattr(ad.AnnData(store(cells.X), cells.obs, cells.var), f"write_{backend}")(path)
-    source = open_cells(path, vocabulary, block_rows=16)
-    assert_equal_cells(as_lists(source), expected)
-    source.close()
-    assert_equal_cells(as_lists(source), expected)  # opened anew
-    source.close()
-    if backend == "h5ad":
-        backed = ad.read_h5ad(path, backed="r")
-        assert_equal_cells(as_lists(open_cells(backed, vocabulary)), expected)
-        backed.file.close()
-
-
 def test_lognormalised_cells_are_ranked_like_their_counts(cells, vocabulary):
     logs = cells.copy()
     logs.X = cells.X.multiply(1e4 / cells.X.sum(1)).tocsr().log1p()
@@ -151,17 +134,6 @@ def test_two_columns_of_one_gene_are_summed_or_refused(cells, vocabulary):
     )
     with pytest.raises(ValueError, match=f"'{name}' and '{gene_id}'"):
         open_cells(twice, vocabulary, duplicates="error")
-
-
-def test_second_names_count_as_known(cells, vocabulary):
-    ids = dict(zip(vocabulary.symbols, vocabulary.ensembl_ids, strict=True))
-    cells.var["id"] = [ids.get(name, name) for name in cells.var_names]
-    retired = cells.var_names[np.flatnonzero(cells.var_names.isin(vocabulary.symbols))[0]]
-    cells.var.loc[retired, "id"] = "ENSG99999999999"
-    source = open_cells(cells, vocabulary, gene_ids="id")
-    plain = open_cells(cells, vocabulary)
-    np.testing.assert_array_equal(source.tokens, plain.tokens)
-    np.testing.assert_array_equal(source.lengths, plain.lengths)
 
 
 def test_cells_without_counts_are_refused_by_name(cells, vocabulary):
@@ -208,14 +180,6 @@ def test_expression_needs_no_entropy(cells):
     assert block.shape == (60, human.n_genes + 3)
     with pytest.raises(ValueError, match="opened to be counted"):
         source.read(0, 1)
-
-
-def test_read_equals_serialise_of_expression(cells, vocabulary):
-    source = open_cells(cells, vocabulary, max_length=12)
-    got = source.read(5, 9)
-    expected = serialize(source.expression(5, 9), source.denominator, 12)
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_wrong_calls_say_what_to_do_and_change_nothing(cells, vocabulary, tmp_path):
@@ -286,9 +250,3 @@ def test_opened_cells_give_the_same_of_any_storage(counts, cells, vocabulary, tm
         assert (source.log_normalised() != expected).nnz == 0
         assert source.var.index.equals(var.index)
         source.close()
-
-
-def test_bad_values_are_refused(counts):
-    counts[2, 3] = np.nan
-    with pytest.raises(ValueError, match="NaN"):
-        log_normalised(ad.AnnData(counts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -103,20 +102,3 @@ def test_two_columns_of_one_gene_are_both_kept(cells, vocabulary):
     np.testing.assert_array_equal(part.tokens, source.tokens[np.isin(source.tokens, tokens)])
     expected = open_cells(columns_of(data, source, tokens), vocabulary, gene_ids="symbol", empty="nan")
     assert_same(read(part), read(expected))
-
-
-@pytest.mark.parametrize("backend", ["h5ad", "zarr"])
-def test_files_equal_memory(cells, vocabulary, tmp_path, backend):
-    path = tmp_path / f"cells.{backend}"
-    getattr(cells, f"write_{backend}")(path)
-    source = open_cells(path, vocabulary, block_rows=16)
-    tokens = source.measured_tokens[5:40]
-    expected = restricted(open_cells(cells, vocabulary), tokens)
-    part = restricted(source, tokens)
-    assert_same(read(part), read(expected))
-    part.close()
-    assert_same(read(part), read(expected))  # opened anew
-    if backend == "h5ad":
-        backed = ad.read_h5ad(path, backed="r")
-        assert_same(read(restricted(open_cells(backed, vocabulary), tokens)), read(expected))
-        backed.file.close()

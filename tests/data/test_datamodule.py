@@ -7,7 +7,6 @@ from collections import Counter
 import anndata as ad
 import numpy as np
 import pytest
-import torch
 
 from scdiva.data.cells import open_cells
 from scdiva.data.datamodule import UNSEEN_STUDY, CellDataModule
@@ -85,72 +84,6 @@ def test_a_resumed_stream_goes_on_where_it_stopped(study_files, vocabulary, star
     assert [as_cells(batch) for batch in data.train_dataloader()] == whole[start_step:]
 
 
-@pytest.mark.filterwarnings("ignore:study2")
-def test_ranks_share_the_stream(study_files, vocabulary, monkeypatch):
-    data = module_of(study_files, vocabulary, max_steps=10, lanes=2)
-    for rank in (0, 1):
-        with monkeypatch.context() as group:
-            group.setattr(torch.distributed, "is_initialized", lambda: True)
-            group.setattr(torch.distributed, "get_world_size", lambda: 2)
-            group.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-            stream = data.training_stream()
-        assert [as_cells(b) for b in stream] == [as_cells(stream.batch(number)) for number in range(rank, 10, 2)]
-
-
-def batches_of_two_epochs(stream) -> list[list[tuple]]:
-    return [as_cells(stream.batch(number)) for number in range(2 * stream.order.deal(0, 0).n_batches)]
-
-
-@pytest.mark.filterwarnings("ignore:study2|adata2")
-def test_with_a_token_budget_an_epoch_holds_every_cell_once(train, vocabulary, expected):
-    stream = module_of(train, vocabulary, batch_tokens=100).training_stream()
-    batches = batches_of_two_epochs(stream)
-    cells = list(itertools.chain.from_iterable(batches))
-    assert len(cells) == 2 * 214
-    assert Counter(cells[:214]) == Counter(cells[214:]) == expected
-    assert cells[:214] != cells[214:]
-    tokens = [sum((len(cell) - 1) // 2 + 1 for cell in batch) for batch in batches]
-    assert max(tokens) <= 100
-    assert np.mean(tokens) > 75  # of 20 genes and [LAT] a cell, at most four fit
-    assert stream.order.deal(0, 0).cuts.shape == (1, 11)
-
-
-@pytest.mark.filterwarnings("ignore:study2")
-def test_token_batches_mix_lengths(study_files, vocabulary):
-    data = module_of(study_files, vocabulary, batch_tokens=800, context=60, n_blocks=64)
-    batches = batches_of_two_epochs(data.training_stream())
-    medians = [np.median([(len(cell) - 1) // 2 for cell in batch]) for batch in batches]
-    spread = np.std([(len(cell) - 1) // 2 for batch in batches for cell in batch])
-    assert np.std(medians) < 0.3 * spread
-
-
-@pytest.mark.filterwarnings("ignore:study2")
-def test_any_token_batch_can_be_had_alone(study_files, vocabulary, tmp_path):
-    options = {"batch_tokens": 90, "max_steps": 100}
-    whole = [as_cells(batch) for batch in module_of(study_files, vocabulary, **options).train_dataloader()]
-    pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
-    for data in (study_files, tmp_path / "corpus.h5"):
-        resumed = module_of(data, vocabulary, **options, start_step=93).train_dataloader()
-        assert [as_cells(batch) for batch in resumed] == whole[93:]
-    stream = module_of(study_files, vocabulary, **options).training_stream()
-    assert [as_cells(stream.batch(number)) for number in (99, 3, 60)] == [whole[99], whole[3], whole[60]]
-    assert as_cells(module_of(study_files, vocabulary, seed=4, **options).training_stream().batch(0)) != whole[0]
-
-
-@pytest.mark.filterwarnings("ignore:study2")
-def test_ranks_share_the_token_batches(study_files, vocabulary, monkeypatch):
-    data = module_of(study_files, vocabulary, max_steps=10, batch_tokens=64, lanes=2)
-    alone = data.training_stream()
-    whole = [as_cells(alone.batch(number)) for number in range(10)]
-    for rank in (0, 1):
-        with monkeypatch.context() as group:
-            group.setattr(torch.distributed, "is_initialized", lambda: True)
-            group.setattr(torch.distributed, "get_world_size", lambda: 2)
-            group.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-            stream = data.training_stream()
-        assert [as_cells(batch) for batch in stream] == whole[rank::2]
-
-
 def test_validation_keeps_to_the_token_budget(study_files, vocabulary):
     options = {"validation": study_files[1], "batch_tokens": 50}
     batches = [as_cells(b) for b in module_of(study_files[:1], vocabulary, **options).val_dataloader()]
@@ -159,12 +92,6 @@ def test_validation_keeps_to_the_token_budget(study_files, vocabulary):
     tokens = [[(len(cell) - 1) // 2 + 1 for cell in batch] for batch in batches]
     assert max(map(sum, tokens)) <= 50
     assert all(sum(a) + b[0] > 50 for a, b in itertools.pairwise(tokens))  # the next cell would not have fitted
-
-
-@pytest.mark.filterwarnings("ignore:study2")
-def test_seeds_differ(study_files, vocabulary):
-    a, b = (module_of(study_files, vocabulary, seed=seed).training_stream().batch(0) for seed in (0, 1))
-    assert as_cells(a) != as_cells(b)
 
 
 @pytest.mark.filterwarnings("ignore:study2")
@@ -186,12 +113,6 @@ def test_validation_is_fixed_and_in_order(study_files, vocabulary):
         study_files[:1], vocabulary, validation=study_files[1:], batch_size=10, validation_cells=13
     ).val_dataloader()
     assert [cell for b in few for cell in as_cells(b)] == [cells[i * 154 // 13] for i in range(13)]
-
-
-def test_validation_knows_the_training_studies(study_files, vocabulary):
-    data = module_of(study_files[:2], vocabulary, validation=study_files[1])
-    assert {cell[0] for b in data.val_dataloader() for cell in as_cells(b)} == {1}
-    assert module_of(study_files[0], vocabulary).val_dataloader() == []
 
 
 def test_cells_left_out_are_told_of(study_files, vocabulary, expected):
@@ -230,48 +151,6 @@ def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
         module_of(tmp_path / "corpus.h5", vocabulary).setup()
     with pytest.raises(ValueError, match="stands alone"):
         module_of([tmp_path / "corpus.h5", study_files[0]], vocabulary).setup()
-
-
-@pytest.mark.filterwarnings("ignore:study2")
-def test_lightning_trains_on_it(study_files, vocabulary, tmp_path):
-    import pytorch_lightning as pl
-
-    class Probe(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-            self.seen, self.validated = [], []
-
-        def training_step(self, batch, _):
-            self.seen.append(as_cells(batch))
-            return (self.weight - batch.values.mean()).square().sum()
-
-        def validation_step(self, batch, _):
-            self.validated.append(batch.n_cells)
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    probe, data = Probe(), module_of(study_files[:2], vocabulary, validation=study_files[2])
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=6,
-        val_check_interval=3,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(probe, datamodule=data)
-    stream = data.training_stream()
-    assert probe.seen == [as_cells(stream.batch(step)) for step in range(6)]
-    assert sum(probe.validated) == 2 * 129
-    assert np.isfinite(probe.weight.item())
 
 
 @pytest.mark.parametrize("batches", [{"batch_size": 7}, {"batch_tokens": 120}])
@@ -320,10 +199,3 @@ def test_a_run_goes_on_with_another_number_of_lanes(study_files, vocabulary, exp
         assert later.cells_of_batch(number) == data.cells_of_batch(number)
         assert as_cells(stream.batch(number)) == seen[number]
         assert len(later.cells_of_batch(number)) == len(seen[number])
-
-
-def test_cells_of_an_object_have_no_file(cells, vocabulary):
-    data = CellDataModule([cells], vocabulary=vocabulary, batch_size=4)
-    found = data.cells_of_batch(1)
-    assert {file for _, file, _, _ in found} == {""}
-    assert [cell for *_, cell in found] == [str(cells.obs_names[row]) for _, _, row, _ in found]

@@ -9,7 +9,7 @@ import pytest
 
 import scdiva
 from scdiva._constants import UNKNOWN
-from scdiva.data.genes import column_tokens, gene_names, judge_genes, match_columns
+from scdiva.data.genes import gene_names, judge_genes, match_columns
 from scdiva.data.options import DEFAULT_INPUT, InputOptions
 from scdiva.tokenizer import Vocabulary
 
@@ -90,11 +90,6 @@ def test_share_of_counts_decides(human, unknown, outcome):
 def test_wrong_names_are_told_what_to_do(human, names, advice):
     with pytest.raises(ValueError, match=advice):
         resolve_genes(names, human, np.ones(len(names)))
-
-
-def test_unknown_names_stand_by_counts(human):
-    with pytest.raises(ValueError, match=r"'GENE7', 'GENE6', 'GENE5', 'GENE4', 'GENE3'\)"):
-        resolve_genes([f"GENE{i}" for i in range(8)], human, np.arange(8))
 
 
 def test_retired_ids_fall_back_on_the_symbol(human):
@@ -199,20 +194,3 @@ def test_spikes_and_mouse_genes_among_human_ones_are_named(human):
     mended = {"adata": ad.AnnData(np.ones((2, 35), np.float32), var=pd.DataFrame(index=names)), "scdiva": scdiva}
     exec(str(said[0].message).split("Keep the human ones: ")[1].rstrip("."), mended)
     assert list(mended["adata"].var_names) == symbols
-
-
-def test_tokens_of_columns_by_name_alone(human):
-    cd3e, tp53 = token(human, "CD3E"), token(human, "TP53")
-    var = pd.DataFrame({"id": ["ENSG00000141510.4", "ENSG99999999999", "", "x"]}, ["a", "CD3E", "GNB2L1", "b"])
-    found = column_tokens(var, human)
-    assert found.dtype == np.int32
-    assert found.tolist() == [UNKNOWN, cd3e, token(human, "RACK1"), UNKNOWN]
-    # an id that is not known gives way to the name
-    assert column_tokens(var, human, InputOptions(gene_ids="id")).tolist() == [
-        tp53,
-        cd3e,
-        UNKNOWN,
-        UNKNOWN,
-    ]  # as an empty name does not
-    with pytest.raises(KeyError, match="nowhere"):
-        column_tokens(var, human, InputOptions(gene_ids="nowhere"))

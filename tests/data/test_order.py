@@ -11,8 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.order import Deal, Due, Order
-from scdiva.data.pool import LEFT_OUT, CellPool
+from scdiva.data.sampler import LEFT_OUT, CellPool, Epoch, Order, Remaining
 
 MIN_GENES, CONTEXT = 2, 9
 
@@ -97,21 +96,6 @@ def test_no_cell_is_lost_or_seen_twice_when_the_number_of_lanes_changes(pool, ho
     assert batches_of(short, range(ends[-2])) == batches_of(order, range(ends[-2]))
 
 
-@pytest.mark.parametrize("tokens", [None, 60])
-@pytest.mark.parametrize("seen", [0, 7, 40, 61, 200])
-def test_two_then_one_then_four_lanes_finish_the_epoch_exactly(tokens, seen):
-    pool = pool_of([70, 90, 50, 4, 120], 8, 5)
-    lanes = [(0, 2), (2 * seen, 1), (2 * seen + 9, 4)]
-    order = Order(pool, 1, 5, batch_tokens=tokens, n_blocks=4, lanes=lanes)
-    seen_in: dict[int, list[int]] = {}
-    for number, cells in enumerate(batches_of(order, range(2 * seen + 9 + 4 * 60))):
-        seen_in.setdefault(order.find(number)[0].epoch, []).extend(cells)
-    whole = sorted(seen_in)[:-1]
-    assert len(whole) >= 2
-    for epoch in whole:
-        assert sorted(seen_in[epoch]) == list(range(pool.n_cells))
-
-
 def test_a_rest_is_noted_by_blocks_not_by_cells():
     """A byte for each cell of an atlas would be 59 MB for each change of the number of processes."""
     pool = pool_of([8_000, 8_000], 8, 0)
@@ -129,45 +113,11 @@ def test_a_rest_of_fewer_cells_than_lanes_joins_the_next_epoch():
     assert Counter(itertools.chain.from_iterable(batches)) == Counter(dict.fromkeys(range(n), 2))
 
 
-def test_the_order_of_one_process_is_blocks_permuted_in_buffers():
-    pool = pool_of([400, 300], 8, 0)
-    order = Order(pool, 0, 16, n_blocks=6)
-    (buffer, at), (second, _) = order.find(0), order.find(1)
-    assert at == 0
-    assert buffer == second
-    cells, batches = order.cells_of(buffer)
-    blocks = np.searchsorted(pool.starts, cells, side="right") - 1
-    assert (np.diff(cells)[np.diff(blocks) == 0] == 1).all()
-    assert 5 <= len(set(blocks.tolist())) <= 10
-    assert len({int(blocks[i]) for i in batches[0]}) > 3
-    other = Order(pool, 1, 16, n_blocks=6)
-    assert batches_of(order, range(9)) == batches_of(Order(pool, 0, 16, n_blocks=6), range(9))
-    assert batches_of(order, range(9)) != batches_of(other, range(9))
-    n = order.deal(0, 0).n_batches
-    assert batches_of(order, range(9)) != batches_of(order, range(n, n + 9))
-
-
-@pytest.mark.parametrize("tokens", [None, 120])
-def test_each_block_is_read_by_one_lane_but_for_those_at_a_cut(tokens):
-    pool = pool_of([3000], 8, 2)
-    order = Order(pool, 0, 10, batch_tokens=tokens, n_blocks=16, lanes=[(0, 8)])
-    n = order.deal(0, 0).n_batches
-    readers: dict[int, set[int]] = {}
-    for number in range(8 * n):
-        buffer, _ = order.find(number)
-        if buffer.lane == number % 8:
-            cells, _ = order.cells_of(buffer)
-            for block in np.unique(np.searchsorted(pool.starts, cells, side="right") - 1).tolist():
-                readers.setdefault(block, set()).add(buffer.lane)
-    assert sum(len(lanes) > 1 for lanes in readers.values()) <= 7
-    assert len(readers) == len(pool.sizes)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 50), st.integers(1, 6))
 def test_lanes_change_their_buffers_in_turn(lanes, per_lane, n_blocks):
     pool = pool_of([per_lane * 8 * lanes + 8], 8, 0)
-    deal = Deal(pool, Due(np.ones(len(pool.sizes), np.uint8), {}), lanes, (2, None, n_blocks), [0, 0, 0])
+    deal = Epoch(pool, Remaining(np.ones(len(pool.sizes), np.uint8), {}), lanes, (2, None, n_blocks), [0, 0, 0])
     assert (np.diff(deal.cuts, axis=1) >= 0).all()
     assert (deal.cuts[:, 0] == 0).all()
     assert (deal.cuts[:, -1] == deal.n_batches).all()

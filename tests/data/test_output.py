@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import scdiva as sd
-from scdiva._files import open_alone, whole_or_not
+from scdiva._files import whole_or_not
 from scdiva.data.output import copy_frame, open_store, refuse_target, write_cells
 
 
@@ -77,13 +77,6 @@ def test_what_a_kill_between_two_renames_left_is_found(tmp_path):
         raise KeyboardInterrupt
     assert text_of(out) == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["z.zarr"]
-
-
-def test_one_call_at_a_time(tmp_path):
-    path = tmp_path / "mark"
-    with open_alone(path), pytest.raises(RuntimeError, match=r"mark' is in use: another call"):
-        open_alone(path)
-    open_alone(path).close()
 
 
 def test_targets_that_are_refused(tmp_path):

@@ -1,25 +1,19 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 
 import fsspec
 import h5py
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.cells import open_cells
-from scdiva.data.corpus import file_note, study_names, take_cells
+from scdiva.data.cells import open_cells, take_cells
+from scdiva.data.corpus import study_names
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.order import Order
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.packing import pack_files
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import TrainingStream
 
 
 @pytest.fixture(scope="module")
@@ -66,30 +60,6 @@ def memory(packed_path):
     store.rm("/bucket", recursive=True)
 
 
-def test_it_is_read_from_afar(memory, packed_path, vocabulary):
-    there, here = PackedCells("memory://bucket/corpus", vocabulary), PackedCells(packed_path)
-    assert is_packed("memory://bucket/corpus")
-    assert not is_packed("memory://bucket")
-    for a, b in zip(
-        there.read_ranges([(40, 70), (3, 3), (200, 214)]), here.read_ranges([(40, 70), (200, 214)]), strict=True
-    ):
-        np.testing.assert_array_equal(a[-len(b) :], b)
-    part = next(path for path in memory.ls("/bucket/corpus", detail=False) if path.endswith(".h5"))
-    memory.pipe(part, memory.cat(part)[:4000])
-    with pytest.raises(ValueError, match=r"memory://bucket/corpus' is damaged: it can't be read"):
-        there.read(0, 214)
-
-
-def test_it_is_trained_on_from_afar(memory, packed_path, vocabulary):
-    pytest.importorskip("upath", reason="universal-pathlib, of the extra remote, is not installed")
-    streams = [
-        CellDataModule(data, vocabulary=vocabulary, context=20, batch_size=8).training_stream()
-        for data in ("memory://bucket/corpus", packed_path)
-    ]
-    assert torch.equal(*(stream.batch(3).tokens for stream in streams))
-    assert file_note("memory://bucket/corpus") == file_note(packed_path)
-
-
 def test_packed_cells_equal_the_files(packed_path, study_files, vocabulary):
     packed = PackedCells(packed_path, vocabulary)
     assert (packed.n_obs, packed.max_length, packed.study_names) == (214, 30, ["study0", "study1", "study2"])
@@ -129,24 +99,6 @@ def test_min_genes(study_files, vocabulary, tmp_path, packed_path):
     assert fewer.n_obs == len(kept)
     for a, b in zip(fewer.read(0, 1), full.read(int(kept[0]), int(kept[0]) + 1), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_it_is_read_without_anndata_and_scanpy(packed_path):
-    code = (
-        "import sys; sys.modules.update(anndata=None, scanpy=None)\n"  # None makes an import fail
-        "from scdiva.data.packed import PackedCells\n"
-        "from scdiva.data.order import Order\n"
-        "from scdiva.data.stream import CellPool, TrainingStream\n"
-        f"packed = PackedCells({str(packed_path)!r})\n"
-        "pool = CellPool([packed], [packed.study], 1, 1200, 8)\n"
-        "print(TrainingStream(Order(pool, 0, 5, n_blocks=4)).batch(2).tokens.tolist())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    packed = PackedCells(packed_path)
-    pool = CellPool([packed], [packed.study], 1, 1200, 8)
-    stream = TrainingStream(Order(pool, 0, 5, n_blocks=4))
-    assert done.stdout.strip() == str(stream.batch(2).tokens.tolist())
 
 
 def test_a_failed_pack_leaves_nothing(study_files, vocabulary, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data import pool as module
-from scdiva.data.pool import LEFT_OUT, CellPool
+from scdiva.data import sampler as module
+from scdiva.data.sampler import LEFT_OUT, CellPool
 
 COLUMNS = ("_source", "_first", "_span", "sizes", "tokens", "starts")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -161,28 +160,6 @@ def test_notes_say_how_much_is_read(rat, mouse, table):
     assert report["how"]["ortholog"] == report["n_mapped"] == 199
     assert report["params"]["species"] == "table"
     assert found.var_names.equals(rat.var_names)
-
-
-@pytest.mark.usefixtures("quiet")
-def test_a_table_reads_what_a_column_of_human_names_does(rat, table, tmp_path):
-    column = sd.tl.embed(rat, gene_ids="human", copy=True)
-    series = pd.Series(table)
-    for species in (table, series, {**table, "not measured": "CD4"}):
-        cells = sd.tl.embed(rat, species=species, copy=True)
-        np.testing.assert_array_equal(cells.obsm["X_scdiva"], column.obsm["X_scdiva"])
-    by_id = rat.copy()
-    by_id.var["id"], by_id.var_names = by_id.var_names, [str(i) for i in range(200)]
-    sd.tl.embed(by_id, species=table, gene_ids="id")
-    np.testing.assert_array_equal(by_id.obsm["X_scdiva"], column.obsm["X_scdiva"])
-    for ending, read in (("h5ad", ad.read_h5ad), ("zarr", ad.read_zarr)):
-        file = tmp_path / f"cells.{ending}"
-        getattr(cells, f"write_{ending}")(file)
-        assert read(file).uns["scdiva"]["X_scdiva"]["species"] == "table"
-    rat.write_h5ad(tmp_path / "rat.h5ad")
-    made = ad.read_h5ad(sd.tl.embed_file(tmp_path / "rat.h5ad", tmp_path / "out.h5ad", species=series))
-    np.testing.assert_array_equal(made.obsm["X_scdiva"], column.obsm["X_scdiva"])
-    joined = ad.read_h5ad(sd.tl.embed_file(tmp_path / "rat.h5ad", tmp_path / "job.h5ad", species=table, shard=(0, 1)))
-    np.testing.assert_array_equal(joined.obsm["X_scdiva"], column.obsm["X_scdiva"])
 
 
 @pytest.mark.usefixtures("quiet")

@@ -9,11 +9,9 @@ import http.server
 import io
 import re
 import shutil
-import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,11 +25,11 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 import scdiva as sd
 from scdiva.data import CellDataModule
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import check_manifest, data_files, file_note, manifest_of
+from scdiva.data.corpus import data_files, file_note
+from scdiva.data.datamodule import check_manifest, manifest_of
 from scdiva.data.packing import pack_files
-from scdiva.data.paths import as_path, is_path, listing
-from scdiva.models import load_model
-from scdiva.train import PretrainingConfig, pretrain
+from scdiva.data.paths import as_path
+from scdiva.train import pretrain
 
 upath = pytest.importorskip("upath", reason="universal-pathlib, of the extra remote, is not installed")
 
@@ -66,26 +64,6 @@ def packed(folder, vocabulary) -> Path:
     """The studies as packed parts."""
     pack_files(folder, vocabulary, folder.parent / "packed", part_cells=50).close()
     return folder.parent / "packed"
-
-
-@pytest.fixture(scope="module")
-def gcs(folder, packed) -> Iterator[str]:
-    """Run a server that speaks Google's protocol, with all of that in a bucket."""
-    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
-    with socket.socket() as free, pytest.MonkeyPatch.context() as environment:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        environment.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        environment.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks by gRPC what kind of bucket it is
-        gcsfs = pytest.importorskip("gcsfs", reason="gcsfs, of the extra remote, is not installed")
-        free.close()
-        server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="atlas")
-        server.start()
-        for where in (folder, packed):
-            gcsfs.GCSFileSystem().put(str(where), f"atlas/{where.name}", recursive=True)
-        yield "gs://atlas"
-        gcsfs.GCSFileSystem.clear_instance_cache()
-        server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +106,7 @@ def same_cells(one, two) -> None:
 
 
 @pytest.mark.parametrize("name", ["study0.zarr", "study1.zarr", "study2.h5ad"])
-@pytest.mark.parametrize("where", ["bucket", "gcs", "site"])
+@pytest.mark.parametrize("where", ["bucket", "site"])
 def test_cells_are_those_of_the_file(where, name, folder, vocabulary, request):
     url = f"{request.getfixturevalue(where)}/train/{name}"
     how = {"keep": False, "empty": "nan"}
@@ -186,7 +164,7 @@ def test_a_folder_in_a_bucket_is_its_files(s3, bucket, folder, vocabulary, tmp_p
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("where", ["bucket", "gcs", "site"])
+@pytest.mark.parametrize("where", ["bucket", "site"])
 def test_packed_parts_from_afar_give_the_same_stream(where, packed, s3, vocabulary, request):
     url = f"{request.getfixturevalue(where)}/packed"
     if where == "bucket":
@@ -209,28 +187,6 @@ def test_a_server_that_sends_no_ranges_is_named(packed, site, vocabulary):
     shutil.copytree(packed, packed.with_name("deaf"))
     with pytest.raises(ValueError, match="server sends no ranges of bytes"):
         sd.data.PackedCells(f"{site}/deaf", vocabulary).read(3, 9)
-
-
-def test_pretraining_from_s3_is_that_from_the_files(bucket, folder, vocabulary, tmp_path):
-    vocabulary.write(tmp_path / "genes.safetensors")
-    small = {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24}
-    weights = []
-    for out, train in (("far", f"{bucket}/train"), ("near", str(folder))):
-        made = pretrain(
-            train,
-            str(tmp_path / out),
-            PretrainingConfig(steps=2, batch_size=8, precision="fp32"),
-            model=small,
-            vocabulary=str(tmp_path / "genes.safetensors"),
-            min_genes=1,
-            accelerator="cpu",
-            progress=False,
-        )
-        weights.append(load_model(made, device="cpu").state_dict())
-    far, near = weights
-    assert all((far[name] == near[name]).all() for name in far)
-    assert f"path: {bucket}/train" not in (tmp_path / "far" / "config.yaml").read_text()
-    assert f"{bucket}/train/study0.zarr" in (tmp_path / "far" / "manifest.json").read_text()
 
 
 def test_a_note_tells_another_content_of_the_same_size(s3, bucket, folder):
@@ -309,25 +265,3 @@ def test_a_missing_package_is_named(monkeypatch):
         pytest.skip("gcsfs is installed")
     with pytest.raises(ImportError, match=r"'gs://a/b.zarr' .*gcsfs.*'scdiva\[remote\]'"):
         as_path("gs://a/b.zarr")
-
-
-def test_any_file_system_of_fsspec_will_do(folder, vocabulary):
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    memory.put(str(folder), "/any", recursive=True)
-    assert [path.name for path in data_files(["memory://any"])] == ["study0.zarr", "study1.zarr", "study2.h5ad"]
-    with open_cells(folder / "study0.zarr", vocabulary, keep=False, empty="nan")._open():
-        near = open_cells(folder / "study0.zarr", vocabulary, keep=False, empty="nan")
-    for url in ("memory://any/study0.zarr", "simplecache::memory://any/study0.zarr"):
-        same_cells(open_cells(url, vocabulary, keep=False, empty="nan"), near)
-    memory.rm("/any", recursive=True)
-
-
-def test_paths_of_this_machine_stay_paths(tmp_path):
-    assert as_path("a//b.zarr") == as_path(Path("a/b.zarr")) == Path("a/b.zarr")
-    assert [is_path(one) for one in ("a", tmp_path, upath.UPath("memory://a"), ad.AnnData())] == [True] * 3 + [False]
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "c").write_text("cells")
-    ((name, size, changed),) = listing(tmp_path)
-    assert (name, size, changed) == ("/b/c", 5, str((tmp_path / "b" / "c").stat().st_mtime))

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shlex
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,9 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva import cli
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import file_note
 from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
 
@@ -81,24 +73,6 @@ def test_cells_are_those_of_the_file(kind, cells, request):
     same(far.read(3, 40), near.read(3, 40))
 
 
-def test_an_experiment_on_s3_is_that_on_the_disk(s3, uri, monkeypatch):
-    """TileDB takes what it is told by the environment when it is first called, so this is a process of its own."""
-    s3().mkdir("census")
-    s3().put(uri, "census/blood.soma", recursive=True)
-    script = (
-        "import sys, numpy as np, scdiva as sd; from scdiva.data.cells import open_cells\n"
-        "near, far = (open_cells(sd.data.open_soma(uri), 'scdiva-mini').read(5, 99) for uri in sys.argv[1:3])\n"
-        "print(all(np.array_equal(a, b) for a, b in zip(near, far)), len(near[0]))\n"
-        "try:\n    sd.data.open_soma('s3://census/absent')\nexcept FileNotFoundError as error:\n    print(error)\n"
-    )
-    for name, value in {"REGION": "us-east-1", "SCHEME": "http", "USE_VIRTUAL_ADDRESSING": "false"}.items():
-        monkeypatch.setenv(f"TILEDB_VFS_S3_{name}", value)
-    monkeypatch.setenv("TILEDB_VFS_S3_ENDPOINT_OVERRIDE", os.environ["AWS_ENDPOINT_URL"].removeprefix("http://"))
-    command = [sys.executable, "-c", script, uri, "s3://census/blood.soma"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said.stdout.startswith("True 95\nno SOMA experiment at 's3://census/absent'"), said.stderr
-
-
 def test_the_filter_chooses_and_a_column_divides(uri, cells):
     chosen = sd.data.open_soma(uri, obs_filter=f"{PRIMARY} and depth > 430")
     kept = cells[cells.obs["is_primary_data"] & (cells.obs["depth"] > 430)].copy()
@@ -131,19 +105,6 @@ def test_it_is_packed_and_counted_as_files_are(uri, cells, tmp_path):
     assert counted.n_cells == sum(len(one.rows) for one in studies)
 
 
-def test_the_page_leads_from_an_experiment_to_a_corpus(uri, cells, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python\n(# census\.py\n.*?)```", page, flags=re.DOTALL)
-    for shown, here in ((r'uri = "s3:.*"', f"uri = {uri!r}"), (r" and suspension_type == 'cell'", ""), ("=200", "=1")):
-        script, n = re.subn(shown, here, script)
-        assert n
-    monkeypatch.chdir(tmp_path)
-    exec(compile(script, "census.py", "exec"), {})
-    packed = PackedCells("census")
-    assert packed.study_names == ["a", "b", "c"]
-    assert packed.n_obs == cells.obs["is_primary_data"].sum()
-
-
 def test_an_embedding_is_that_of_the_file(uri, cells, tmp_path):
     kept = cells[cells.obs["is_primary_data"]].copy()
     kept.write_h5ad(tmp_path / "cells.h5ad")
@@ -155,36 +116,6 @@ def test_an_embedding_is_that_of_the_file(uri, cells, tmp_path):
     pd.testing.assert_frame_equal(
         far.obs[columns].reset_index(drop=True), near.obs[columns].reset_index(drop=True), check_categorical=False
     )
-
-
-def test_the_command_line_trains_on_a_query(uri, cells, tmp_path, capsys):
-    arguments = shlex.split(
-        f"--vocabulary {MINI} --min_genes 1 --accelerator cpu --progress false --training.steps 2"
-        " --training.batch_size 8 --training.precision fp32 --model.dim 16 --model.n_layers 1 --model.n_heads 2"
-        " --model.ffn_dim 24"
-    )
-    query = ["--soma", uri, "--obs_filter", PRIMARY, "--study_key", "dataset_id", "--out", str(tmp_path / "far")]
-    assert cli.main(["pretrain", *query, *arguments]) == 0, capsys.readouterr().err
-    files = []
-    for name in "abc":
-        files.append(tmp_path / f"{name}.h5ad")
-        cells[cells.obs["is_primary_data"] & (cells.obs["dataset_id"] == name)].copy().write_h5ad(files[-1])
-    assert (
-        cli.main(["pretrain", "--train", str(list(map(str, files))), "--out", str(tmp_path / "near"), *arguments]) == 0
-    )
-    far, near = (sd.models.load_model(tmp_path / out / "model", device="cpu").state_dict() for out in ("far", "near"))
-    assert all((far[name] == near[name]).all() for name in far)
-    noted = json.loads((tmp_path / "far" / "manifest.json").read_text())
-    assert [one["study"] for one in noted["studies"]] == ["a", "b", "c"]
-    assert noted["files"]["train"]["a"]["path"] == f"{uri}#a"
-    assert cli.main(["pretrain", "--out", str(tmp_path / "none"), *arguments]) == 1
-    assert "soma an experiment" in capsys.readouterr().err
-
-
-def test_a_note_says_which_cells(uri):
-    one, two, other = (sd.data.open_soma(uri, obs_filter=what) for what in (PRIMARY, PRIMARY, "depth > 430"))
-    assert file_note(one) == file_note(two) != file_note(other)
-    assert set(file_note(one)) == {"cells", "soma_joinids_sha256"}
 
 
 def test_what_is_wrong_is_named(uri, cells, tmp_path):

@@ -61,16 +61,6 @@ def test_any_ranges_are_the_rows_of_memory(file, ranges):
             np.testing.assert_array_equal(block.toarray(), expected.toarray())
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("store", [sp.csr_matrix, sp.csc_matrix, sp.csr_array, lambda x: x.toarray()])
-def test_every_format_and_storage(kind, store, tmp_path):
-    path = write(tmp_path, store(counts()), kind)
-    for layer in (None, "same"):
-        with open_matrix(path, layer=layer) as opened:
-            got = sp.vstack([block for _, block in row_blocks(opened.matrix, 10)]).toarray()
-        np.testing.assert_array_equal(got, counts().toarray())
-
-
 @pytest.mark.parametrize("dtype", [np.uint16, np.int64, np.float64])
 def test_types_of_values_and_indices(dtype, tmp_path):
     x = counts().astype(dtype)
@@ -91,12 +81,6 @@ def test_a_binary_matrix_is_refused(tmp_path):
         open_matrix(write(tmp_path, counts().astype(bool), "h5ad")),
     ):
         pass
-
-
-def test_the_matrix_of_a_backed_object_is_read_the_same_way(tmp_path):
-    backed = ad.read_h5ad(write(tmp_path, counts(), "h5ad"), backed="r")
-    assert isinstance(row_readable(backed.X), StoredRows)
-    backed.file.close()
 
 
 def broken(tmp_path, change, kind: str = "h5ad"):

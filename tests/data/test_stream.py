@@ -11,9 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.order import Order
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import TrainingStream
+from scdiva.data.sampler import CellPool, Order, TrainingStream
 
 
 class Numbered:
@@ -120,22 +118,6 @@ def test_workers_of_a_data_loader_give_the_same_batches():
     loaded = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=2)
     assert [cells_of(batch) for batch in loaded] == alone
     assert len(alone) == 14
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 20), st.booleans(), st.integers(0, 30))
-def test_reading_ahead_changes_no_byte(batch_size, tokens, start):
-    got = []
-    for prefetch in (True, False):
-        pool = pool_of([50, 3, 40], 4, 5)
-        order = Order(pool, 1, batch_size, batch_tokens=30 if tokens else None, n_blocks=3)
-        stream = TrainingStream(order, start, start + 25, prefetch=prefetch)
-        got.append([[part.numpy().tobytes() for part in (*b.packed, b.study)] for b in stream])
-        assert got[-1] == [
-            [part.numpy().tobytes() for part in (*b.packed, b.study)]
-            for b in map(stream.batch, range(start, start + 25))
-        ]
-    assert got[0] == got[1]
 
 
 def readers() -> list[threading.Thread]:

@@ -6,8 +6,7 @@ from scdiva.data.cells import open_cells
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import ValidationBatches
+from scdiva.data.sampler import CellPool, ValidationBatches
 from scdiva.datasets import toy
 from scdiva.tokenizer.vocabulary import Vocabulary
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import anndata as ad
-import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -54,31 +53,6 @@ def test_ranks_equal_the_slow_way(adata, vocabulary, max_length):
     assert said["kind"] == "counts"
     assert said["max_length"] == max_length
     assert said["n_truncated"] == ((before.X.toarray() > 0).sum(1) > max_length).sum()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda a: ad.AnnData(a.X.tocsc(), a.obs, a.var),
-        lambda a: ad.AnnData(a.X.toarray(), a.obs, a.var),
-        lambda a: ad.AnnData(da.from_array(a.X.toarray(), chunks=(7, 60)), a.obs, a.var),
-        lambda a: a[::-1, np.random.default_rng(0).permutation(60)].copy(),
-    ],
-)
-def test_storage_and_order_change_nothing(adata, vocabulary, change):
-    other = change(adata)
-    entropy_serialize(adata, vocabulary)
-    entropy_serialize(other, vocabulary)
-    back = other[adata.obs_names, adata.var_names]
-    assert (back.layers["scdiva_rank"] != adata.layers["scdiva_rank"]).nnz == 0
-
-
-def test_views_become_their_own(adata, vocabulary):
-    entropy_serialize(adata, vocabulary)
-    view = toy(40, 60)[5:9]
-    with pytest.warns(ad.ImplicitModificationWarning):
-        entropy_serialize(view, vocabulary)
-    assert (view.layers["scdiva_rank"] != adata.layers["scdiva_rank"][5:9]).nnz == 0
 
 
 def test_own_entropies(adata, human):

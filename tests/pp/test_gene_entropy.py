@@ -5,9 +5,7 @@ import pickle
 from functools import partial, reduce
 from operator import add
 
-import anndata as ad
 import dask
-import dask.array as da
 import distributed
 import numpy as np
 import pytest
@@ -64,15 +62,6 @@ def test_unknown_genes_have_none_and_shared_ones_one(human):
         gene_entropy(adata, human, duplicates="error")
 
 
-def test_copies_and_keys(human):
-    adata = toy(40, 50)
-    copied = gene_entropy(adata, human, key_added="h", copy=True)
-    assert "h" in copied.var
-    assert "h" in copied.uns["scdiva"]
-    assert "h" not in adata.var
-    assert "scdiva" not in adata.uns
-
-
 def test_raw_genes_find_their_columns(human):
     adata = toy(40, 50)
     expected = gene_entropy(adata, human, copy=True).var["scdiva_entropy"]
@@ -81,15 +70,6 @@ def test_raw_genes_find_their_columns(human):
     small.X = np.zeros(small.shape)
     gene_entropy(small, human, use_raw=True)
     np.testing.assert_array_equal(small.var["scdiva_entropy"], expected[::-3])
-
-
-def test_result_survives_h5ad(human, tmp_path):
-    adata = toy(40, 50)
-    gene_entropy(adata, human)
-    adata.write_h5ad(tmp_path / "a.h5ad")
-    back = ad.read_h5ad(tmp_path / "a.h5ad")
-    np.testing.assert_array_equal(back.var["scdiva_entropy"], adata.var["scdiva_entropy"])
-    assert dict(back.uns["scdiva"]["scdiva_entropy"]) == adata.uns["scdiva"]["scdiva_entropy"]
 
 
 def test_a_failed_call_leaves_adata_alone(human):
@@ -151,16 +131,6 @@ def test_any_number_of_workers_counts_what_one_pass_counts(human, client, tmp_pa
         np.testing.assert_array_equal(total.entropy(), one_pass.entropy())
     if len(cuts) > 3:
         assert len({worker for workers in client.who_has(counted).values() for worker in workers}) == 2
-
-
-def test_dask_chunks_are_counted_by_a_cluster(human, client):
-    adata = toy(60, 50)
-    expected = corpus_entropy(adata, human)
-    for chunks in [(7, 50), (60, 13), (1, 50)]:
-        lazy = adata.copy()
-        lazy.X = da.from_array(adata.X.toarray(), chunks=chunks)
-        assert corpus_entropy(lazy, human, block_rows=16) == expected
-        assert isinstance(lazy.X, da.Array)  # read by blocks, not in place of what the user holds
 
 
 def test_the_message_names_the_file(human, tmp_path):

@@ -118,18 +118,6 @@ def test_batches_that_were_not_named_are_noticed(batched):
         assert not any("batch_key" in str(one.message) for one in said)
 
 
-def test_cells_without_a_known_gene_are_left_out(plain, batched):
-    data = batched.copy()
-    matrix = data.X.toarray()
-    matrix[:2] = 0
-    data.X = sp.csr_matrix(matrix)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        new = sd.tl.adapt(data, plain, rng=0)
-    assert any("2 of 240 cells are left out" in str(one.message) for one in said)
-    assert new.adaptation["n_cells"] == 238
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [

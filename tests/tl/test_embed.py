@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 
 import anndata as ad
 import numpy as np
@@ -15,7 +12,6 @@ import torch
 import scdiva as sd
 from scdiva.data import batch
 from scdiva.models import save_model
-from scdiva.tokenizer.vocabulary import load_vocabulary
 
 
 @pytest.fixture(scope="module", params=("learned", "encoder"))
@@ -80,52 +76,6 @@ def test_a_cell_is_embedded_alike_whatever_is_beside_it(adata, model):
     columns = np.random.default_rng(1).permutation(adata.n_vars)
     np.testing.assert_array_equal(embedded(adata[:, columns].copy(), model), z)
     assert np.abs(z[0] - z[1]).max() > 1e-3 * scale  # not one row for all
-
-
-def test_every_storage_gives_the_same(adata, one, tmp_path):
-    import dask.array as da
-
-    z = embedded(adata, one)
-    dense = adata.copy()
-    dense.X = dense.X.toarray()
-    csc = adata.copy()
-    csc.X = sp.csc_matrix(csc.X)
-    dask = adata.copy()
-    dask.X = da.from_array(adata.X.toarray(), chunks=(20, 60))
-    adata.write_h5ad(tmp_path / "a.h5ad")
-    adata.write_zarr(tmp_path / "a.zarr")
-    backed = ad.read_h5ad(tmp_path / "a.h5ad", backed="r")
-    for kind in (dense, csc, dask, adata[:], backed, ad.read_zarr(tmp_path / "a.zarr")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ad.ImplicitModificationWarning)
-            sd.tl.embed(kind, one)
-        np.testing.assert_array_equal(kind.obsm["X_scdiva"], z)
-    backed.file.close()
-
-
-def test_log_normalised_expression_gives_the_embedding_of_its_counts(adata, one):
-    log = adata.copy()
-    for total in (1e4, 1e6):
-        x = sp.csr_matrix(adata.X.multiply(total / adata.X.sum(axis=1))).astype(np.float32)
-        x.data = np.log1p(x.data)
-        log.X = x
-        sd.tl.embed(log, one)
-        assert log.uns["scdiva"]["X_scdiva"]["input"] == "lognorm"
-        np.testing.assert_allclose(log.obsm["X_scdiva"], embedded(adata, one), atol=2e-4)
-
-
-def test_layer_raw_and_gene_ids(adata, one, vocabulary):
-    z = embedded(adata, one)
-    other = adata.copy()
-    other.layers["counts"] = adata.X.copy()
-    other.raw = adata
-    table = load_vocabulary("human").table.set_index("symbol")
-    other.var["ids"] = [table["ensembl_id"].get(name, name) for name in other.var_names]
-    other.X = other.X.toarray() - 3.0
-    np.testing.assert_array_equal(embedded(other, one, layer="counts"), z)
-    np.testing.assert_array_equal(embedded(other, one, use_raw=True), z)
-    other.var_names = [f"row{i}" for i in range(other.n_vars)]
-    np.testing.assert_array_equal(embedded(other, one, layer="counts", gene_ids="ids"), z)
 
 
 @pytest.mark.parametrize(
@@ -203,25 +153,6 @@ def test_scanpy_takes_the_embedding_unchanged():
     assert cells.obsp["connectivities"].nnz > 500
 
 
-def test_scanpy_finds_neighbours_clusters_and_a_umap_of_more_than_10_000_cells():
-    """Above 8,191 cells scanpy's neighbours are pynndescent's, with which some versions of scanpy fail."""
-    import scanpy as sc
-
-    rng = np.random.default_rng(0)
-    group = np.arange(10_500) % 3
-    z = (rng.normal(size=(10_500, 8)) + 20 * np.eye(8)[group]).astype(np.float32)
-    cells = ad.AnnData(sp.csr_matrix((10_500, 1), dtype=np.float32), obsm={"X_scdiva": z})
-    sc.pp.neighbors(cells, use_rep="X_scdiva")
-    i, j = cells.obsp["connectivities"].nonzero()
-    assert len(i) > 10_500 * 15
-    assert (group[i] == group[j]).all()
-    sc.tl.umap(cells, maxiter=3)
-    assert np.isfinite(cells.obsm["X_umap"]).all()
-    if find_spec("igraph") is not None:
-        sc.tl.leiden(cells, resolution=0.01, flavor="igraph", n_iterations=2)
-        assert len(set(zip(cells.obs["leiden"], group, strict=True))) == cells.obs["leiden"].nunique() >= 3
-
-
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_of_no_cells_is_refused(adata, one, batch_size):
     with pytest.raises(ValueError, match=f"batch_size .*got {batch_size}"):
@@ -235,15 +166,6 @@ def test_without_transformer_cells_share_batches_and_change_little(adata, build)
         np.testing.assert_allclose(embedded(adata, model, batch_size=batch_size), z, atol=1e-6)
     rows = np.random.default_rng(0).permutation(90)
     np.testing.assert_allclose(embedded(adata[rows].copy(), model), z[rows], atol=1e-6)
-
-
-def test_windows_and_workers_change_nothing(adata, one, monkeypatch):
-    z = embedded(adata, one)
-    monkeypatch.setattr("scdiva.data.batch.WINDOW", 20)
-    monkeypatch.setattr("scdiva.data.matrix.BLOCK_ROWS", 8)
-    for threads in (1, 2, 4):
-        with sd.settings.override(threads=threads):
-            np.testing.assert_array_equal(embedded(adata, one), z)
 
 
 def test_precision_is_the_calls_or_the_settings_and_is_written_down(adata, one, build):
@@ -260,13 +182,6 @@ def test_precision_is_the_calls_or_the_settings_and_is_written_down(adata, one, 
     assert light.uns["scdiva"]["X_scdiva"]["precision"] == "fp32"
     with pytest.raises(ValueError, match="precision must be"):
         embedded(adata, one, precision="fp16")
-
-
-def test_pickled_and_copied_models_embed_alike(adata, one):
-    z = embedded(adata, one)
-    for model in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
-        assert model.vocabulary == one.vocabulary
-        np.testing.assert_array_equal(embedded(adata, model), z)
 
 
 def test_threads_may_share_a_model(adata, one):
@@ -297,19 +212,6 @@ def test_an_interrupt_leaves_adata_and_model_as_they_were(adata, one, monkeypatc
     assert torch.get_num_threads() == threads
     assert not cells.obsm
     assert "scdiva" not in cells.uns
-
-
-def test_cells_without_known_genes_are_removed_as_said(adata, one, vocabulary):
-    cells = adata.copy()
-    known = vocabulary.match(cells.var_names).tokens >= 0
-    cells.X = sp.csr_matrix(cells.X.multiply((np.arange(90) != 4)[:, None] | ~known))
-    cells.X[4, np.flatnonzero(~known)[0]] = 2  # known to the vocabulary of all human genes, not to the model
-    with pytest.raises(ValueError, match="with empty='nan'") as said:
-        sd.tl.embed(cells, one)
-    sd.tl.embed(cells, one, empty="nan")
-    scope = {"adata": cells, "np": np}
-    exec(str(said.value).split("empty='nan'), ")[1].split(". Calls with")[0], scope)
-    assert list(scope["adata"].obs_names) == list(np.delete(np.array(cells.obs_names), 4))
 
 
 @pytest.mark.parametrize("kind", ["one", "plain"])

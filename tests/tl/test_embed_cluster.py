@@ -20,7 +20,7 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva import cli
 from scdiva.embedding import embed_file as _embed_file
-from scdiva.embedding import shards as _shards
+from scdiva.embedding import embed_file as _shards
 
 distributed = pytest.importorskip("distributed")
 
@@ -31,7 +31,7 @@ import os, time
 from pathlib import Path
 
 def dask_setup(worker):
-    from scdiva.embedding.shards import Parts
+    from scdiva.embedding.embed_file import Parts
     save, folder = Parts.save, Path({folder!r})
     def watched(self, first, *given):
         save(self, first, *given)

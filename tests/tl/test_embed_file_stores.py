@@ -8,7 +8,6 @@ import anndata as ad
 import h5py
 import numpy as np
 import pytest
-import zarr
 
 import scdiva as sd
 
@@ -100,26 +99,6 @@ def test_a_damaged_file_is_named(one, folder, tmp_path, damage):
     with pytest.raises((ValueError, KeyError), match=r"bad_one\.h5ad"):
         sd.tl.embed_file(path, tmp_path / "z.h5ad", model=one)
     assert [left.name for left in tmp_path.iterdir()] == ["bad_one.h5ad"]
-
-
-@pytest.mark.parametrize("name", ["X", "var"])
-def test_a_damaged_zarr_is_named(one, folder, tmp_path, name):
-    path = tmp_path / "bad_one.zarr"
-    shutil.copytree(folder / "cells.zarr", path)
-    del zarr.open_group(str(path), mode="r+")[name]
-    with pytest.raises((ValueError, KeyError), match=r"bad_one\.zarr"):
-        sd.tl.embed_file(path, tmp_path / "z.h5ad", model=one)
-    shutil.rmtree(path)
-    shutil.copytree(folder / "cells.zarr", path)
-    about = (".zarray", ".zattrs", "zarr.json")
-    chunk = next(file for file in (path / "X" / "data").rglob("*") if file.is_file() and file.name not in about)
-    chunk.write_bytes(chunk.read_bytes()[:30])
-    with pytest.raises(ValueError, match=r"bad_one\.zarr"):
-        sd.tl.embed_file(path, tmp_path / "z.h5ad", model=one)
-    (tmp_path / "empty.zarr").mkdir()
-    with pytest.raises(ValueError, match=r"empty\.zarr"):
-        sd.tl.embed_file(tmp_path / "empty.zarr", tmp_path / "z.h5ad", model=one)
-    assert sorted(left.name for left in tmp_path.iterdir()) == ["bad_one.zarr", "empty.zarr"]
 
 
 def test_a_model_that_is_not_there_is_not_blamed_on_the_file(folder, tmp_path):

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva._files import open_alone
 from scdiva.embedding import embed_file as _embed_file
-from scdiva.embedding.shards import Parts
+from scdiva.embedding.embed_file import Parts
 
 N = 4096 * 3 + 100
 """Four windows."""
@@ -83,7 +83,7 @@ def same(one: Path, other: Path) -> bool:
 KILLED = """
 import os, signal, sys
 import scdiva as sd
-from scdiva.embedding.shards import Parts
+from scdiva.embedding.embed_file import Parts
 sd.settings.progress, sd.settings.device = False, "cpu"
 save = Parts.save
 def killed(self, first, *given):
@@ -108,32 +108,6 @@ def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_pa
     assert np.flatnonzero(np.isnan(ad.read_h5ad(out).obsm["X_scdiva"][:, 0])).tolist() == [
         *range(4000, 4096), *range(N - 3, N),
     ]  # fmt: skip
-
-
-def test_the_bar_goes_on_too(plain, file, tmp_path, capsys, monkeypatch):
-    for name in ("DELAY", "LOG_INTERVAL"):
-        monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
-    out = tmp_path / "z.h5ad"
-    with cut_off(3), pytest.raises(KeyboardInterrupt):
-        sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert not capsys.readouterr().err
-    with sd.settings.override(progress=True):
-        sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert f"{N}/{N}" in capsys.readouterr().err  # those that are left out too
-
-
-@pytest.mark.fault("SIGKILL in embed_file")
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-@pytest.mark.parametrize("parts", [1, 3])
-def test_parts_end_where_windows_do(plain, file, whole, tmp_path, starts, error, parts):
-    """Also where the last cells of a window are left out."""
-    out = tmp_path / "z.h5ad"
-    with cut_off(parts, error), pytest.raises(error):
-        sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert [path.name for path in tmp_path.iterdir()] == [".z.h5ad.parts"]
-    sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert starts == [0, parts * 4096]
-    assert same(out, whole)
 
 
 def test_a_result_that_stands_is_replaced_only_by_a_whole_one(plain, file, whole, tmp_path, monkeypatch):
@@ -247,33 +221,3 @@ def test_a_lock_on_a_deleted_file_is_no_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", late)
     with open_alone(path):
         assert path.exists()
-
-
-@pytest.mark.fault("SIGKILL in embed_file")
-@pytest.mark.parametrize("at", [0, 30, 200, -1, -60, -200])
-def test_spoilt_parts_are_done_again(tmp_path, at):
-    """A bit is never taken for another: the part is as it was written, or none."""
-    parts, rows = Parts(tmp_path, 12, 4, 50), np.arange(600, dtype=np.float32).reshape(12, 50)
-    for first in (0, 4, 8):
-        parts.save(first, np.arange(first, first + 4), rows[first : first + 4])
-    assert parts.gaps(0, 12) == []
-    path = tmp_path / "000000000004.npz"
-    spoilt = bytearray(path.read_bytes())
-    spoilt[at] ^= 255
-    path.write_bytes(spoilt)
-    if (left := parts.load(4)) is not None:
-        np.testing.assert_array_equal(left, rows[4:8])
-    path.write_bytes(bytes(spoilt)[:1000])  # cut off
-    assert parts.gaps(0, 12) == [(4, 8)]
-    assert parts.missing() == [4]  # and deleted
-    np.testing.assert_array_equal(parts.load(8), rows[8:])
-
-
-def test_rows_that_are_left_out_are_nan(tmp_path):
-    parts = Parts(tmp_path, 6, 4, 2)
-    parts.save(0, np.array([1, 3]), np.ones((2, 2), np.float32))
-    parts.save(4)
-    assert (
-        np.isnan(np.concatenate([parts.load(0), parts.load(4)])[:, 0]).tolist()
-        == [True, False, True, False] + [True] * 2
-    )

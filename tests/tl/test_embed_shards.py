@@ -19,9 +19,9 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva.data.matrix import OpenMatrix
-from scdiva.data.shards import as_shard, scan_once
+from scdiva.data.output import as_shard, scan_once
 from scdiva.embedding import embed_file as _embed_file
-from scdiva.embedding.shards import Parts
+from scdiva.embedding.embed_file import Parts
 
 N = 4096 * 4 + 100
 """Five windows."""
@@ -75,15 +75,6 @@ def test_shards_in_any_order_are_the_file_of_one_run(embed, whole, tmp_path, ord
         assert embed(out, (i, 3)) == out
     assert digest(out) == whole
     assert [path.name for path in tmp_path.iterdir()] == ["z.h5ad"]
-
-
-def test_one_shard_and_as_many_as_windows(embed, whole, tmp_path):
-    assert digest(embed(tmp_path / "one.h5ad", (0, 1))) == whole
-    for i in range(5):
-        embed(tmp_path / "five.h5ad", (i, 5))
-    assert digest(tmp_path / "five.h5ad") == whole
-    with pytest.raises(ValueError, match=r"5 windows of 4,096.*5 shards"):
-        embed(tmp_path / "six.h5ad", (0, 6))
 
 
 KILLED = """
@@ -200,12 +191,6 @@ def test_parts_serve_any_number_of_shards(embed, whole, tmp_path):
     assert digest(out) == whole
 
 
-def test_the_log_says_that_some_are_missing(embed, tmp_path, caplog):
-    with caplog.at_level(logging.INFO, logger="scdiva"):
-        embed(tmp_path / "z.h5ad", (1, 4))
-    assert "shard 1 of 4 is finished; 4 parts of others are not" in caplog.text
-
-
 def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, whole, tmp_path, caplog):
     from scdiva._files import open_alone
 
@@ -219,30 +204,6 @@ def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, whole, tmp_pat
     held.close()
     embed(out, (1, 2))
     assert digest(out) == whole
-
-
-def test_a_result_that_stands_is_not_replaced_unasked(embed, whole, tmp_path):
-    out = embed(tmp_path / "z.h5ad")
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        embed(out, (0, 2))
-    out.write_bytes(b"older")
-    embed(out, (0, 2), overwrite=True)
-    assert out.read_bytes() == b"older"
-    embed(out, (1, 2), overwrite=True)
-    assert digest(out) == whole
-
-
-def test_a_file_that_changes_is_refused(plain, file, tmp_path, monkeypatch):
-    path, out = tmp_path / "cells.h5ad", tmp_path / "z.h5ad"
-    path.write_bytes(file.read_bytes())
-    sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(0, 2))
-    path.touch()
-    sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(1, 2))
-    assert not out.exists()  # the first shard is of another file now
-    save = Parts.save
-    monkeypatch.setattr(Parts, "save", lambda *args: path.touch() or save(*args))
-    with pytest.raises(ValueError, match="was changed while it was embedded"):
-        sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(0, 2))
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0), (0,), 3, ("a", "b"), (0.5, 2)])

@@ -14,7 +14,6 @@ import scdiva as sd
 from scdiva.tokenizer import Vocabulary, human_orthologs, load_vocabulary
 
 BUILD = Path(__file__).parents[2] / "scripts" / "build_orthologs.py"
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -106,26 +105,3 @@ def test_a_mouse_is_embedded_as_its_orthologs_are(mouse):
     report = mouse.uns["scdiva"]["match"]
     assert report["how"]["ortholog"] == report["n_mapped"] > 100
     assert report["share_counts"] > 0.9
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_what_is_written_bears_the_names_of_the_user(mouse):
-    gene = mouse.var_names[0]
-    sd.tl.impute(mouse, [gene])
-    assert list(mouse.obsm["scdiva_imputed"].columns) == [gene]
-    sd.tl.grn(mouse, "correlation", sources=[gene], n_targets=3)
-    edges = sd.get.grn_df(mouse)
-    assert set(edges["source"]) == {gene}
-    assert set(edges["target"]) <= set(mouse.var_names)
-    new = sd.tl.generate(mouse, 5, rng=0)
-    assert set(new.var_names) <= set(mouse.var_names)
-
-
-@pytest.mark.skipif(not (SHARED / "benchmark").exists(), reason="needs real mouse cells")
-@pytest.mark.filterwarnings("ignore")
-def test_real_mouse_cells_keep_most_of_their_counts():
-    import anndata as ad
-
-    cells = ad.read_h5ad(SHARED / "benchmark" / "mouse_brain_zeisel_550.h5ad")
-    sd.pp.match_genes(cells)
-    assert cells.uns["scdiva"]["match"]["share_counts"] > 0.8

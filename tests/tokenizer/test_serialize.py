@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import math
 
-import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.matrix import row_blocks
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, EPSILON, score_denominator, serialize, to_token_space
 
 N_TOKENS = 41_821
@@ -104,19 +102,6 @@ def test_equals_the_slow_way_and_ignores_column_order(problem):
     assert_same(serialize(shuffled, denominator, max_length), got)
 
 
-@settings(max_examples=40, deadline=None)
-@given(problems())
-def test_a_cell_does_not_depend_on_its_neighbours(problem):
-    counts, tokens, entropy, max_length, _ = problem
-    denominator = score_denominator(entropy)
-    indptr, *together = serialize(to_token_space(sp.csr_matrix(counts), tokens, len(entropy)), denominator, max_length)
-    for i in range(len(counts)):
-        _, *alone = serialize(
-            to_token_space(sp.csr_matrix(counts[i : i + 1]), tokens, len(entropy)), denominator, max_length
-        )
-        assert_same(alone, [part[indptr[i] : indptr[i + 1]] for part in together])
-
-
 def test_totals_do_not_depend_on_order_where_float_sums_do():
     rng = np.random.default_rng(1)
     counts = (10 ** rng.uniform(-2, 4, (1, 3000))).astype(np.float32)
@@ -130,18 +115,6 @@ def test_totals_do_not_depend_on_order_where_float_sums_do():
         again = to_token_space(sp.csr_matrix(counts[:, order]), tokens[order], 3003)
         np.testing.assert_array_equal(again.data, cells.data)
     assert len(float_sums) > 1  # the danger is real in this example
-
-
-def test_sums_of_many_columns_of_one_gene_do_not_depend_on_order():
-    rng = np.random.default_rng(2)
-    counts = rng.uniform(0, 3, (4, 200)).astype(np.float32)
-    tokens = np.repeat([3, 4], 100).astype(np.int32)
-    cells = to_token_space(sp.csr_matrix(counts), tokens, 5)
-    for _ in range(10):
-        order = rng.permutation(200)
-        np.testing.assert_array_equal(
-            to_token_space(sp.csr_matrix(counts[:, order]), tokens[order], 5).data, cells.data
-        )
 
 
 def test_unknown_genes_count_in_the_total():
@@ -232,14 +205,6 @@ def cells_of_all_genes() -> tuple[sp.csr_matrix, np.ndarray]:
     return cells, rng.choice(np.float32([0.3, 0.7, 1.1]), N_TOKENS)
 
 
-@pytest.mark.parametrize("max_length", [1, 1200, N_TOKENS])
-def test_cells_of_all_genes_of_one_and_of_none(max_length):
-    cells, denominator = cells_of_all_genes()
-    got = serialize(cells, denominator, max_length)
-    assert_same(got, slow_serialize(cells.toarray(), denominator, max_length))
-    assert len(got[1]) > 1 << 16 or max_length < N_TOKENS
-
-
 @settings(max_examples=50, deadline=None)
 @given(rows=st.lists(st.lists(st.integers(1, 0x7F7FFFFF), max_size=60), min_size=1, max_size=4))
 def test_any_positive_float_finds_its_place(rows):
@@ -285,31 +250,6 @@ def test_arrays_that_must_not_be_written_to_are_read():
     for array in (cells.data, cells.indices, cells.indptr, denominator):
         array.flags.writeable = False
     assert_same(serialize(cells, denominator), expected)
-
-
-@pytest.mark.parametrize("block_rows", [1, 7, 64])
-def test_every_storage_gives_the_same_ranks(block_rows):
-    rng = np.random.default_rng(8)
-    counts = rng.poisson(0.5, (40, 90)).astype(np.float32)
-    counts[3] = 0
-    tokens = np.where(np.arange(90) % 7, rng.integers(3, 200, 90), -1).astype(np.int32)
-    denominator = score_denominator(rng.uniform(0, 2, 200))
-    v = to_token_space(sp.csr_matrix(counts), tokens, 200).toarray()
-    indptr, *expected = slow_serialize(v, denominator, 25)
-    lazy = da.from_array(counts, chunks=(11, 90))
-    stored = {
-        "csr": sp.csr_matrix(counts), "csc": sp.csc_matrix(counts), "coo": sp.coo_matrix(counts), "dense": counts,
-        "integers": counts.astype(np.uint16), "dask": lazy, "dask of csr": lazy.map_blocks(sp.csr_matrix),
-        "dask in columns": lazy.rechunk((20, 30)),
-    }  # fmt: skip
-    for name, matrix in stored.items():
-        blocks = [to_token_space(b, tokens, 200) for _, b in row_blocks(matrix, block_rows)]
-        lengths, *parts = zip(
-            *((np.diff(ranked[0]), *ranked[1:]) for ranked in (serialize(b, denominator, 25) for b in blocks)),
-            strict=True,
-        )
-        np.testing.assert_array_equal(np.concatenate(lengths), np.diff(indptr), err_msg=name)
-        assert_same([np.concatenate(part) for part in parts], expected)
 
 
 def test_damaged_blocks_are_refused():

@@ -17,8 +17,7 @@ from scdiva._checks import check_choices
 from scdiva._running import Cells, RunConfig, run_cells
 from scdiva._settings import logger
 from scdiva.data.batch import from_ragged
-from scdiva.data.cells import Ragged
-from scdiva.data.corpus import take_cells
+from scdiva.data.cells import Ragged, take_cells
 from scdiva.diffusion import cell_of_token
 from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models._folder import MODEL

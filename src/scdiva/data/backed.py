@@ -1,4 +1,4 @@
-"""Files that AnnData wrote, here or in object storage, opened without loading them; rows of a CSR matrix in one."""
+"""Files that AnnData wrote, local or in object storage: opened without loading, and read by rows of a CSR matrix."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from scdiva._files import MOST_DEPTH, MOST_INDEX, check_regular
 from scdiva.data.paths import reaching
 
 REQUESTS = 32
-"""Pieces asked of an object storage at once: each takes it tens of milliseconds, however small it is."""
+"""Parallel requests to an object storage, each of which takes tens of milliseconds, however small."""
 _BLOSC_HEAD = 16
-"""Bytes of it; the last four are the size of the chunk."""
+"""Bytes of the header of a blosc chunk; the last four are the size of the chunk."""
 METADATA = frozenset(("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"))
 """Metadata files of a zarr store."""
 _CLAIMED, _COMPRESSED = 1 << 30, 10_000
-"""Bytes from which on an array must contain something, and by what factor it may be compressed."""
+"""Arrays above this size (bytes) must be stored, compressed by at most this factor."""
 
 
 class StoredNames:
-    """Names of the cells of a file, read when one is asked for: held whole, they take more memory than a block.
+    """Names of the cells of a file, read one by one: all of them take more memory than a block.
 
     Parameters
     ----------
@@ -48,10 +48,10 @@ class StoredNames:
 
 
 class StoredRows:
-    """A CSR matrix in an HDF5 or zarr file, any rows of which can be read. Nothing is read ahead.
+    """A CSR matrix in an HDF5 or zarr file, read by ranges of rows.
 
-    The three arrays are read as they are, several ranges of rows into one array. Of HDF5 the bounds of the rows are
-    read with the rows, which takes 2% of the time; of zarr, where a read is slow, they are held, 4 or 8 bytes a cell.
+    Row bounds are read together with the rows for HDF5 (2% of the time), and held in memory for zarr (4 or 8 bytes per
+    cell), where a read is slow.
 
     Parameters
     ----------
@@ -63,12 +63,12 @@ class StoredRows:
     shape
         Cells and genes.
     where
-        Path of the file and of the matrix in it, for errors.
+        Matrix and path of the file, for error messages.
 
     Raises
     ------
     ValueError
-        If the arrays are not there or do not fit each other, or a zarr lacks chunks.
+        If arrays are missing or inconsistent, or a zarr lacks chunks.
     """
 
     format = "csr"
@@ -91,7 +91,7 @@ class StoredRows:
         elif not self._direct:
             for array in (self._indices, self._data):
                 gone = array.nchunks - array.nchunks_initialized  # zarr would fill them with zeros
-                # and writes none that holds nothing else: of one gene that is every index
+                # and does not write chunks of zeros only, such as the indices of one gene
                 if gone and not (array is self._indices and self.shape[1] == 1):
                     raise _damaged(self.where, f"{gone} chunks of {array.path} are gone")
             for array in (self._indptr, self._indices, self._data):
@@ -110,12 +110,7 @@ class StoredRows:
         return found
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read ranges of rows, one after another, as they are stored.
-
-        Parameters
-        ----------
-        ranges
-            First row and the row to end before, of each.
+        """Read ranges of rows (first, exclusive last), joined in order, as they are stored.
 
         Returns
         -------
@@ -137,7 +132,7 @@ class StoredRows:
         spans = [(int(bound[0]), int(bound[-1])) for bound in bounds]
         with naming(self.where):
             values, indices = self._values(self._data, spans), self._values(self._indices, spans)
-        if not len(values) == len(indices) == indptr[-1]:  # zarr gives what there is
+        if not len(values) == len(indices) == indptr[-1]:  # zarr returns fewer values without an error
             raise _damaged(self.where, "indptr points behind the end of data or indices")
         return values, indices, indptr
 
@@ -145,7 +140,7 @@ class StoredRows:
         if not self._direct:
             with ThreadPoolExecutor(REQUESTS) as pool:
                 return np.concatenate([*pool.map(lambda span: array[slice(*span)], spans)])
-        # What array[a:b] does, without a copy, and without the time that its checks of the selection take.
+        # as array[a:b], without a copy and without h5py's slow checks of the selection
         out = np.empty(sum(b - a for a, b in spans), dtype=array.dtype)
         space, at = array.id.get_space(), 0
         for a, b in spans:
@@ -162,28 +157,17 @@ def _damaged(where: str, how: str) -> ValueError:
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Turn what HDF5, zarr and their codecs raise on a damaged file into an error that names it.
-
-    Parameters
-    ----------
-    where
-        The matrix and its file.
-
-    Raises
-    ------
-    ValueError
-        If what was read in the block is damaged.
-    """
+    """Convert errors of HDF5, zarr and their codecs into a ValueError that names the matrix and its file."""
     try:
         yield
     except MemoryError:
         raise
-    except Exception as error:  # truncated chunks, failing servers: what is raised depends on the codec and the store
+    except Exception as error:  # the error depends on codec and store
         raise _damaged(where, f"it can't be read ({type(error).__name__}: {error})") from error
 
 
 def _refusing(array: Any) -> Any:
-    """Let an array in object storage raise FileNotFoundError for a chunk that is gone, where zarr would give zeros."""
+    """Make an array in object storage raise FileNotFoundError for a missing chunk, which zarr reads as zeros."""
     from zarr import Array, AsyncArray
     from zarr.storage import FsspecStore, StorePath
 
@@ -193,21 +177,21 @@ def _refusing(array: Any) -> Any:
 
 
 def whole(array: Any, where: str) -> Any:
-    """Return an array, unless it lies in a zarr folder and a chunk of it is shorter than it says.
+    """Return a zarr array after checking that its blosc chunks in a local folder are not truncated.
 
-    Blosc does not notice that: it reads on behind the chunk's end, and gives whatever lies there in memory.
+    Blosc does not check: it reads beyond the end of the chunk, whatever is in memory there.
 
     Parameters
     ----------
     array
         The array.
     where
-        The matrix and its file.
+        Matrix and file, for the error message.
 
     Raises
     ------
     ValueError
-        If there is such a chunk.
+        If a chunk is truncated.
     """
     root = getattr(getattr(array, "store", None), "root", None)
     if root is None or array.shards or not any("blosc" in type(codec).__name__.lower() for codec in array.compressors):
@@ -224,13 +208,7 @@ def whole(array: Any, where: str) -> Any:
 
 
 def file_of(element: Any) -> str:
-    """Path of the file that an HDF5 or zarr group or array lies in.
-
-    Parameters
-    ----------
-    element
-        The group or array.
-    """
+    """Path of the file of an HDF5 or zarr group or array."""
     if hasattr(element, "file"):
         return str(element.file.filename)
     store = element.store
@@ -238,10 +216,10 @@ def file_of(element: Any) -> str:
 
 
 class _Uncollected:
-    """A file that h5py reads while no garbage is collected.
+    """A remote file for h5py, which reads with garbage collection disabled.
 
-    h5py holds its lock as it reads, and takes it to let go of a file that is garbage. Collected by the thread that
-    fsspec fetches in, such a file would wait for the read, and the read for the thread.
+    h5py holds its lock while it reads, and takes it to close a file that is garbage. If fsspec's thread collected such
+    a file, the read and the thread would wait for each other.
     """
 
     def __init__(self, file: Any) -> None:
@@ -270,7 +248,7 @@ def open_root(path: Path) -> tuple[Any, Any]:
 
     Returns
     -------
-    Its root group, and what is to be closed (None of a folder).
+    Its root group, and the file to close (None for a folder).
 
     Raises
     ------
@@ -287,7 +265,7 @@ def open_root(path: Path) -> tuple[Any, Any]:
         with reaching(path):
             if path.suffix != ".h5ad":
                 return zarr.open_group(path.fs.get_mapper(path.path), mode="r"), None
-            # of HDF5 a few bytes are read at many places: blocks of 4 MiB, 32 of them kept
+            # HDF5 reads a few bytes at many places: 32 cached blocks of 4 MiB
             remote = path.fs.open(path.path, "rb", cache_type="blockcache", block_size=1 << 22)
             file = h5py.File(_Uncollected(remote), "r")
             check_contained(file, path)
@@ -312,9 +290,9 @@ def open_root(path: Path) -> tuple[Any, Any]:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a ``.zarr`` with a FIFO, which reading may wait for, or with metadata larger than any."""
+    """Raise an error if a ``.zarr`` has special files such as a FIFO, or too large metadata."""
     folders = [os.fspath(folder)]
-    for one in folders:  # which grows
+    for one in folders:  # grows
         with os.scandir(one) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -348,20 +326,20 @@ def open_hdf5(path: Path) -> Any:
 
 
 def check_contained(file: h5py.File, path: Path) -> None:
-    """Refuse an HDF5 file that reads others, or claims arrays that it does not contain.
+    """Raise an error if an HDF5 file reads other files, or claims arrays that it does not contain.
 
     Parameters
     ----------
     file
-        The open file; it is closed if it is refused.
+        The open file; closed on an error.
     path
         Its path, for the message.
 
     Raises
     ------
     ValueError
-        If it has an external link, an array stored in or assembled from other files, or an array of more than
-        1 GiB of which less than a ten-thousandth is stored.
+        If it has an external link, an array in other files (external or virtual), or an array of more than 1 GiB of
+        which less than a ten-thousandth is stored.
     """
 
     def link(name: bytes, info: Any) -> str | None:
@@ -390,23 +368,23 @@ def check_contained(file: h5py.File, path: Path) -> None:
 
 
 def names_of(root: Any, axis: str, path: Path) -> Any:
-    """Find the array of names of cells or genes, which an error is raised for if there is none.
+    """Stored names of cells or genes.
 
-    Of text that anndata 0.13 stores as values beside a mask, the values: no name is missing. Of categories, the group.
+    For text that anndata 0.13 stores as values and a mask, the values; for categories, the group.
 
     Parameters
     ----------
     root
-        A group with `obs` or `var`.
+        Group with `obs` or `var`.
     axis
-        Which of the two.
+        `"obs"` or `"var"`.
     path
-        The file, for the error.
+        The file, for the error message.
 
     Raises
     ------
     ValueError
-        If there are no names, or AnnData wrote them before 0.7.
+        If there are no names, or anndata before 0.7 wrote them.
     """
     frame = root[axis]
     if not hasattr(frame, "keys"):

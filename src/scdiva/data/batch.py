@@ -1,4 +1,4 @@
-"""A batch of cells, packed one after another without padding; and which cells share one, by a budget of tokens."""
+"""Batches of cells without padding, filled or dealt by a budget of tokens."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from scdiva._checks import check_least
 
 WINDOW = 4096
-"""Cells that are packed together, at least, where there are so many: from fewer, batches are not filled well."""
+"""Minimum number of cells that batches are filled from; fewer fill them badly."""
 BATCH_TOKENS = 32_768
-"""Tokens of a batch where nothing else is asked for: enough to fill a GPU, and half a gigabyte of activations there."""
+"""Default number of tokens per batch: fills a GPU, with half a gigabyte of activations."""
 
 
 @dataclass(frozen=True)
 class CellBatch:
-    """Serialised cells, packed: the genes of cell i are positions ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``.
+    """Serialised cells: the genes of cell i are positions ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``.
 
-    The model adds ``[LAT]``; no special token is in here.
+    There are no special tokens; the model adds ``[LAT]``.
 
     Attributes
     ----------
@@ -32,10 +32,9 @@ class CellBatch:
     cu_seqlens
         int32 (B + 1,), starts at 0 and ends at T. A cell may be empty.
     study
-        int64 (B,), number of the study that each cell comes from, or None.
+        int64 (B,), study number of each cell, or None.
     host
-        The batch on the CPU that this one was copied from, if it was: what follows from the cells alone is worked out
-        there, and no device is waited for.
+        The CPU batch that this batch was copied from, if any, to compute on cells without waiting for the device.
     """
 
     tokens: torch.Tensor
@@ -55,24 +54,16 @@ class CellBatch:
         return self.tokens, self.values, self.cu_seqlens
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CellBatch:
-        """Return the batch on another device.
-
-        Parameters
-        ----------
-        device
-            Where to.
-        non_blocking
-            As in :meth:`torch.Tensor.to`.
-        """
+        """Copy the batch to a device; arguments as for :meth:`torch.Tensor.to`."""
         moved = self._each(lambda part: part.to(device, non_blocking=non_blocking))
         return moved if moved.tokens.device.type == "cpu" else replace(moved, host=self.on_host())
 
     def on_host(self) -> CellBatch:
-        """Return the batch on the CPU: itself, or what it was copied from; else a device is waited for."""
+        """The batch on the CPU: itself or `host`, otherwise a copy."""
         return self if self.tokens.device.type == "cpu" else self.host or self.to("cpu")
 
     def pin_memory(self) -> CellBatch:
-        """Return the batch in page-locked memory (what a data loader calls before copying to a GPU)."""
+        """Copy the batch to page-locked memory, for fast copies to a GPU."""
         return self._each(torch.Tensor.pin_memory)
 
     def _each(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> CellBatch:
@@ -83,27 +74,23 @@ class CellBatch:
 def from_ragged(
     indptr: np.ndarray, tokens: np.ndarray, values: np.ndarray, study: np.ndarray | None = None, *, copy: bool = True
 ) -> CellBatch:
-    """Make a batch of what :func:`scdiva.tokenizer.serialize.serialize` returns.
+    """Batch of serialised cells (:func:`scdiva.tokenizer.serialize.serialize`).
 
     Parameters
     ----------
     indptr
-        int (B + 1,), not descending; may start above 0, as a slice of a longer one does.
+        int (B + 1,), not descending; may start above 0 as part of a longer array.
     tokens, values
-        (T,) where T is ``indptr[-1] - indptr[0]``.
+        (T,) with T = ``indptr[-1] - indptr[0]``.
     study
         int (B,), or None.
     copy
-        False takes over arrays that have the type of a batch, which the caller then must not use.
-
-    Returns
-    -------
-    A batch that owns its memory.
+        False: reuse arrays that have the dtype of a batch; the caller must not use them any more.
 
     Raises
     ------
     ValueError
-        If the parts do not fit each other.
+        If the arrays are inconsistent.
     """
     indptr = np.asarray(indptr, dtype=np.int64)
     cu_seqlens = indptr - indptr[0]
@@ -201,26 +188,26 @@ def portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -
 
 
 def deal_batches(lengths: np.ndarray, n_batches: int) -> list[np.ndarray]:
-    """Deal cells into batches of mixed lengths, each a fair sample of all. For training.
+    """Deal cells into batches of mixed lengths, each a fair sample. For training.
 
-    Cells are sorted by length and dealt in turn, to the batches forwards, then backwards, and so on; so batches differ
-    by at most one cell in number and by at most the longest cell in tokens, and none is a batch of small cells.
+    Cells are sorted by length and dealt to the batches forwards, backwards and so on. Batches differ by at most one
+    cell in number and by at most the longest cell in tokens.
 
     Parameters
     ----------
     lengths
         Tokens of each cell, int (n,), with `[LAT]`.
     n_batches
-        How many; no more than cells.
+        Number of batches, at most n.
 
     Returns
     -------
-    The cells of each batch, int64 index arrays that together hold each of ``range(n)`` once, in the order they came.
+    Cells of each batch, int64, in input order, which together are each of ``range(n)`` once.
 
     Raises
     ------
     ValueError
-        If there are no batches or fewer cells, or a length is negative.
+        If there are no batches or fewer cells than batches, or a length is negative.
     """
     lengths = _checked(lengths)
     if not 1 <= n_batches <= len(lengths):

@@ -1,4 +1,4 @@
-"""The one opening of cells, their matrix scanned and their genes matched; and opened cells, read by row blocks."""
+"""Open cells (scan the matrix, match the genes) and read them by blocks of rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,17 @@ from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
 from scdiva._settings import progress_bar
 from scdiva._validate import Input, Scan
 from scdiva.data.backed import StoredNames
-from scdiva.data.columns import about_two_species, is_read_as_mouse, other_species, protein_columns
-from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, Matched, judge_genes, match_columns
+from scdiva.data.genes import (
+    ERROR_SHARE,
+    WARNING_SHARE,
+    Matched,
+    about_two_species,
+    is_read_as_mouse,
+    judge_genes,
+    match_columns,
+    other_species,
+    protein_columns,
+)
 from scdiva.data.matrix import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
 from scdiva.data.options import DEFAULT_INPUT, InputOptions
 from scdiva.data.paths import as_path, is_path
@@ -31,20 +40,20 @@ if TYPE_CHECKING:
 KEPT_BYTES = 1 << 27
 """Largest matrix, as CSR, that is kept in memory once it is scanned: 128 MiB are 8,000 cells of 2,000 genes."""
 ENOUGH_ENTROPY = 0.65
-"""Share of the entropy of the vocabulary's genes from which on measured genes are enough: from there on the embeddings
-of cells cut to them have a mean cosine of 0.95 or more to those from all genes."""
-COSINE_LEFT = {0.01: 0.3, 0.03: 0.4, 0.07: 0.5, 0.14: 0.65, 0.25: 0.75, 0.33: 0.8, 0.44: 0.88, 0.55: 0.92, 0.65: 0.95}
-"""Mean cosine that is left at a share of entropy, from there."""
+"""Below this share of the entropy of the vocabulary's genes there is a warning: from here on, embeddings from the
+measured genes have a mean cosine of at least 0.95 to embeddings from all genes."""
+MEAN_COSINE = {0.01: 0.3, 0.03: 0.4, 0.07: 0.5, 0.14: 0.65, 0.25: 0.75, 0.33: 0.8, 0.44: 0.88, 0.55: 0.92, 0.65: 0.95}
+"""Mean cosine between embeddings from a part of the genes and from all genes, by the share of entropy."""
 Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
 """indptr (n + 1,), tokens (T,), values (T,) of n serialised cells."""
 
 
 class Model(Protocol):
-    """What a model says of the cells that it reads; :class:`scdiva.models.ScDiVa` is one."""
+    """A model that reads cells, such as :class:`scdiva.models.ScDiVa`."""
 
     vocabulary: Vocabulary
     config: Any
-    """With `input_length`, genes read of a cell, and `entropy_floor`."""
+    """With `input_length` (genes per cell) and `entropy_floor`."""
 
 
 def open_cells(
@@ -61,38 +70,35 @@ def open_cells(
     keep: bool = True,
     **fields: Any,
 ) -> CellSource:
-    """Open cells for everything that a call does with them: scan their matrix and match their genes, once.
+    """Open cells: scan their matrix and match their genes, once per call.
 
     Parameters
     ----------
     data
-        Annotated data; or what is read by row blocks: the path or URL of an ``.h5ad`` or ``.zarr`` file, or cells of a
-        SOMA experiment (:func:`open_soma`).
+        AnnData object; path or URL of an ``.h5ad`` or ``.zarr`` file; or cells of a SOMA experiment
+        (:func:`open_soma`). Files and SOMA experiments are read by blocks of rows.
     vocabulary
-        A loaded model, by which cells are then read, and which warns if they have few of its genes; or what
-        :func:`scdiva.tokenizer.vocabulary.load_vocabulary` takes.
+        A loaded model, which also sets `max_length` and `entropy_floor`; or what
+        :func:`scdiva.tokenizer.vocabulary.load_vocabulary` accepts.
     reading
-        What is read, see `fields`.
+        Options of the input.
     max_length
-        Genes kept per cell; None: those that the model reads, else 1,200.
+        Maximum number of genes per cell. None: the model's, or 1,200.
     entropy_floor
-        See :func:`scdiva.tokenizer.serialize.score_denominator`; None: the model's, else 0.3.
+        See :func:`scdiva.tokenizer.serialize.score_denominator`. None: the model's, or 0.3.
     ranked
-        False opens cells whose expression is read and which are never ranked; the vocabulary may then be without
-        entropies.
+        Whether cells will be ranked, which requires entropies in the vocabulary.
     block_rows
-        Rows read at once.
+        Rows per block.
     scanned
-        What an earlier pass over these very cells found, with the same arguments; None passes over them.
+        Result of an earlier scan of the same cells with the same options. None: scan them.
     embeds
-        Whether results rest on what the model makes of the cells, so that few genes are warned of.
+        Whether to warn if the data have few of the model's genes.
     keep
-        Whether a small matrix (:data:`KEPT_BYTES`) that can't be read in memory as it lies (of a file, in dask's
-        chunks, dense) is kept as CSR, so that what is read later costs no second pass.
+        Whether to keep a small matrix (:data:`KEPT_BYTES`) of a file, of dask chunks or a dense one in memory as CSR,
+        so that it is read once.
     **fields
-        Fields of `reading`, in place of its own: `layer`, `use_raw`, `input`, `gene_ids`, `species` and `duplicates`
-        as in :func:`scdiva.tl.embed`; and `empty`, what to do with cells that have no known gene: ``"error"``, or
-        ``"nan"`` to leave them out of what is read (the caller fills their rows with NaN).
+        Fields of `reading` to replace.
 
     Returns
     -------
@@ -101,13 +107,13 @@ def open_cells(
     Raises
     ------
     KeyError, ValueError
-        With the call to make instead: no such layer or column, impossible values, too few genes or counts known,
-        another species, cells without a known gene, a vocabulary without entropies.
+        If the layer or column does not exist, values are impossible, too few genes or counts are known, the species is
+        wrong, cells have no known gene, or the vocabulary has no entropies. The message states the remedy.
 
     Warns
     -----
     UserWarning
-        If part of the counts or of the cells is of unknown genes, or few of the model's genes are there.
+        If part of the counts or cells have unknown genes, or the data have few of the model's genes.
 
     Examples
     --------
@@ -125,7 +131,7 @@ def open_cells(
     if entropy_floor is None:
         entropy_floor = ENTROPY_FLOOR if model is None else model.config.entropy_floor
     check_least(max_length=(max_length, 1))
-    # before any reading: it may say that there are no entropies
+    # first, as the vocabulary may have no entropies
     denominator = score_denominator(genes.entropy, entropy_floor) if ranked else None
     opened = open_matrix(data, layer=reading.layer, use_raw=reading.use_raw)
     try:
@@ -135,48 +141,49 @@ def open_cells(
         blocks = row_blocks(matrix, block_rows)
         if keep and not sp.issparse(matrix):
             blocks = _keeping(blocks, kept)
-        found = scanned or opened.scan(blocks, reading.input, matched.tokens >= 0)
-        dropped, counts = None, found.counts_per_gene
+        scan = scanned or opened.scan(blocks, reading.input, matched.tokens >= 0)
+        if kept:
+            matrix = sp.vstack(kept, format="csr")
         other = other_species(*matched, genes, reading)
+        counts, dropped = scan.counts_per_gene, None
         if reading.duplicates == "sum":
-            matched, dropped = without_proteins(matched, counts, found.n_obs, other)
+            matched, dropped = without_proteins(matched, counts, scan.n_obs, other)
         if dropped is not None:
             counts, other = np.where(dropped, 0, counts), other & ~dropped
-        held = sp.vstack(kept, format="csr") if kept else matrix
         two_species = ""
         if scanned is None and counts[other].any():
-            reads_mouse, blocks = is_read_as_mouse(matched.how, reading), row_blocks(held, block_rows)
+            reads_mouse = is_read_as_mouse(matched.how, reading)
+            blocks = row_blocks(matrix, block_rows)
             two_species = about_two_species(blocks, other, matched.names, reads_mouse, opened.obs_names, reading)
         report = judge_genes(
-            matched, genes, counts, reading, two_species=two_species, obs_names=opened.obs_names, n_obs=found.n_obs
+            matched, genes, counts, reading, two_species=two_species, obs_names=opened.obs_names, n_obs=scan.n_obs
         )
     except BaseException:
         opened.close()
         raise
     if report["share_counts"] >= WARNING_SHARE and not two_species:
-        warn_of_foreign(found, opened)
+        _warn_of_foreign_cells(scan, opened)
     path = as_path(data) if is_path(data) else None
-    name = "" if path is None else path.stem
     tokens = matched.tokens
-    if getattr(path, "study", ""):  # the table of genes is that of all studies of the experiment
-        tokens = np.where(found.counts_per_gene > 0, tokens, -1)
+    if getattr(path, "study", ""):  # one gene table for all studies of a SOMA experiment
+        tokens = np.where(scan.counts_per_gene > 0, tokens, -1)
     source = CellSource(
-        genes, tokens, report, found, max_length, block_rows, denominator, reading, path, opened, held, name,
-        dropped=dropped,
+        genes, tokens, report, scan, max_length, block_rows, denominator, reading, path, opened, matrix,
+        name="" if path is None else path.stem, dropped=dropped,
     )  # fmt: skip
-    if dropped is not None and scanned is None:  # the scan took them for genes
-        source.scan = replace(found, known_per_cell=source.count_known())
+    if dropped is not None and scanned is None:  # the scan counted them as genes
+        source.scan = replace(scan, known_per_cell=source.count_known())
     if reading.empty == "error":
-        refuse_empty(source)
+        _refuse_empty(source)
     if model is not None and embeds and scanned is None:
-        warn_of_few_genes(source, data)
+        _warn_of_few_genes(source, data)
     return source
 
 
 def _keeping(
     blocks: Iterator[tuple[int, sp.csr_matrix]], kept: list[sp.csr_matrix]
 ) -> Iterator[tuple[int, sp.csr_matrix]]:
-    """Hand blocks on, and keep them in a list unless they are too large; then it is left empty."""
+    """Yield blocks and keep them in a list; empty it once they exceed `KEPT_BYTES`."""
     n_bytes = 0
     for start, block in blocks:
         n_bytes += block.data.nbytes + block.indices.nbytes
@@ -188,25 +195,14 @@ def _keeping(
 
 
 def share_of_entropy(source: CellSource) -> float:
-    """Give the share of the entropy of the model's genes that is measured."""
+    """Share of the entropy of the model's genes that the data measure."""
     entropy = source.vocabulary.entropy
     measured = entropy[source.measured_tokens].sum(dtype=np.float64)
     return float(measured / max(entropy.sum(dtype=np.float64), 1e-12))
 
 
-def warn_of_few_genes(source: CellSource, data: Any) -> None:
-    """Warn of data with so few of the model's genes that embeddings are not those of the whole cells.
-
-    Genes of high entropy, which are expressed in many cells and vary, count for more; of the numbers known before
-    anything is run, their share tells best what is left of an embedding.
-
-    Parameters
-    ----------
-    source
-        Checked cells.
-    data
-        What they were opened from: an AnnData object, whose `raw` may hold more genes, or a path.
-    """
+def _warn_of_few_genes(source: CellSource, data: Any) -> None:
+    """Warn if the data have few of the model's genes, weighed by entropy; `data.raw` may have more."""
     share, measured = share_of_entropy(source), source.measured_tokens
     if share >= ENOUGH_ENTROPY:
         return
@@ -216,7 +212,7 @@ def warn_of_few_genes(source: CellSource, data: Any) -> None:
     mend = "Pass the object as it was before genes were selected, as by sc.pp.highly_variable_genes(subset=True)"
     if more > len(measured):
         mend = f"Pass use_raw=True: adata.raw has {more:,} of them"
-    left = np.interp(share, list(COSINE_LEFT), list(COSINE_LEFT.values()))
+    left = np.interp(share, list(MEAN_COSINE), list(MEAN_COSINE.values()))
     warn(
         f"the data have {len(measured):,} of the {source.vocabulary.n_genes:,} genes that the model knows, "
         f"{share:.0%} of them by entropy: embeddings from so few have a mean cosine of about {left:.1f} to those of "
@@ -228,22 +224,22 @@ def warn_of_few_genes(source: CellSource, data: Any) -> None:
 def without_proteins(
     matched: Matched, counts: np.ndarray, n_obs: int, other: np.ndarray
 ) -> tuple[Matched, np.ndarray | None]:
-    """Take columns of antibodies for no genes, and warn of them.
+    """Mark columns of antibody counts as unknown, with a warning.
 
     Parameters
     ----------
     matched
-        The genes.
+        The matched genes.
     counts
         Counts of each column over all cells.
     n_obs
         Number of cells.
     other
-        Which genes are of another species.
+        Mask of the genes of another species.
 
     Returns
     -------
-    The genes, and which columns are proteins; None: none is.
+    The genes, and a mask of the antibody columns (None: no such column).
     """
     proteins = protein_columns(*matched, counts, n_obs, other)
     if not proteins.any():
@@ -260,36 +256,19 @@ def without_proteins(
     return matched._replace(tokens=np.where(proteins, UNKNOWN, matched.tokens).astype(np.int32)), proteins
 
 
-def warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:
-    """Warn of cells whose genes are mostly unknown among others whose genes are known, as mouse cells are.
-
-    Parameters
-    ----------
-    found, opened
-        What the scan found, and the matrix that was scanned.
-    """
-    rows = np.flatnonzero((found.genes_per_cell >= 20) & (found.known_per_cell < ERROR_SHARE * found.genes_per_cell))
+def _warn_of_foreign_cells(scan: Scan, opened: OpenMatrix) -> None:
+    """Warn of cells whose genes are mostly unknown in data whose genes are mostly known, such as mouse cells."""
+    rows = np.flatnonzero((scan.genes_per_cell >= 20) & (scan.known_per_cell < ERROR_SHARE * scan.genes_per_cell))
     if len(rows):
         first = ", ".join(repr(str(opened.obs_names[row])) for row in rows[:5])
         warn(
-            f"in {len(rows)} of {found.n_obs} cells (first: {first}) less than half of the genes found are known: "
+            f"in {len(rows)} of {scan.n_obs} cells (first: {first}) less than half of the genes found are known: "
             "cells of another species? Results for them rest on the rest; leave such cells out."
         )
 
 
-def refuse_empty(source: CellSource) -> None:
-    """Raise an error that names the cells without any known gene, and the call that removes them.
-
-    Parameters
-    ----------
-    source
-        Checked cells.
-
-    Raises
-    ------
-    ValueError
-        If there are such cells.
-    """
+def _refuse_empty(source: CellSource) -> None:
+    """Raise an error that names the cells without any known gene, and the call that removes them."""
     rows = np.flatnonzero(source.lengths == 0)
     if not len(rows):
         return
@@ -313,35 +292,34 @@ def refuse_empty(source: CellSource) -> None:
 
 @dataclass
 class CellSource:
-    """Cells of one AnnData object or file, ready to be read. Made by :func:`scdiva.data.open_cells`.
+    """Opened cells of one AnnData object or file, from :func:`scdiva.data.open_cells`.
 
-    Held in memory are what was found out about each gene and the number of known genes of each cell, and the matrix
-    itself if it is small: the user's own is then read once.
+    In memory are the scan, the tokens, and the matrix if it is small.
 
     Attributes
     ----------
     vocabulary
         The genes.
     tokens
-        int32 (n_vars,), token of each column; -1 = unknown.
+        int32 (n_vars,), token of each column; -1: unknown.
     report
-        What :func:`scdiva.data.genes.judge_genes` reported about the genes.
+        Report of :func:`scdiva.data.genes.judge_genes`.
     scan
-        What :func:`scdiva._validate.scan` found.
+        Result of :func:`scdiva._validate.scan`.
     denominator
-        float32 (n_tokens,) of the ranking score, or None where the cells are not to be ranked.
+        float32 (n_tokens,), denominator of the ranking score. None: cells can't be ranked.
     max_length
-        Genes kept per cell.
+        Maximum number of genes per cell.
     block_rows
-        Rows read at once.
+        Rows per block.
     reading
-        What is read.
+        Options of the input.
     columns
-        Columns read, ascending; None: all. See :func:`restricted`.
+        Columns to read, ascending; None: all. See :func:`restricted`.
     dropped
-        bool (columns of the matrix,), those that hold no RNA: neither read nor part of a cell's total. None: none.
+        bool (columns of the matrix,), columns without RNA: neither read nor part of a cell's total. None: none.
     name
-        What the study is called: the name of the file without suffix, unless somebody names it.
+        Name of the study; by default the file name without suffix.
     """
 
     vocabulary: Vocabulary
@@ -361,17 +339,17 @@ class CellSource:
 
     @property
     def n_obs(self) -> int:
-        """Number of cells, also of those without a known gene."""
+        """Number of cells, including cells without a known gene."""
         return self.scan.n_obs
 
     @property
     def n_tokens(self) -> int:
-        """Size of the token space: genes and specials."""
+        """Size of the token space: genes and special tokens."""
         return self.vocabulary.n_genes + N_SPECIAL
 
     @property
     def kind(self) -> Literal["counts", "lognorm"]:
-        """What the matrix holds."""
+        """Unit of the matrix."""
         return self.scan.kind
 
     @property
@@ -381,29 +359,29 @@ class CellSource:
 
     @property
     def var(self) -> pd.DataFrame:
-        """Annotation of the columns that were opened, which may be those of `adata.raw`."""
+        """Annotation of the columns of the opened matrix, which may be `adata.raw.X`."""
         return self._open().var
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of columns above zero with a known gene, for each cell, int32 (n_obs,); 0 = nothing to embed."""
+        """Number of expressed known columns of each cell, int32 (n_obs,)."""
         return self.scan.known_per_cell
 
     @property
     def measured_tokens(self) -> np.ndarray:
-        """Tokens that this study has a column for, ascending."""
+        """Tokens of the columns of this study, ascending."""
         return np.unique(self.tokens[self.tokens >= 0])
 
     def _open(self) -> OpenMatrix:
         if self._opened is None:
-            assert self.path is not None  # only a source of a file lets go of it
+            assert self.path is not None  # only files are closed
             self._opened = open_matrix(self.path, self.reading.layer, self.reading.use_raw)
         if self._matrix is None:
             self._matrix = row_readable(self._opened.matrix)
         return self._opened
 
     def close(self) -> None:
-        """Close the file, if there is one. It is opened anew when read; what is in memory stays there."""
+        """Close the file, if any. Reading opens it again; a matrix in memory is kept."""
         if self.path is not None and self._opened is not None:
             self._opened.close()
             self._opened, self._matrix = None, self._matrix if sp.issparse(self._matrix) else None
@@ -424,14 +402,14 @@ class CellSource:
         return to_token_space(block, self.tokens, self.n_tokens, self.kind)
 
     def _of_rna(self, block: sp.csr_matrix) -> sp.csr_matrix:
-        """Take the columns that hold no RNA out of a block, in place."""
+        """Remove the columns without RNA from a block, in place."""
         if self.dropped is not None:
             block.data[self.dropped[block.indices]] = 0
             block.eliminate_zeros()
         return block
 
     def count_known(self) -> np.ndarray:
-        """Count the columns above zero with a known gene in each cell, int32 (n_obs,)."""
+        """Number of expressed known columns of each cell, int32 (n_obs,), counted from the matrix."""
         self._open()
         known = np.flatnonzero(self.tokens >= 0) if self.columns is None else self.columns[self.tokens >= 0]
         blocks = (self._of_rna(block) for _, block in row_blocks(self._matrix, self.block_rows))
@@ -439,7 +417,7 @@ class CellSource:
         return np.concatenate([block[:, known].getnnz(axis=1) for block in blocks]).astype(np.int32)
 
     def log_normalised(self) -> sp.csr_matrix:
-        """Read all cells whole, as log1p of counts per ten thousand; genes that no vocabulary holds are kept.
+        """Read all genes of all cells, known or not, as log1p of counts per ten thousand.
 
         Returns
         -------
@@ -449,16 +427,16 @@ class CellSource:
         return to_log([self._of_rna(block) for _, block in row_blocks(self._matrix, self.block_rows)], self.kind)
 
     def expression_blocks(self, desc: str = "reading") -> Iterator[tuple[int, sp.csr_matrix]]:
-        """Read cells in order, `block_rows` at a time, and show how far they are.
+        """Read cells in order, `block_rows` at a time, with a progress bar.
 
         Parameters
         ----------
         desc
-            What is done with them, in a word.
+            Label of the progress bar.
 
         Yields
         ------
-        The block's first row, and what :meth:`expression` returns.
+        First row of the block, and its expression (see :meth:`expression`).
         """
         with progress_bar(desc=desc, unit="cell", total=self.n_obs) as bar:
             for start in range(0, self.n_obs, self.block_rows):
@@ -476,7 +454,7 @@ class CellSource:
         return self.read_ranges([(start, stop)])
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Ragged:
-        """Read ranges of cells, one after another, ranked: what :meth:`read` returns of each, joined."""
+        """Read and rank ranges of cells, joined in order; see :meth:`read`."""
         if self.denominator is None:
             raise ValueError("this source was opened to be counted, not ranked; use open_cells.")
         return serialize(self._expression(ranges), self.denominator, self.max_length)
@@ -489,16 +467,15 @@ class CellSource:
         Parameters
         ----------
         n_cells
-            Cells of a window, at least; it is filled up to whole blocks of `block_rows`. The last one may be smaller.
+            Minimum number of cells per window, rounded up to whole blocks; the last window may be smaller.
         start, stop
-            Range of rows; `None` is the last row.
+            Range of rows. None: to the last row.
         on_read
             Called after each block with the number of its rows.
 
         Yields
         ------
-        Row numbers, int64 (n,), and indptr, tokens and values of these cells. Cells without a known gene (there are
-        none unless ``empty="nan"`` was given) are left out, and with them a window of nothing else.
+        Row numbers, int64 (n,), and indptr, tokens and values of these cells. Cells without a known gene are skipped.
         """
         stop = self.n_obs if stop is None else stop
         check_least(n_cells=(n_cells, 1))
@@ -516,25 +493,25 @@ class CellSource:
             lengths = np.concatenate([np.diff(indptr) for indptr, _, _ in parts])
             filled = np.flatnonzero(lengths)
             if len(filled):
-                # A cell without genes holds no position: leaving out its entry of indptr leaves out the cell.
+                # an empty cell has an entry in indptr only
                 indptr = np.concatenate([[0], np.cumsum(lengths[filled], dtype=np.int64)])
                 tokens, values = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
                 yield first + filled, (indptr, tokens, values)
 
 
 def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
-    """Leave all but some genes out, as if the data had no other columns: cells are normalised to these alone.
+    """Restrict cells to some genes, as if the data had no other columns; cells are normalised to these genes.
 
     Parameters
     ----------
     source
-        Checked cells, of all columns.
+        Cells with all columns.
     tokens
-        Genes to keep, as tokens.
+        Tokens of the genes to keep.
 
     Returns
     -------
-    The same cells; some may have no gene left. The given source itself, if all of its columns are kept.
+    The same cells, some possibly without genes; `source` itself if all columns are kept.
     """
     kept = np.isin(source.tokens, tokens)
     if kept.all():
@@ -548,14 +525,14 @@ def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
 def log_normalised(
     adata: AnnData, *, layer: str | None = None, use_raw: bool = False, input: Input = "auto"
 ) -> tuple[sp.csr_matrix, pd.DataFrame]:
-    """Read a matrix whole, as log1p of counts per ten thousand; genes that no vocabulary holds are kept.
+    """Read all genes of a matrix, known or not, as log1p of counts per ten thousand.
 
     Parameters
     ----------
     adata
         Cells × genes.
     layer, use_raw, input
-        What to read, as for :func:`scdiva.tl.embed`. Log-normalised expression may have any total per cell.
+        As for :func:`scdiva.tl.embed`. Log-normalised expression may have any total per cell.
 
     Returns
     -------
@@ -575,13 +552,35 @@ def log_normalised(
 
 
 def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
-    """Join row blocks of counts or log-normalised values, as log1p of counts per ten thousand.
-
-    The total of a cell is that over all columns, also where log-normalised values had another one.
-    """
+    """Join row blocks as log1p of counts per ten thousand, with a cell's total over all columns."""
     values = sp.vstack(blocks, format="csr").astype(np.float64)
     values.data = on_count_scale(values.data, kind)
     total = np.asarray(values.sum(axis=1)).ravel()
     values = sp.csr_matrix(sp.diags_array(TARGET_SUM / np.where(total > 0, total, 1.0)) @ values)
     values.data = np.log1p(values.data)
     return values
+
+
+def take_cells(ragged: Ragged, rows: np.ndarray, max_length: int | None = None) -> Ragged:
+    """Take some serialised cells, in the order of `rows`, each cut to its first `max_length` genes.
+
+    Parameters
+    ----------
+    ragged
+        indptr, tokens and values of all cells.
+    rows
+        Cell numbers.
+    max_length
+        Maximum number of genes per cell. None: all.
+
+    Returns
+    -------
+    indptr (from 0), tokens and values.
+    """
+    indptr, tokens, values = ragged
+    lengths = np.minimum(np.diff(indptr)[rows], len(tokens) if max_length is None else max_length)
+    starts = indptr[:-1][rows]
+    # slices are several times faster than gathering positions; the empty slice is for no cells
+    spans = [slice(0), *map(slice, starts.tolist(), (starts + lengths).tolist())]
+    out = np.concatenate([[0], lengths], dtype=np.int64).cumsum()
+    return out, np.concatenate([tokens[s] for s in spans]), np.concatenate([values[s] for s in spans])

@@ -1,9 +1,8 @@
-"""The files of a corpus to train on, each a study: which they are, which of them validate, and what they hold."""
+"""Files of a training corpus: their studies, studies held out for validation, and checksums."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,32 +11,32 @@ import numpy as np
 
 from scdiva._checks import or_nearest, warn
 from scdiva.data.packed import is_packed, read_index
-from scdiva.data.paths import as_path, is_path, listing, reaching
+from scdiva.data.paths import as_path, digest, is_path, listing, reaching
 from scdiva.data.soma import SomaCells
 
 WHOLE = 1 << 30
-"""Bytes from which on a file is not hashed whole."""
+"""Files of at least this size (bytes) are hashed in pieces."""
 PIECES, PIECE = 256, 1 << 20
-"""Pieces that are hashed of such a file, and bytes of each."""
+"""Number of pieces, and bytes per piece."""
 
 
 def data_files(data: Iterable[Any]) -> list[Any]:
-    """Replace each folder of files by its files, in the order of their paths.
+    """Replace each folder by its files, ordered by path.
 
     Parameters
     ----------
     data
-        Paths and AnnData objects. A folder that is no ``.zarr`` and no packed corpus stands for every ``.h5ad`` and
-        ``.zarr`` below it.
+        Paths and AnnData objects. A folder that is neither a ``.zarr`` nor a packed corpus stands for every ``.h5ad``
+        and ``.zarr`` below it.
 
     Returns
     -------
-    The paths and objects; whether a path that is no folder exists is not asked.
+    The paths and objects; other paths need not exist.
 
     Raises
     ------
     ValueError
-        If a folder holds no such file.
+        If a folder has no such file.
     """
     out: list[Any] = []
     for one in data:
@@ -66,17 +65,12 @@ def _is_zarr(folder: Path) -> bool:
 
 
 def study_names(files: Sequence[Path]) -> list[str]:
-    """Give each file's study its name: the file's name without suffix.
-
-    Parameters
-    ----------
-    files
-        Paths of the files.
+    """Names of the studies: the file names without suffix.
 
     Raises
     ------
     ValueError
-        If there are no files, or two would have one name.
+        If there are no files, or two have the same name.
     """
     names = [path.stem for path in files]
     if not names:
@@ -87,18 +81,70 @@ def study_names(files: Sequence[Path]) -> list[str]:
     return names
 
 
+def file_note(path: str | Path) -> dict[str, Any]:
+    """Size and checksum of a file.
+
+    Parameters
+    ----------
+    path
+        File or folder, local or a URL; packed corpus; or cells of a SOMA experiment.
+
+    Returns
+    -------
+    `size` in bytes and `sha256`, of the parts for a packed corpus (from its index), otherwise of the whole file. Files
+    of at least 1 GiB have `sampled_sha256`, of 256 evenly spaced pieces of 1 MiB: overwriting values between two pieces
+    is not detected. For folders, names and sizes of the files are hashed, too. For other URLs nothing is read: `files`,
+    total `size`, and `listing_sha256` of names, sizes and ETags (:func:`scdiva.data.paths.listing`). For cells of a
+    SOMA experiment: their numbers.
+    """
+    path = as_path(path)
+    if isinstance(path, SomaCells):
+        return path.note()
+    if not (isinstance(path, Path) and path.is_file()) and is_packed(path):
+        about = read_index(path)
+        return {"size": about["bytes"], "sha256": about["sha256"]}
+    if not isinstance(path, Path):
+        files = listing(path)
+        return {"files": len(files), "size": sum(size for _, size, _ in files), "listing_sha256": digest(files)}
+    parts = sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]
+    sizes = [part.stat().st_size for part in parts]
+    ends, size = np.cumsum(sizes), sum(sizes)
+    content = hashlib.sha256()
+    if path.is_dir():
+        for part, n in zip(parts, sizes, strict=True):
+            content.update(f"{part.relative_to(path).as_posix()}\0{n}\n".encode())
+    if size < WHOLE:
+        for part in parts:
+            with part.open("rb") as file:
+                hashlib.file_digest(file, lambda: content)
+        return {"size": size, "sha256": content.hexdigest()}
+    for at in np.linspace(0, size - PIECE, PIECES).astype(np.int64).tolist():
+        number = int(np.searchsorted(ends, at, side="right"))
+        with parts[number].open("rb") as file:
+            file.seek(at - int(ends[number]) + sizes[number])
+            content.update(file.read(PIECE))
+    return {"size": size, "sampled_sha256": content.hexdigest()}
+
+
+def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
+    """Warn that `n_left_out` of `n_obs` cells of a study have fewer than `min_genes` known genes."""
+    if n_left_out:
+        genes = "any gene" if min_genes == 1 else f"{min_genes} genes"
+        warn(f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.")
+
+
 def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, seed: int) -> list[str]:
-    """Choose the studies that validate instead of being trained on.
+    """Studies that are held out for validation.
 
     Parameters
     ----------
     names
-        All studies.
+        Names of all studies.
     asked
-        Names, or a share of the studies (not of the cells) between 0 and 1: so many, rounded, but one at least, are
-        drawn. None: no study.
+        Names, or a share of the studies (not of the cells) between 0 and 1, of which at least one is drawn. None: no
+        study.
     seed
-        Of the draw; with the names, in whatever order, it settles it.
+        Seed of the draw, which does not depend on the order of `names`.
 
     Returns
     -------
@@ -107,7 +153,7 @@ def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, 
     Raises
     ------
     ValueError
-        If a name is unknown or given twice, the share is not between 0 and 1, or no study would be left to train on.
+        If a name is unknown or repeated, the share is not between 0 and 1, or no study is left for training.
     """
     if asked is None:
         return []
@@ -117,7 +163,7 @@ def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, 
         if isinstance(asked, bool) or not 0 < asked < 1:
             raise ValueError(f"validation_studies must be names, or a share between 0 and 1; got {asked!r}.")
         n = max(1, round(asked * len(names)))
-        # The second number keeps this draw apart from those of the order.
+        # a seed that differs from the seeds of the order
         drawn = np.random.default_rng([seed, len(names), 0, 3]).permutation(len(names))[:n]
         chosen = {sorted(names)[i] for i in drawn}
     else:
@@ -129,137 +175,3 @@ def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, 
     if len(chosen) == len(names):
         raise ValueError(f"all {len(names)} studies would validate and none be trained on; name fewer or add files.")
     return [name for name in names if name in chosen]
-
-
-def file_note(path: str | Path) -> dict[str, Any]:
-    """Note how large a file is and what it holds.
-
-    Parameters
-    ----------
-    path
-        An existing file or folder, here or elsewhere, a packed corpus, or cells of a SOMA experiment.
-
-    Returns
-    -------
-    `size` in bytes, and `sha256`: of a packed corpus that of its parts, as its index has it, else of all of the file if
-    that is below 1 GiB. To read all of an atlas would take minutes, so of more it is `sampled_sha256`: of 256 pieces of
-    1 MiB at even distances. Both are of the names and sizes of the files of a folder too. A file that was written anew
-    differs; values overwritten in place between two pieces would not be noticed.
-    Of another URL nothing is read: `files` and `size` in bytes together, and `listing_sha256`, of their names, sizes
-    and ETags (:func:`scdiva.data.paths.listing`). Of cells of a SOMA experiment which they are, not what they hold.
-    """
-    path = as_path(path)
-    if isinstance(path, SomaCells):
-        return path.note()
-    if not (isinstance(path, Path) and path.is_file()) and is_packed(path):
-        about = read_index(path)
-        return {"size": about["bytes"], "sha256": about["sha256"]}
-    if not isinstance(path, Path):
-        found = listing(path)
-        digest = hashlib.sha256(json.dumps(found).encode()).hexdigest()
-        return {"files": len(found), "size": sum(size for _, size, _ in found), "listing_sha256": digest}
-    parts = sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]
-    sizes = [part.stat().st_size for part in parts]
-    ends, size = np.cumsum(sizes), sum(sizes)
-    digest = hashlib.sha256()
-    if path.is_dir():
-        for part, n in zip(parts, sizes, strict=True):
-            digest.update(f"{part.relative_to(path).as_posix()}\0{n}\n".encode())
-    if size < WHOLE:
-        for part in parts:
-            with part.open("rb") as file:
-                hashlib.file_digest(file, lambda: digest)
-        return {"size": size, "sha256": digest.hexdigest()}
-    for at in np.linspace(0, size - PIECE, PIECES).astype(np.int64).tolist():
-        number = int(np.searchsorted(ends, at, side="right"))
-        with parts[number].open("rb") as file:
-            file.seek(at - int(ends[number]) + sizes[number])
-            digest.update(file.read(PIECE))
-    return {"size": size, "sampled_sha256": digest.hexdigest()}
-
-
-def manifest_of(data: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """Note the content of each file under its name; AnnData objects are left out.
-
-    Parameters
-    ----------
-    data
-        Paths and objects.
-
-    Returns
-    -------
-    What :func:`file_note` says, by the name of the file.
-    """
-    return {as_path(one).name: file_note(one) for one in data if is_path(one)}
-
-
-def check_manifest(noted: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise an error that names the first file that is not what it was when the manifest was written.
-
-    Parameters
-    ----------
-    noted, found
-        What :func:`manifest_of` gave then and now.
-
-    Raises
-    ------
-    ValueError
-        If a file changed, is gone or is new, or their order is another one.
-    """
-    changed = [name for name in noted if name in found and noted[name] != found[name]]
-    gone, new = [name for name in noted if name not in found], [name for name in found if name not in noted]
-    for names, what in (
-        (changed, "have changed"),
-        (gone, "are no longer given"),
-        (new, "are new"),
-        ([] if list(noted) == list(found) else list(found), "stand in another order"),
-    ):
-        if names:
-            raise ValueError(
-                f"{len(names)} of {len(noted)} files {what} since the run began (first: {names[0]!r}): resumed, it "
-                "would not see the cells that it would have seen. Give the same files as then, or begin a new run."
-            )
-
-
-def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
-    """Warn that cells of a study are not trained on.
-
-    Parameters
-    ----------
-    name
-        The study.
-    n_left_out, n_obs
-        Number of cells left out, of all.
-    min_genes
-        The limit that they miss.
-    """
-    if n_left_out:
-        genes = "any gene" if min_genes == 1 else f"{min_genes} genes"
-        warn(f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.")
-
-
-def take_cells(
-    ragged: tuple[np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray, max_length: int | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose cells of serialised ones, in the order of `rows`, and cut each to its first `max_length` genes.
-
-    Parameters
-    ----------
-    ragged
-        indptr, tokens, values.
-    rows
-        int, numbers of the cells.
-    max_length
-        Genes kept per cell; None keeps all.
-
-    Returns
-    -------
-    indptr, starting at 0, tokens, values.
-    """
-    indptr, tokens, values = ragged
-    lengths = np.minimum(np.diff(indptr)[rows], len(tokens) if max_length is None else max_length)
-    starts = indptr[:-1][rows]
-    # cell by cell: to gather position by position takes several times as long; nothing first, should there be no cell
-    spans = [slice(0), *map(slice, starts.tolist(), (starts + lengths).tolist())]
-    out = np.concatenate([[0], lengths], dtype=np.int64).cumsum()
-    return out, np.concatenate([tokens[s] for s in spans]), np.concatenate([values[s] for s in spans])

@@ -1,10 +1,10 @@
-"""Data of a training run, for Lightning."""
+"""`CellDataModule`: the training and validation batches of a run, for Lightning."""
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,14 +19,12 @@ from scdiva._constants import MAX_LENGTH
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import check_manifest, data_files, held_out_studies, manifest_of, study_names, warn_left_out
+from scdiva.data.corpus import data_files, file_note, held_out_studies, study_names, warn_left_out
 from scdiva.data.options import InputOptions
-from scdiva.data.order import Order
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
-from scdiva.data.pool import LEFT_OUT, CellPool, Source
+from scdiva.data.sampler import LEFT_OUT, CellPool, Order, Source, TrainingStream, ValidationBatches
 from scdiva.data.soma import SomaCells
-from scdiva.data.stream import TrainingStream, ValidationBatches
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -36,62 +34,62 @@ if TYPE_CHECKING:
     Data: TypeAlias = AnnData | SomaCells | str | Path
 
 UNSEEN_STUDY = -1
-"""Study number of validation cells whose study is not trained on."""
+"""Study number of validation cells whose study is not in the training data."""
 
 
 class CellDataModule(pl.LightningDataModule):
-    """Training and validation batches from files, AnnData objects or a packed corpus; files are never loaded whole.
+    """Training and validation batches from files, AnnData objects or a packed corpus; no file is loaded whole.
 
     Parameters
     ----------
     train
-        List of ``.h5ad`` or ``.zarr`` files, their URLs, AnnData objects or cells of SOMA experiments in any mixture,
-        each a study of its own, or one corpus that :func:`scdiva.data.pack_files` wrote (or one file or object). A
-        folder stands for every such file below it, by path. Files may have different genes: each is matched by itself.
+        ``.h5ad`` or ``.zarr`` files, URLs, AnnData objects or cells of SOMA experiments, each a study; or one corpus
+        from :func:`scdiva.data.pack_files`. A folder stands for every such file below it, ordered by path. Files may
+        have different genes.
     validation
-        The same for validation; None = no other files. Split by study, not by cell: cells of one study are too similar.
+        The same for validation. None: no other files. Split by study, not by cell: cells of one study are too similar.
     validation_studies
-        Studies of `train` that are not trained on but validate: names, or a share of the studies, drawn from `seed`.
-        See :func:`scdiva.data.corpus.held_out_studies`.
+        Studies of `train` that are held out for validation: names, or a share of the studies, drawn from `seed`. See
+        :func:`scdiva.data.corpus.held_out_studies`.
     vocabulary
         Genes and entropies.
     batch_size
-        Most cells of a batch: batches end with the epoch and differ by one cell at most, so that in a large corpus all
-        but a few are full. Without effect if `batch_tokens` is given.
+        Maximum number of cells per batch; the batches of an epoch differ by at most one cell. Ignored with
+        `batch_tokens`.
     batch_tokens
-        Most tokens (genes, and `[LAT]` of each cell) of a batch, in place of a number of cells: batches then take the
-        same memory and time whatever the length of their cells. See :class:`~scdiva.data.order.Order`.
+        Maximum number of tokens (genes, and `[LAT]` of each cell) per batch, so that batches take the same memory and
+        time whatever the length of their cells. See :class:`~scdiva.data.sampler.Order`.
     context
-        Genes of a cell seen in training: the first of its ranking.
+        Maximum number of genes per cell, the first of its ranking.
     seed
-        Of the order of the cells.
+        Seed of the order of the cells.
     start_step
-        First batch of the training stream: a resumed run passes the number of batches that all processes have seen, and
-        sees exactly what it would have seen. May be set until the data loader is made.
+        First batch of the training stream. A resumed run passes the number of batches that all processes have seen, and
+        sees the same cells as an uninterrupted one. May be set until the data loader is made.
     max_steps
-        Batch before which the stream ends; None never ends.
+        Batch before which the stream ends. None: it never ends.
     lanes
-        Parts of an epoch that are read side by side: batch n is of part n mod `lanes`. :func:`scdiva.train.fit` sets
-        the batches of an optimiser step, `accumulate` times the number of processes, so that each process reads parts
-        of its own. The order of the cells depends on it. May be set until the data loader is made.
+        Parts of an epoch that are read in parallel: batch n belongs to part n mod `lanes`. :func:`scdiva.train.fit`
+        sets the number of batches per optimiser step, `accumulate` times the number of processes, so that each process
+        reads its own parts. It changes the order of the cells. May be set until the data loader is made.
     block_rows, n_blocks
-        Neighbouring cells read together, and such blocks in the buffer that is permuted.
+        Neighbouring cells per block, and blocks per shuffled buffer.
     min_genes
-        Cells with fewer known genes are left out, with a warning that says how many.
+        Minimum number of known genes per cell; other cells are excluded with a warning.
     validation_cells
-        Number of validation cells, taken evenly; None takes all.
+        Number of validation cells, evenly spaced. None: all.
     entropy_floor
-        As in :func:`scdiva.data.cells.open_cells`. A packed corpus has it settled, and what is read.
+        As in :func:`scdiva.data.cells.open_cells`. Ignored for a packed corpus, as is `reading`.
     **reading
         `layer`, `use_raw`, `input`, `gene_ids`, `species` and `duplicates`, as in :func:`scdiva.tl.embed`.
 
     Raises
     ------
     ValueError
-        When the data are opened (:meth:`setup`): see :func:`scdiva.data.cells.open_cells`; if a packed corpus has
-        another vocabulary or shorter cells than `context` or `min_genes`; if a study that is named does not exist; if
-        no cell is left. When a run is resumed (:meth:`load_state_dict`): if a file, or what settles the order of the
-        cells, is not what it was when the run began.
+        When the data are opened (:meth:`setup`): as :func:`scdiva.data.cells.open_cells`; if a packed corpus has
+        another vocabulary, or shorter cells than `context` or `min_genes`; if a named study does not exist; if no cell
+        is left. When a run is resumed (:meth:`load_state_dict`): if a file or the order of the cells has changed since
+        the run began.
     """
 
     def __init__(
@@ -148,13 +146,7 @@ class CellDataModule(pl.LightningDataModule):
         self._report: list[dict[str, Any]] = []
 
     def setup(self, stage: str | None = None) -> None:
-        """Open and check all data, once.
-
-        Parameters
-        ----------
-        stage
-            Ignored; Lightning passes it.
-        """
+        """Open and check all data, once; Lightning passes `stage`."""
         if self._pool is not None:
             return
         self._noted()
@@ -185,7 +177,7 @@ class CellDataModule(pl.LightningDataModule):
         )
 
     def _noted(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Find the files and note what they hold, once."""
+        """Checksums of the files, by part and name, computed once."""
         if self._notes is None:
             given = {"train": self._train} | ({"validation": self._validation} if self._validation else {})
             self._files = {part: corpus_files(data) for part, data in given.items()}
@@ -193,13 +185,13 @@ class CellDataModule(pl.LightningDataModule):
         return self._notes
 
     def _open(self, part: str) -> tuple[list[Source], list[str], list[np.ndarray], list[dict[str, Any]]]:
-        """Open and check the studies of a part, and warn of the cells of each that have too few genes.
+        """Open and check the studies of a part, with warnings about excluded cells.
 
         Returns
         -------
-        The sources, one a file, or the packed corpus; the names of the studies; for each source, int (n_obs,), which of
-        these each cell is of; and of each study its name (`study`), `cells` kept, `cells_dropped`, `columns` of
-        its file (None if it is packed) and `genes_matched`.
+        The sources (one per file, or the packed corpus); names of the studies; for each source, int (n_obs,), the study
+        of each cell; and for each study its name (`study`), `cells`, `cells_dropped`, `columns` of its file (None for a
+        packed corpus) and `genes_matched`.
         """
         files, report = self._files[part], []
 
@@ -217,14 +209,14 @@ class CellDataModule(pl.LightningDataModule):
                         f"{str(files[0])!r} holds {corpus.max_length} genes per cell, fewer than {option}={asked}; "
                         f"lower the {option} or pack it anew with a larger max_length."
                     )
-            # by parts: of an atlas no mask of all cells is made
+            # by parts, as a mask of all cells of an atlas is large
             of = [(corpus.study[a], corpus.lengths[a:b]) for a, b in itertools.pairwise(corpus.bounds) if b > a]
             for number, name in enumerate(corpus.study_names):
                 lengths = [some for study, some in of if study == number]
                 count(name, lengths, None, int(corpus.measured[number].sum()))
             return [corpus], corpus.study_names, [corpus.study], report
 
-        # objects have no names: the first of validation is not the first that is trained on
+        # objects have no names, which must differ between training and validation
         names = _names(files, "adata" if part == "train" else part)
         how: dict[str, Any] = {"max_length": self.context, "entropy_floor": self._entropy_floor, "keep": False}
         sources: list[Source] = []
@@ -242,13 +234,13 @@ class CellDataModule(pl.LightningDataModule):
         return CellPool(sources, studies, self.min_genes, self.context, self.block_rows, numbers)
 
     def manifest(self) -> dict[str, Any]:
-        """Say what the run is trained on, in plain values.
+        """Files and studies of the run, as JSON values.
 
         Returns
         -------
-        `vocabulary` (its fingerprint), `min_genes`, `files` (by part and name: path, size, and what
-        :func:`scdiva.data.corpus.file_note` says of the content) and `studies` (name, part, cells kept and dropped,
-        columns of the file, genes matched).
+        `vocabulary` (fingerprint), `min_genes`, `files` (by part and name: path, and size and checksum as
+        :func:`scdiva.data.corpus.file_note`) and `studies` (name, part, cells kept and dropped, columns of the file,
+        genes matched).
         """
         self.setup()
         files: dict[str, dict[str, Any]] = {}
@@ -260,12 +252,12 @@ class CellDataModule(pl.LightningDataModule):
 
     @property
     def n_cells(self) -> int:
-        """Training cells, each counted once."""
+        """Number of training cells."""
         return self._ready().n_cells
 
     @property
     def study_names(self) -> list[str]:
-        """Names of the training studies; `CellBatch.study` counts them."""
+        """Names of the training studies; `CellBatch.study` has their index."""
         self._ready()
         return list(self._study_names)
 
@@ -280,9 +272,9 @@ class CellDataModule(pl.LightningDataModule):
         return self._pool
 
     def training_stream(self) -> TrainingStream:
-        """Make the stream of training batches, from `start_step` on.
+        """Stream of training batches from `start_step` on.
 
-        Where a run is resumed with other `lanes`, the cells of the present epoch that it has not seen are dealt anew.
+        If a run is resumed with other `lanes`, the cells of the current epoch that were not yet seen are dealt again.
         """
         before = [(first, lanes) for first, lanes in self._stretches if first < self.start_step]
         if before and before[-1][1] != self.lanes:
@@ -299,35 +291,35 @@ class CellDataModule(pl.LightningDataModule):
         return TrainingStream(Order(self._ready(), self.seed, *how), self.start_step, self.max_steps)
 
     def _run_lanes(self) -> list[tuple[int, int]]:
-        """List the number of the first batch and the lanes of each stretch of the run."""
+        """First batch and number of lanes of each stretch of the run."""
         return self._stretches or [(0, self.lanes)]
 
     def cells_of_batch(self, number: int) -> list[tuple[str, str, int, str]]:
-        """Find the cells of a batch of the training stream, without reading any of their values.
+        """Cells of a batch of the training stream; no values are read.
 
         Parameters
         ----------
         number
-            Number of the batch in the stream, from 0, counted over all processes. Of a run in another Python, give
-            `lanes`, or first :meth:`load_state_dict` its checkpoint's entry `"CellDataModule"`.
+            Number of the batch, from 0, counted over all processes. For a run of another process, first set `lanes`, or
+            :meth:`load_state_dict` the entry `"CellDataModule"` of its checkpoint.
 
         Returns
         -------
-        Of each cell, in the order of the batch, its study, the file (empty for an AnnData object), its row there, and
-        its name if known. Rows of a packed corpus are counted in the packed file.
+        Of each cell, in the order of the batch: study, file (empty for an AnnData object), row in the file or packed
+        corpus, and name if known.
         """
-        found = []
+        cells = []
         for source, row, study in self._stream().rows_of(number):
             name = "" if isinstance(source, PackedCells) else str(source.obs_names[row])
-            found.append((self._study_names[study], str(source.path or ""), row, name))
-        return found
+            cells.append((self._study_names[study], str(source.path or ""), row, name))
+        return cells
 
     def train_dataloader(self) -> DataLoader[CellBatch]:
-        """Load the training stream."""
+        """Data loader of the training stream."""
         return self._loader(self.training_stream())
 
     def val_dataloader(self) -> DataLoader[CellBatch] | list[Any]:
-        """Load the validation batches; an empty list if there are none."""
+        """Data loader of the validation batches; an empty list if there are none."""
         self._ready()
         if (pool := self._validation_pool) is None:
             return []
@@ -335,21 +327,15 @@ class CellDataModule(pl.LightningDataModule):
         return self._loader(batches)
 
     def _loader(self, batches: IterableDataset[CellBatch]) -> DataLoader[CellBatch]:
-        # they are batches already
+        # the dataset yields batches
         return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
 
     def transfer_batch_to_device(self, batch: CellBatch, device: torch.device, dataloader_idx: int) -> CellBatch:
-        """Move a batch (Lightning calls this).
-
-        Parameters
-        ----------
-        batch, device, dataloader_idx
-            As Lightning passes them.
-        """
+        """Move a batch to a device; called by Lightning."""
         return batch.to(device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Note what every file holds and what settles the order, for the checkpoint; Lightning calls this."""
+        """Checksums of all files and parameters of the order, for the checkpoint; called by Lightning."""
         return {"files": self._noted(), "order": self._order(), "lanes": [list(one) for one in self._run_lanes()]}
 
     def _order(self) -> dict[str, Any]:
@@ -359,21 +345,16 @@ class CellDataModule(pl.LightningDataModule):
         return {name: getattr(self, name) for name in names} | {"validation_studies": studies}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that files and order are what they were when the run began; Lightning calls this for a resumed run.
-
-        Parameters
-        ----------
-        state_dict
-            What :meth:`state_dict` gave then.
+        """Check that files and order have not changed since the run began; called by Lightning when a run is resumed.
 
         Raises
         ------
         ValueError
-            If a file has changed, is missing or is new, or the order would be another one; the message names it.
+            If a file has changed, is missing or is new, or the order differs; the message names it.
         """
         found, noted = self._noted(), state_dict.get("files", {})
         check_manifest(noted.get("train", found["train"]), found["train"])
-        # Other validation files change no weight; those of the same name must be the same.
+        # validation files may be added or removed, but not changed
         then, now = noted.get("validation", {}), found.get("validation", {})
         common = [name for name in then if name in now]
         check_manifest({name: then[name] for name in common}, {name: now[name] for name in common})
@@ -385,7 +366,7 @@ class CellDataModule(pl.LightningDataModule):
         self._stretches = [(first, lanes) for first, lanes in state_dict.get("lanes", [])]
 
     def close(self) -> None:
-        """Close all files. They are opened anew when read."""
+        """Close all files; reading opens them again."""
         for pool in (self._pool, self._validation_pool):
             for source in pool.sources if pool is not None else ():
                 source.close()
@@ -396,17 +377,12 @@ def _as_list(data: Data | Sequence[Data]) -> list[Data]:
 
 
 def corpus_files(data: Sequence[Any]) -> list[Any]:
-    """Find the files that are meant, and check that they go together.
-
-    Parameters
-    ----------
-    data
-        AnnData objects, files and folders.
+    """Files of a list of AnnData objects, files and folders.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If there is nothing of a name, a packed corpus does not stand alone, or two files have one name.
+        If a file does not exist, a packed corpus is combined with others, or two files have the same name.
     """
     files = data_files(data)
     packed = [is_path(one) and is_packed(one) for one in files]
@@ -419,3 +395,31 @@ def corpus_files(data: Sequence[Any]) -> list[Any]:
 
 def _names(files: Sequence[Any], unnamed: str) -> list[str]:
     return study_names([as_path(one if is_path(one) else f"{unnamed}{i}") for i, one in enumerate(files)])
+
+
+def manifest_of(data: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Size and checksum (:func:`scdiva.data.corpus.file_note`) by file name; AnnData objects are skipped."""
+    return {as_path(one).name: file_note(one) for one in data if is_path(one)}
+
+
+def check_manifest(noted: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise ValueError if a file has changed, is missing or is new, or the order differs from that in a manifest.
+
+    Parameters
+    ----------
+    noted, found
+        Results of :func:`manifest_of`, then and now.
+    """
+    changed = [name for name in noted if name in found and noted[name] != found[name]]
+    gone, new = [name for name in noted if name not in found], [name for name in found if name not in noted]
+    for names, what in (
+        (changed, "have changed"),
+        (gone, "are no longer given"),
+        (new, "are new"),
+        ([] if list(noted) == list(found) else list(found), "stand in another order"),
+    ):
+        if names:
+            raise ValueError(
+                f"{len(names)} of {len(noted)} files {what} since the run began (first: {names[0]!r}): resumed, it "
+                "would not see the cells that it would have seen. Give the same files as then, or begin a new run."
+            )

@@ -1,25 +1,28 @@
-"""The genes of a data set: matched with those that a model knows, and their entropy over cells."""
+"""Calls of `scdiva.pp` on genes: match them with a vocabulary, compute their entropy, rank them in each cell."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import scipy.sparse as sp
 from anndata import AnnData
 
-from scdiva._checks import check_arguments
-from scdiva._constants import MATCH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
+from scdiva._checks import check_arguments, check_least, no_entry
+from scdiva._constants import LAYER_RANK, MATCH, MAX_LENGTH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
 from scdiva._docs import with_shared_docs
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.genes import tokens_of_var
+from scdiva.data.genes import check_unique, tokens_of_var
 from scdiva.data.matrix import BLOCK_ROWS
-from scdiva.data.options import Duplicates, InputOptions, Species
+from scdiva.data.options import Duplicates, Empty, InputOptions, Species
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.results import check_writable, write
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
+from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 
@@ -36,16 +39,16 @@ def match_genes(
     use_raw: bool = False,
     copy: bool = False,
 ) -> AnnData | None:
-    """Match gene names with a vocabulary and report how much of the data it covers.
+    """Match gene names with a vocabulary and report the share of the data that it covers.
 
-    Names may be current symbols, previous symbols, aliases, Ensembl ids (with or without version), or a mixture: see
-    :meth:`scdiva.tokenizer.Vocabulary.match`. The matrix is read once, to weigh genes by their counts and to refuse
-    what is neither counts nor log-normalised. Other calls match genes themselves: this one is for looking.
+    Names may be current symbols, previous symbols, aliases, Ensembl ids (with or without version), or a mixture; see
+    :meth:`scdiva.tokenizer.Vocabulary.match`. The matrix is read once to weigh genes by their counts and to check that
+    it is counts or log-normalised. Other calls match genes themselves; use this call to inspect the result.
 
     Parameters
     ----------
     adata
-        Cells by genes, counts or log-normalised values (which are weighed on the count scale).
+        Cells × genes, counts or log-normalised expression.
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
     %(gene_ids)s
@@ -61,27 +64,26 @@ def match_genes(
     None, or the copy. Written are
 
     `adata.var["scdiva_token"]`
-        int32 token of each gene, -1 where the vocabulary does not hold it.
+        int32, token of each gene; -1 if it is not in the vocabulary.
     `adata.uns["scdiva"]["match"]`
-        `n_genes`, `n_mapped`, `share_genes`, `share_counts`, `n_duplicates`, `vocabulary` (its fingerprint), `how`
-        (names found as "ensembl", "symbol", "previous", "alias", "ortholog", "unknown"), and the arguments under
+        `n_genes`, `n_mapped`, `share_genes`, `share_counts`, `n_duplicates`, `vocabulary` (fingerprint), `how` (number
+        of names matched as "ensembl", "symbol", "previous", "alias", "ortholog", "unknown"), and the arguments under
         `params`.
 
     Raises
     ------
     ValueError
-        If less than half of the counts fall on known genes, with the call that mends it where the genes are in the rows
-        or cells of human and mouse are in one matrix; if columns are no genes by `var["feature_types"]`; if
-        `duplicates="error"` and two columns mean one gene; if the matrix is absent, empty, scaled, or holds NaN,
-        infinite or negative values.
+        If less than half of the counts fall on known genes, with the remedy if genes are in the rows or human and mouse
+        cells are in one matrix; if columns are not genes by `var["feature_types"]`; if `duplicates="error"` and two
+        columns mean one gene; if the matrix is absent, empty or scaled, or has NaN, infinite or negative values.
     KeyError
-        If there is no such column or layer.
+        If the column or layer does not exist.
 
     Warns
     -----
     UserWarning
         If less than 80% of the counts fall on known genes; if genes are read as their human orthologs; if there are
-        cells of both human and mouse; if columns hold antibody counts by their names and counts.
+        human and mouse cells; if columns have antibody counts, judged by their names and counts.
 
     Examples
     --------
@@ -122,17 +124,17 @@ def gene_entropy(
     r"""Compute the Shannon entropy of each gene's expression over cells.
 
     :math:`H_g = -\sum_b p_{g,b} \log p_{g,b}` over bins b of log-normalised expression (paper, appendix, eq.
-    gene_entropy): one bin for zero and fixed bins of width 0.5 above it. Ubiquitous and rare genes have little entropy.
-    Models rank genes by the entropy of their training corpus, not by this one; this call is for looking, and for
+    gene_entropy): one bin for zero and fixed bins of width 0.5 above it. Ubiquitous and rare genes have low entropy.
+    Models rank genes by the entropy of their training corpus; use this call to inspect a dataset, or for
     :func:`scdiva.pp.entropy_serialize` with ``entropy_key``.
 
     Parameters
     ----------
     adata
-        Cells by genes. Many data sets are counted together by :func:`scdiva.pp.corpus_entropy`.
+        Cells × genes. For several datasets, use :func:`scdiva.pp.corpus_entropy`.
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
-        Genes that it does not hold get no entropy.
+        Other genes get no entropy.
     %(reading)s
     key_added
         Column to write.
@@ -144,10 +146,10 @@ def gene_entropy(
     None, or the copy. Written are
 
     `adata.var[key_added]`
-        float32, nats; NaN for genes that the vocabulary does not hold. Columns of one gene get that of
-        their sum.
+        float32, in nats; NaN for genes that are not in the vocabulary. Columns of one gene get the entropy of their
+        sum.
     `adata.uns["scdiva"][key_added]`
-        `n_cells` counted, the vocabulary's fingerprint, and the arguments.
+        Number of cells, fingerprint of the vocabulary, and the arguments.
 
     Raises
     ------
@@ -169,14 +171,14 @@ def gene_entropy(
     source = open_cells(adata, genes, reading, ranked=False)
     _count(source, histogram)
     tokens, entropy = tokens_of_var(adata, source.tokens, use_raw), histogram.entropy()
-    found = {
+    notes = {
         "n_cells": histogram.n_cells,
         "vocabulary": genes.fingerprint,
         "bin_width": BIN_WIDTH,
         **reading.parameters(),
     }
     values = np.where(tokens >= 0, entropy[tokens], np.float32(np.nan)).astype(np.float32)
-    return write(adata, "pp.gene_entropy", key_added, found, copy=copy, var={key_added: values})
+    return write(adata, "pp.gene_entropy", key_added, notes, copy=copy, var={key_added: values})
 
 
 @check_arguments
@@ -194,24 +196,23 @@ def corpus_entropy(
     min_genes: int = 0,
     block_rows: int = BLOCK_ROWS,
 ) -> EntropyHistogram:
-    """Count the expression histograms of a corpus, file by file and block by block.
+    """Count the expression histograms of a corpus, by files and blocks of rows.
 
-    Histograms hold integers: files may be counted by different workers, in any order and block size, and added. The sum
-    is the histogram of one pass, bit for bit (see the example).
+    The counts are integers: histograms of files that different workers count, in any order and block size, can be added
+    and give the same bits as one pass (see the example).
 
     Parameters
     ----------
     data
-        AnnData objects or ``.h5ad`` / ``.zarr`` files, each a study: its cells count for the genes that it has a column
-        for. Human and mouse files may be mixed: each is found out by itself. A matrix of dask chunks is computed
-        `block_rows` rows at a time.
+        AnnData objects or ``.h5ad`` / ``.zarr`` files, each a study; its cells count for the genes in its columns.
+        Human and mouse files may be mixed. A matrix of dask chunks is computed `block_rows` rows at a time.
     vocabulary
         As in :func:`gene_entropy`.
     %(reading)s
     min_genes
-        Cells with fewer known genes are not counted, as they are not trained on.
+        Minimum number of known genes per cell; other cells are not counted.
     block_rows
-        Rows read at once.
+        Rows per block.
 
     Returns
     -------
@@ -221,7 +222,7 @@ def corpus_entropy(
     Raises
     ------
     ValueError
-        If there are no data, or some do not pass the checks; the message names the file.
+        If there are no data, or a file does not pass the checks; the message names it.
 
     Examples
     --------
@@ -264,3 +265,150 @@ def _count(source: CellSource, histogram: EntropyHistogram, min_genes: int = 0) 
         if min_genes > 0:
             cells = cells[np.flatnonzero(source.lengths[start : start + cells.shape[0]] >= min_genes)]
         histogram.update(cells, measured)
+
+
+@check_arguments
+@with_shared_docs
+def entropy_serialize(
+    adata: AnnData,
+    vocabulary: Vocabulary | str | Path = "human",
+    *,
+    max_length: int = MAX_LENGTH,
+    entropy_key: str | None = None,
+    entropy_floor: float = ENTROPY_FLOOR,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    empty: Empty = "error",
+    key_added: str = LAYER_RANK,
+    copy: bool = False,
+) -> AnnData | None:
+    r"""Rank the genes of each cell by entropy-normalised expression.
+
+    The score is :math:`S_g = v_g / (\max(H_g, \mathrm{floor}) + 10^{-6})` with v the log-normalised expression (target
+    1e4) and H the gene's entropy (paper, appendix, eq. entropy_score; the floor is an addition that keeps rare genes
+    from the top ranks). Rank 1 is the highest score; ties are ranked by token. Models rank genes themselves; use this
+    call to inspect the ranks.
+
+    The matrix is read by blocks of rows, so backed, zarr and dask data are never loaded whole. The ranks take 8 bytes
+    each: AnnData keeps layers in memory even if X is backed by a file.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, counts or log-normalised expression.
+    vocabulary
+        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
+    max_length
+        Maximum number of ranked genes per cell.
+    entropy_key
+        Column of `adata.var` with entropies in nats, from :func:`scdiva.pp.gene_entropy`. None: entropies of the
+        vocabulary, which "human" does not have.
+    entropy_floor
+        Minimum entropy in the denominator, in nats; 0 as in the paper.
+    %(reading)s
+    empty
+        Cells without a known gene: raise an error, or give them no ranks ("nan").
+    key_added
+        Layer, and entry of `uns`, to write.
+    copy
+        Write into a copy and return it.
+
+    Returns
+    -------
+    None, or the copy. Written are
+
+    `adata.layers[key_added]`
+        int32 CSR (n_obs, n_vars), ranks 1 to `max_length`; no entry if a gene is not expressed, unknown, or ranked
+        lower. The first of several columns of one gene has its rank.
+    `adata.uns[key_added]`
+        `n_truncated` (cells with more known genes than `max_length`), unit of the input, fingerprint of the vocabulary,
+        and the arguments.
+
+    Raises
+    ------
+    KeyError, ValueError
+        As :func:`scdiva.pp.match_genes`; if `adata.raw` is read and has known genes that `adata` lacks; if entropies
+        are missing; if cells have no known gene.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy()
+    >>> sd.pp.gene_entropy(adata)
+    >>> sd.pp.entropy_serialize(adata, entropy_key="scdiva_entropy")
+    >>> adata.layers["scdiva_rank"].dtype
+    dtype('int32')
+    """
+    check_least(max_length=(max_length, 1))
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
+    genes = load_vocabulary(vocabulary)
+    if entropy_key is None:
+        denominator = score_denominator(genes.entropy, entropy_floor)
+    elif entropy_key not in adata.var:
+        raise no_entry("adata.var", entropy_key, adata.var.columns, "scdiva.pp.gene_entropy(adata)")
+    source = open_cells(adata, genes, reading, ranked=False)
+    column = _columns_of_tokens(adata, source, use_raw)
+    if entropy_key is not None:
+        denominator = score_denominator(_entropy_of_tokens(adata, column, entropy_key), entropy_floor)
+    notes = {
+        "n_truncated": 0,
+        "kind": source.kind,
+        "vocabulary": genes.fingerprint,
+        "max_length": max_length,
+        "entropy_key": entropy_key or "",
+        "entropy_floor": entropy_floor,
+        **reading.parameters(),
+        "empty": empty,
+    }
+    # one allocation; concatenating parts would take twice the memory
+    bound = int(np.minimum(source.lengths, max_length).sum(dtype=np.int64))
+    data, indices, indptr = np.empty(bound, np.int32), np.empty(bound, np.int32), np.zeros(adata.n_obs + 1, np.int64)
+    for start, cells in source.expression_blocks("ranking genes"):
+        notes["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
+        bounds, tokens, _ = serialize(cells, denominator, max_length)
+        first, n_rows = int(indptr[start]), len(bounds) - 1
+        indptr[start + 1 : start + n_rows + 1] = first + bounds[1:]
+        data[first : first + len(tokens)] = np.arange(1, len(tokens) + 1) - np.repeat(bounds[:-1], np.diff(bounds))
+        indices[first : first + len(tokens)] = column[tokens]
+    ranks = sp.csr_matrix((data[: indptr[-1]], indices[: indptr[-1]], indptr), shape=adata.shape)
+    ranks.sort_indices()
+    parts = {"layers": {key_added: ranks}, "uns": {key_added: notes}}
+    return write(adata, "pp.entropy_serialize", None, None, copy=copy, **parts)
+
+
+def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:
+    """First column of `adata` of each token, int32 (n_tokens,); -1 if there is none."""
+    tokens = tokens_of_var(adata, source.tokens, use_raw)
+    if use_raw:
+        check_unique(adata.var_names)
+    known = np.flatnonzero(tokens >= 0)[::-1]
+    column = np.full(source.n_tokens, -1, dtype=np.int32)
+    column[tokens[known]] = known  # the first column is written last
+    lost = (source.tokens >= 0) & (column[source.tokens] < 0)
+    if lost.any():
+        raise ValueError(
+            f"adata.raw holds {int(lost.sum())} known genes that adata lacks (first: "
+            f"{str(adata.raw.var_names[np.flatnonzero(lost)[0]])!r}); their ranks would have no place. "
+            "Work on adata.raw.to_adata()."
+        )
+    return column
+
+
+def _entropy_of_tokens(adata: AnnData, column: np.ndarray, key: str) -> np.ndarray:
+    """Entropies in `adata.var[key]` by token, float32 (n_tokens,); 0 for tokens without a column."""
+    values = np.asarray(adata.var[key], dtype=np.float32)  # pandas, or xarray if adata is lazy
+    entropy = np.zeros(len(column), dtype=np.float32)
+    measured = np.flatnonzero(column[N_SPECIAL:] >= 0) + N_SPECIAL
+    entropy[measured] = values[column[measured]]
+    bad = column[measured][~np.isfinite(entropy[measured]) | (entropy[measured] < 0)]
+    if len(bad):
+        raise ValueError(
+            f"adata.var[{key!r}] is missing, infinite or negative for {len(bad)} of {len(measured)} known genes "
+            f"(first: {str(adata.var_names[bad.min()])!r}). Compute it anew with scdiva.pp.gene_entropy(adata)."
+        )
+    return entropy

@@ -1,21 +1,32 @@
-"""From the gene names of a data set to tokens, with the checks that a wrong name list must not pass."""
+"""Gene names of a dataset matched to tokens; antibody columns, a second species and wrong names are detected."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
+from numpy.typing import NDArray
 
 from scdiva._checks import is_second_argument, or_nearest, warn
 from scdiva._constants import UNKNOWN
-from scdiva.data.columns import GENOME, HUMAN_GENOMES
+from scdiva._validate import Names
 from scdiva.data.options import DEFAULT_INPUT, InputOptions
-from scdiva.tokenizer.names import as_text, by_table, ensembl_id, looks_like_mouse
+from scdiva.tokenizer.names import (
+    FOREIGN,
+    as_text,
+    by_table,
+    ensembl_id,
+    human_orthologs,
+    looks_like_mouse,
+    repeated_name,
+    spelled_as_mouse,
+)
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
 
 if TYPE_CHECKING:
@@ -24,22 +35,259 @@ if TYPE_CHECKING:
 
     from scdiva._validate import Names
 
+GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+)(.+)")
+"""Gene names of a Cell Ranger reference of several genomes: "GRCh38_CD4", "mm10___Cd4"."""
+HUMAN_GENOMES = ("GRCh", "hg")
+
+_TAGGED = re.compile(
+    r"(?i:(.*[ _.:-])?((ADT|HTO|Hashtag)\d*|TotalSeq[- ]?[A-D]?|antibody|anti|AB|prot|protein)([ _.:-].*)?)"
+    r"|(Hu|Ms|Rt){1,3}[._].+|(Isotype|CITE)_.+|.+[|._]pAbO"
+)
+"""Names of antibodies: "ADT_CD4", "CD4_TotalSeqC", "anti-CD4", "HTO1", "HuMs.CD44", "CD4|CD4|AHS0032|pAbO"."""
+_OF_CD = re.compile(r"([Aa]b-?)?CD\d+[A-Za-z]*([ _.:|/(-](?!(AS|DT|IT|OT)\d*$|\d{3}$).*)?")
+"""Antibodies unless these are genes: "CD45RA", "CD3-UCHT1", "abCD4"; not transcripts ("CD4-201", "CD27-AS1")."""
+_CD = re.compile(r"C[Dd]\d+[A-Za-z]?(?![A-Za-z])")
+_TIMES, _LEAST_TIMES, _PER_CELL, _SHARE = 10.0, 2.0, 10.0, 0.01
+"""Thresholds of a protein: its counts relative to the RNA of its gene, alone and within a panel; and counts per cell if
+its name is like CD4, otherwise its share of all counts. No pair of columns of one gene in 59 public datasets passes."""
+_SEVERAL, _LEAST_PER_CELL = 3, 0.5
+"""Minimum number of adjacent columns like CD4-1, with ten times the counts of CD4, and minimum counts per cell of each,
+that make a panel."""
+_GAP, _OF_MEDIAN = 3, 0.1
+"""Maximum distance of the columns of a panel; minimum counts of columns between them, relative to their median."""
+
+
+def protein_columns(
+    names: Sequence[str],
+    tokens: NDArray[np.int32],
+    how: NDArray[np.object_],
+    counts: NDArray[np.float64],
+    n_obs: int,
+    other: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Detect columns of antibody counts by names and counts, if no feature type marks them.
+
+    A column is an antibody if its name is an antibody's ("ADT_CD4") and no gene's, and all such columns have at least
+    1% of the counts. Or it is a second column of a gene, by the suffix of `var_names_make_unique` ("CD4-1"), the same
+    name, or an alias ("CD56", of NCAM1), with many times the counts of the first; fewer are enough if several such
+    columns are adjacent. Columns next to them belong to the same panel if they are second columns with fewer counts, or
+    have no gene and many counts, or lie between them with similar counts. Next to tagged names ("ADT_CD4") there is no
+    such panel.
+
+    Parameters
+    ----------
+    names, tokens, how
+        Result of :func:`match_columns`.
+    counts
+        `(n,)`, sum of each column over all cells.
+    n_obs
+        Number of cells.
+    other
+        Result of :func:`other_species`: among thousands of human genes, names like those of antibodies are genes, too.
+
+    Returns
+    -------
+    bool `(n,)`.
+    """
+    of_mouse = bool((how == "ortholog").any())
+    unknown, heavy = tokens == UNKNOWN, counts >= _PER_CELL * n_obs
+    tagged, of_cd = _named_as_antibodies(names, unknown, of_mouse)
+    found: NDArray[np.bool_] = np.logical_or(tagged, of_cd)
+    if 2 * found[other].sum() < other.sum():
+        found &= ~other
+    found &= counts[found].sum() >= _SHARE * counts.sum()
+    times = np.zeros(len(names))  # counts of a second column of a gene, relative to its other columns
+    is_rna = np.zeros(len(names), dtype=np.bool_)  # the other columns
+    again = np.flatnonzero(~unknown & pd.Series(tokens).duplicated(keep=False).to_numpy())
+    for columns in pd.Series(again).groupby(tokens[again]).agg(list) if len(again) else ():
+        most = max(columns, key=lambda at: counts[at])
+        others = [at for at in columns if at != most]
+        is_repeat = names[most] in [names[at] for at in others] or repeated_name(names[most]) is not None
+        if most > min(others) and (is_repeat or how[most] in ("alias", "previous")):
+            times[most] = counts[most] / max(1.0, sum(counts[at] for at in others))
+            is_rna[others] = True
+    as_cd = np.array([bool(_CD.match(name)) for name in names], dtype=np.bool_)
+    found |= (times >= _TIMES) & ((as_cd & heavy) | (counts >= _SHARE * counts.sum()))
+    one_of_several = as_cd & (times >= _TIMES) & (counts >= _LEAST_PER_CELL * n_obs)
+    if not found.any() and one_of_several.sum() < _SEVERAL:
+        return found
+    members = (found & ~tagged) | (times >= _LEAST_TIMES)  # all columns of a tagged panel have the tag
+    loud = np.flatnonzero(unknown & heavy & ~found).tolist()
+    members[loud] = ~_are_genes([names[at] for at in loud], of_mouse)
+    for panel in _side_by_side(members, is_rna):
+        if not found[panel].any() and one_of_several[panel].sum() < _SEVERAL:
+            continue
+        found[panel] = True
+        around = names[max(0, panel[0] - _GAP) : panel[-1] + _GAP + 1]
+        if len(panel) >= _SEVERAL and list(around) != sorted(around):  # unless all columns are sorted
+            between = np.arange(panel[0], panel[-1])
+            enough = heavy | (counts >= _OF_MEDIAN * np.median(counts[panel]))
+            found[between[enough[between]]] = True
+            for at, step in ((panel[0] - 1, -1), (panel[-1] + 1, 1)):
+                while 0 <= at < len(names) and as_cd[at] and heavy[at] and not is_rna[at]:
+                    found[at] = True
+                    at += step
+    return found
+
+
+def _named_as_antibodies(names: Sequence[str], unknown: NDArray[np.bool_], of_mouse: bool) -> NDArray[np.bool_]:
+    """Mask unknown names that are antibodies and not genes, bool `(2, n)`: with a tag, and like CD45RA."""
+    found = np.zeros((2, len(names)), dtype=np.bool_)
+    for kind, form in zip(found, (_TAGGED, _OF_CD), strict=True):
+        named = [at for at in np.flatnonzero(unknown).tolist() if form.fullmatch(names[at])]
+        kind[named] = ~_are_genes([repeated_name(names[at]) or names[at] for at in named], of_mouse)
+    if found[1].sum() > (~unknown).sum():  # the genes themselves have such names ("CD4__chr12")
+        found[1] = False
+    return found
+
+
+def _are_genes(names: Sequence[str], of_mouse: bool) -> NDArray[np.bool_]:
+    """Mask names of mouse genes, and of human genes unless `of_mouse`, whether or not a model has them."""
+    if not len(names):
+        return np.zeros(0, dtype=np.bool_)
+    found: NDArray[np.bool_] = np.array(
+        [not name.startswith(FOREIGN) for name in human_orthologs(names)], dtype=np.bool_
+    )
+    if not of_mouse:
+        how = np.asarray(Vocabulary.human().match(names, "human").how)
+        found |= np.isin(how, ["ensembl", "symbol", "previous"])
+    return found
+
+
+def _side_by_side(members: NDArray[np.bool_], is_rna: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+    """Yield the columns of each panel: members close to each other, without the RNA of a gene between them."""
+    at = np.flatnonzero(members)
+    n_rna = np.cumsum(is_rna)
+    ends = np.flatnonzero((np.diff(at) > _GAP + 1) | (np.diff(n_rna[at]) > 0)) + 1
+    yield from np.split(at, ends) if len(at) else ()
+
+
+def other_species(
+    names: Sequence[str],
+    tokens: NDArray[np.int32],
+    how: NDArray[np.object_],
+    vocabulary: Vocabulary,
+    reading: InputOptions,
+) -> NDArray[np.bool_]:
+    """Mask mouse genes in data that are read as human, or human genes in data that are read as mouse.
+
+    Parameters
+    ----------
+    names, tokens, how
+        Result of :func:`match_columns`.
+    vocabulary, reading
+        Its arguments.
+
+    Returns
+    -------
+    bool `(n,)`; all False if `species` is a table or the vocabulary is not human.
+    """
+    none = np.zeros(len(names), dtype=np.bool_)
+    if vocabulary.species != "human" or isinstance(reading.species, dict):
+        return none
+    split = [(of[1], of[2]) if (of := GENOME.fullmatch(name)) else ("", name) for name in names]
+    of_mouse = np.array(
+        [not of.startswith(HUMAN_GENOMES) if of else spelled_as_mouse(name) for of, name in split], dtype=np.bool_
+    )
+    unknown = tokens == UNKNOWN
+    if is_read_as_mouse(how, reading):
+        rest = np.flatnonzero(unknown & ~of_mouse)
+        none[rest] = vocabulary.match([names[int(at)] for at in rest], "human").tokens != UNKNOWN
+        return none
+    found: NDArray[np.bool_] = unknown & of_mouse
+    has_human = not unknown.all() or any(of.startswith(HUMAN_GENOMES) for of, _ in split)
+    both = has_human and looks_like_mouse(split[at][1] for at in np.flatnonzero(found))
+    return found if both else none
+
+
+def is_read_as_mouse(how: NDArray[np.object_], reading: InputOptions) -> bool:
+    """Whether the genes are read as mouse genes."""
+    return reading.species == "mouse" or bool((how == "ortholog").any())
+
+
+def about_two_species(
+    blocks: Iterator[tuple[int, sp.csr_matrix]],
+    other: NDArray[np.bool_],
+    matched_names: Sequence[str],
+    reads_mouse: bool,
+    obs_names: Names,
+    reading: InputOptions,
+) -> str:
+    """Count the cells of each species in a matrix with human and mouse genes, and describe how to split them.
+
+    Parameters
+    ----------
+    blocks
+        The matrix.
+    other
+        Result of :func:`other_species`.
+    matched_names
+        Names of all genes.
+    reads_mouse
+        Whether `other` are human genes in data that are read as mouse.
+    obs_names
+        Names of the cells.
+    reading
+        Options of the input.
+
+    Returns
+    -------
+    The message; empty if no cell has most of its counts on genes of the other species.
+    """
+    sums = [[np.asarray(block[:, which].sum(axis=1)).ravel() for which in (~other, other)] for _, block in blocks]
+    of_read, of_other = np.concatenate(sums, axis=1)
+    foreign = np.flatnonzero(of_other > of_read)
+    n_cells = int((of_read > of_other).sum()), len(foreign)
+    if not len(foreign) or (not n_cells[0] and reading.species is not None):  # `species` is wrong
+        return ""
+    n_human, n_mouse = n_cells[::-1] if reads_mouse else n_cells
+    first = ", ".join(repr(str(obs_names[int(row)])) for row in foreign[:3])
+    kind = "human" if reads_mouse else "mouse"
+    return (
+        f"human and mouse (or rat) genes are in one matrix: by their counts {n_human} of {len(of_read)} cells are "
+        f"human and {n_mouse} mouse (first {kind}: {first}). Split them, as their genes can't be read alike: "
+        f"{_split(matched_names, reading)}"
+    )
+
+
+def _split(matched_names: Sequence[str], reading: InputOptions) -> str:
+    """Code that splits `adata` into human cells with human genes and `mouse`."""
+    names = "adata.var_names" if reading.gene_ids is None else f"adata.var[{reading.gene_ids!r}]"
+    matrix = "adata.X" if reading.layer is None else f"adata.layers[{reading.layer!r}]"
+    genomes = sorted({found[1] for name in matched_names if (found := GENOME.fullmatch(name))})
+    of_human = [genome for genome in genomes if genome.startswith(HUMAN_GENOMES)]
+    human = f"scdiva.tokenizer.load_vocabulary().match({names}, 'human').tokens >= 0"
+    if of_human:
+        human = f"np.asarray({names}.str.startswith({of_human[0]!r}))"
+    calls = [
+        *(["adata = adata.raw.to_adata()"] if reading.use_raw else []),
+        f"human = {human}",
+        f"of_human = np.asarray({matrix}[:, human].sum(axis=1) > {matrix}[:, ~human].sum(axis=1)).ravel()",
+        "mouse = adata[~of_human, ~human].copy()",
+        "adata = adata[of_human, human].copy()",
+    ]
+    for genome in genomes:
+        one = names if genome in of_human else names.replace("adata", "mouse", 1)
+        calls.append(f"{one} = {one}.str.removeprefix({genome!r})")
+    return "; ".join(calls)
+
+
 ERROR_SHARE = 0.5
-"""Below this share of counts on known genes a data set is refused."""
+"""Below this share of counts on known genes there is an error."""
 WARNING_SHARE = 0.8
-"""Below this share of counts on known genes there is a warning. Human data sets have 0.95 or more."""
+"""Below this share of counts on known genes there is a warning. Human datasets have 0.95 or more."""
 
 _N_SHOWN = 5
 _LOOKED_AT = 1000
-"""Names of cells that are looked up among genes."""
+"""Number of cell names that are compared with gene names."""
 _NOT_GENES = frozenset(
     ("antibody capture", "antigen capture", "crispr guide capture", "multiplexing capture", "custom", "peaks",
      "antibody", "protein", "protein expression", "proteins", "prot", "adt", "hto", "hashtag", "multiplexing", "crispr",
      "grna", "sgrna", "guide", "peak", "atac", "chromatin accessibility")
 )  # fmt: skip
-"""Types of features, in small letters, of columns that hold no RNA of a gene."""
+"""Feature types, in lower case, of columns that are not RNA of a gene."""
 _TYPES = ("feature_types", "feature_type", "Type", "modality")
-"""Columns of `var` with them, as Cell Ranger, scanpy, DropletUtils and others name them."""
+"""Columns of `var` with feature types, as in Cell Ranger, scanpy, DropletUtils and others."""
 _SPECIES = "pass species=, a dict from them to human symbols or Ensembl ids"
 _ADVICE = (
     (r"[\d.]+$", "The names are numbers: pass as gene_ids= a column of adata.var of symbols or ids, or set var_names"),
@@ -53,34 +301,33 @@ _ADVICE = (
     (r"(chr)?[\dXYMT]+[:_-]\d+[_-]\d+$", "These are intervals of the genome, such as peaks: pass the RNA counts"),
     ("", f"Human genes are expected: pass another column of adata.var as gene_ids=, or, of other species, {_SPECIES}"),
 )
-"""How names may look that are no list of human genes, and what to do then; the last of all others."""
+"""Patterns of names that are not human genes, and the remedy; the last entry is for all other names."""
 
 
 def gene_names(var: pd.DataFrame, reading: InputOptions = DEFAULT_INPUT) -> tuple[list[str], list[str] | None]:
-    """Choose the gene names of a data set.
+    """Gene names of a dataset.
 
     Parameters
     ----------
     var
         Annotation of the genes, `adata.var` or `adata.raw.var`.
     reading
-        What is read: `gene_ids`, and `use_raw` for the messages.
+        Options of the input.
 
     Returns
     -------
     names
         One name per gene, empty where it is missing.
     fallback
-        The index, if `gene_ids` was given: where an Ensembl id is unknown (retired, say), the symbol may still be
-        known. None otherwise.
+        The index if `gene_ids` is given, to look up the symbol of an unknown (retired) Ensembl id; otherwise None.
 
     Raises
     ------
     KeyError
-        If there is no such column; the message names those that hold text.
+        If the column `gene_ids` does not exist; the message lists the columns of text.
     ValueError
-        If `var["feature_types"]` says that there are columns of antibodies, guides or peaks. An antibody bears the name
-        of its gene, and its counts would be taken for that gene's RNA.
+        If `var["feature_types"]` has antibodies, guides or peaks: the counts of an antibody named like its gene would
+        be taken for RNA.
     """
     for column in [name for name in _TYPES if name in var.columns]:
         kinds = var[column].map(as_text)
@@ -116,16 +363,16 @@ def gene_names(var: pd.DataFrame, reading: InputOptions = DEFAULT_INPUT) -> tupl
 
 
 class Matched(NamedTuple):
-    """The genes of a data set and what the vocabulary knows of them, n each.
+    """Matched genes of a dataset.
 
     Attributes
     ----------
     names
-        As the data have them.
+        The n gene names.
     tokens
-        int32, -1 where the vocabulary does not hold the gene.
+        int32, -1 if the gene is not in the vocabulary.
     how
-        How each was found: one of :data:`scdiva.tokenizer.vocabulary.HOW`.
+        How each name was matched: one of :data:`scdiva.tokenizer.vocabulary.HOW`.
     """
 
     names: list[str]
@@ -134,22 +381,23 @@ class Matched(NamedTuple):
 
 
 def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: InputOptions = DEFAULT_INPUT) -> Matched:
-    """Match the genes of a data set with a vocabulary, by their names alone.
+    """Match the genes of a dataset with a vocabulary, by name.
+
+    An unknown Ensembl id in the column `gene_ids` is looked up by the name in the index; other names are not.
 
     Parameters
     ----------
     var
         Annotation of the genes.
     vocabulary
-        The genes to match with.
+        The vocabulary.
     reading
-        What is read: `gene_ids` and `species`. An Ensembl id in the column `gene_ids` that is unknown is looked up by
-        the gene's name in the index instead. No other name is: whoever left a gene without one meant it to be unknown.
+        Options of the input.
 
     Raises
     ------
     KeyError, ValueError
-        As :func:`gene_names`; if `species` is a table that holds none of the genes, or not that of the vocabulary.
+        As :func:`gene_names`; if `species` is a table without any of the genes, or does not fit the vocabulary.
     """
     names, fallback = gene_names(var, reading)
     species = reading.species
@@ -161,7 +409,7 @@ def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: InputOptio
         )
     match = vocabulary.match(names, species)
     tokens, how = match.tokens, np.asarray(match.how, dtype=object)
-    if fallback is not None and not isinstance(species, dict):  # a table says of every gene what it is
+    if fallback is not None and not isinstance(species, dict):  # a table is complete
         second = vocabulary.match(fallback, species)
         retired = (tokens == UNKNOWN) & np.array([ensembl_id(name) is not None for name in names], dtype=bool)
         tokens = np.where(retired, second.tokens, tokens)
@@ -172,25 +420,12 @@ def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: InputOptio
 def column_tokens(
     var: pd.DataFrame, vocabulary: Vocabulary, reading: InputOptions = DEFAULT_INPUT
 ) -> NDArray[np.int32]:
-    """Find the token of each column: the `tokens` of :func:`match_columns`, int32 `(n_vars,)`."""
+    """Token of each column, int32 `(n_vars,)`; see :func:`match_columns`."""
     return match_columns(var, vocabulary, reading).tokens
 
 
 def check_unique(names: pd.Index, where: str = "adata") -> None:
-    """Refuse genes that bear the name of another.
-
-    Parameters
-    ----------
-    names
-        Of the genes.
-    where
-        What the data are called in messages.
-
-    Raises
-    ------
-    ValueError
-        If there are any.
-    """
+    """Raise ValueError if gene names are not unique; `where` is the name of the data in the message."""
     again = names[names.duplicated()]
     if len(again):
         raise ValueError(
@@ -213,35 +448,34 @@ def judge_genes(
     obs_names: Names | None = None,
     n_obs: int = 0,
 ) -> dict[str, Any]:
-    """Refuse names under which too few counts are known, and report how the genes were matched.
+    """Check that enough counts fall on known genes, and report how the genes were matched.
 
     Parameters
     ----------
     matched
-        What :func:`match_columns` found of n genes.
+        The n matched genes.
     vocabulary
-        What they were matched with.
+        The vocabulary.
     counts_per_gene
-        Sum of the counts of each gene over all cells (count scale, not logarithms), shape (n,).
+        Sum of the counts of each gene over all cells (count scale), shape (n,).
     reading
-        What is read: `duplicates`: "sum" lets several names of one gene pass (whoever reads the counts sums them),
-        "error" refuses them.
+        Options of the input; `duplicates="error"` refuses several names of one gene.
     two_species
-        What :func:`scdiva.data.columns.about_two_species` says: the reason why many counts are unknown.
+        Message of :func:`about_two_species`, which explains unknown counts.
     obs_names, n_obs
-        Names and number of the cells: whether the genes are in the rows is told by them.
+        Names and number of cells, to detect a transposed matrix.
 
     Returns
     -------
-    Plain numbers and strings: `n_genes`, `n_mapped`, `share_genes`, `share_counts` (of all counts, those on mapped
-    genes), `n_duplicates` (names beyond the first of their gene), `vocabulary` (fingerprint) and `how`, a dict with the
-    number of names found as "ensembl", "symbol", "previous", "alias", "ortholog" and "unknown".
+    `n_genes`, `n_mapped`, `share_genes`, `share_counts` (share of counts on mapped genes), `n_duplicates` (names beyond
+    the first of their gene), `vocabulary` (fingerprint) and `how`, a dict with the number of names matched as
+    "ensembl", "symbol", "previous", "alias", "ortholog" and "unknown".
 
     Raises
     ------
     ValueError
-        If less than half of the counts fall on known genes; if there are no genes, no counts, or as many counts as
-        genes; if `duplicates="error"` and two names mean one gene.
+        If less than half of the counts fall on known genes; if there are no genes or no counts; if
+        `duplicates="error"` and two names mean one gene.
 
     Warns
     -----
@@ -291,7 +525,7 @@ def judge_genes(
 
 
 def _refuse_genes_in_rows(obs_names: Names, n_obs: int, names: Sequence[str], vocabulary: Vocabulary) -> None:
-    """Raise ValueError if most of the names of the cells are those of genes."""
+    """Raise ValueError if most cell names are gene names."""
     some = [
         str(obs_names[int(row)]) for row in np.unique(np.linspace(0, n_obs - 1, min(n_obs, _LOOKED_AT)).astype(int))
     ]
@@ -307,7 +541,7 @@ def _refuse_genes_in_rows(obs_names: Names, n_obs: int, names: Sequence[str], vo
 def _refuse_or_warn(
     matched: Matched, counts: NDArray[np.float64], share: float, vocabulary: Vocabulary, reading: InputOptions
 ) -> None:
-    """Say why many counts are unknown: as an error below half of them, as a warning otherwise."""
+    """Explain why many counts are unknown: an error below half of them, otherwise a warning."""
     names, mapped = matched.names, matched.tokens != UNKNOWN
     of_human = vocabulary.species == "human" and not isinstance(reading.species, dict)
     of_human &= reading.species != "mouse" and not (matched.how == "ortholog").any()
@@ -337,7 +571,7 @@ def _refuse_or_warn(
 
 
 def _about_spikes(names: Sequence[str], counts: NDArray[np.float64]) -> str:
-    """Say what to do about spike-ins, if they hold more than a twentieth of the counts."""
+    """Advice about spike-ins, if they have more than 5% of the counts."""
     spikes = np.array([name.startswith("ERCC-") for name in names])
     if counts[spikes].sum() <= 0.05 * counts.sum():
         return ""
@@ -345,15 +579,7 @@ def _about_spikes(names: Sequence[str], counts: NDArray[np.float64]) -> str:
 
 
 def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
-    """Say what to do about a name list that is no list of human genes.
-
-    Parameters
-    ----------
-    names
-        All of them.
-    first
-        Some to show of mouse genes; none takes the first of all.
-    """
+    """Advice about names that are not human genes; `first` are mouse genes to show (default: the first names)."""
     if looks_like_mouse(names):
         return (
             f"these are mouse (or rat) genes, such as {', '.join(map(repr, first or names[:_N_SHOWN]))}; the "
@@ -385,7 +611,7 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
 
 
 def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabulary: Vocabulary, n_repeats: int) -> str:
-    """Name the first genes that several names mean."""
+    """Message that lists the first genes with several names."""
     genes = pd.DataFrame({"name": names, "token": tokens})[tokens != UNKNOWN]
     twice = genes[genes.duplicated("token", keep=False)].groupby("token", sort=False)["name"].agg(list)[:_N_SHOWN]
     pairs = [
@@ -399,18 +625,18 @@ def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabular
 
 
 def or_in_raw(adata: AnnData, name: str, use_raw: bool) -> str:
-    """Say, as the end of a sentence, that `adata.raw` holds a gene that `adata` lacks; nothing if it does not."""
+    """End of a message: `adata.raw` has a gene that `adata` lacks. Empty if it does not."""
     there = not use_raw and adata.raw is not None and name in adata.raw.var_names and name not in adata.var_names
     return "; adata.raw has it: pass use_raw=True" if there else ""
 
 
 def tokens_of_var(adata: AnnData, tokens: NDArray[np.int32], use_raw: bool) -> NDArray[np.int32]:
-    """Find the tokens of the genes of `adata`, where those of `adata.raw` may have been read in their place.
+    """Tokens of the genes of `adata`, also if the genes of `adata.raw` were read.
 
     Parameters
     ----------
     adata
-        The data; `raw` may hold more genes, in another order, and is matched by name.
+        The data; the genes of `raw` are matched by name.
     tokens
         int32, token of each gene that was read.
     use_raw
@@ -418,12 +644,12 @@ def tokens_of_var(adata: AnnData, tokens: NDArray[np.int32], use_raw: bool) -> N
 
     Returns
     -------
-    int32 `(n_vars,)`, -1 where the gene was not read, or is not known.
+    int32 `(n_vars,)`, -1 for genes that were not read or are unknown.
 
     Raises
     ------
     ValueError
-        If genes of `adata.raw` bear one name.
+        If the gene names of `adata.raw` are not unique.
     """
     if not use_raw:
         return tokens
@@ -438,7 +664,7 @@ def tokens_of_var(adata: AnnData, tokens: NDArray[np.int32], use_raw: bool) -> N
 
 
 def columns_of(tokens: NDArray[np.int32], counts: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Give the column of each token: of several that name one gene, that with most counts.
+    """Column of each token; of several columns of one gene, the one with most counts.
 
     Parameters
     ----------
@@ -449,10 +675,10 @@ def columns_of(tokens: NDArray[np.int32], counts: NDArray[np.float64]) -> NDArra
 
     Returns
     -------
-    int64 `(largest token + 1,)`; -1 for tokens that no column has.
+    int64 `(largest token + 1,)`; -1 for tokens without a column.
     """
-    found = np.full(int(tokens.max(initial=-1)) + 1, -1, dtype=np.int64)
+    columns = np.full(int(tokens.max(initial=-1)) + 1, -1, dtype=np.int64)
     order = np.argsort(counts, kind="stable")
     order = order[tokens[order] >= 0]
-    found[tokens[order]] = order  # the last written is the busiest
-    return found
+    columns[tokens[order]] = order  # the last one written has most counts
+    return columns

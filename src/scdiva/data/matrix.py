@@ -1,4 +1,4 @@
-"""Expression matrices of every kind, read as the same canonical row blocks."""
+"""Expression matrices of any storage, read as canonical CSR blocks of rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 BLOCK_ROWS = 1024
-"""Rows read at once. Checking a block takes about 80 bytes a stored value for a moment: 160 MB for 1,024 cells of 2,000
-detected genes."""
+"""Rows per block. Checking a block takes about 80 bytes per stored value: 160 MB for 1,024 cells of 2,000 genes."""
 CSC_LIMIT = 1 << 32
-"""Bytes of values and indices from which a column-compressed matrix of a file is refused: it can't be read by rows, and
-is held whole."""
+"""Maximum bytes of values and indices of a column-compressed matrix in a file, which has to be loaded whole."""
 
 
 @dataclass
@@ -37,11 +35,11 @@ class OpenMatrix:
     Attributes
     ----------
     matrix
-        Anything that :func:`row_blocks` reads, (n_obs, n_vars).
+        Matrix for :func:`row_blocks`, (n_obs, n_vars).
     obs_names, var
-        Names of the cells; annotation of the genes (its index are the gene names).
+        Names of the cells; annotation of the genes, with their names as index.
     where
-        What errors call the matrix, for instance ``adata.layers['counts']``.
+        Name of the matrix in error messages, for instance ``adata.layers['counts']``.
     """
 
     matrix: Any
@@ -67,7 +65,7 @@ class OpenMatrix:
     def scan(
         self, blocks: Iterable[tuple[int, sp.csr_matrix]], input: Input = "auto", known: np.ndarray | None = None
     ) -> Scan:
-        """Check blocks of the matrix, with errors that name its cells and genes.
+        """Check the values of blocks; errors name cells and genes.
 
         Parameters
         ----------
@@ -85,7 +83,7 @@ class OpenMatrix:
         )
 
     def close(self) -> None:
-        """Close the file behind the matrix, if there is one."""
+        """Close the file, if any."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -98,33 +96,34 @@ class OpenMatrix:
 
 
 def open_matrix(data: AnnData | SomaCells | str | Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:
-    """Open the expression matrix of AnnData, of an ``.h5ad`` or ``.zarr``, or of a SOMA experiment, without loading it.
+    """Open the expression matrix of an AnnData object, an ``.h5ad`` or ``.zarr`` file, or a SOMA experiment.
 
-    Of a file only the chosen matrix, the gene table and the cell names are touched.
+    Nothing is loaded but the gene table and, if they are not an array of text, the cell names.
 
     Parameters
     ----------
     data
-        Annotated data, in memory, a view, backed, or dask-backed; the path or URL of a file that AnnData wrote; or what
-        :func:`open_soma` chose. AnnData reads the matrix of a view of a backed object whole; open the file itself to
-        read it by rows.
+        AnnData object (in memory, a view, backed, or with dask arrays); path or URL of a file that AnnData wrote; or
+        cells from :func:`open_soma`. AnnData loads the whole matrix for a view of a backed object: open the file
+        instead.
     layer
-        Key of `adata.layers`; `None` takes `adata.X`. Of a SOMA experiment a layer of `X`, see :func:`open_soma`.
+        Key of `adata.layers`. None: `adata.X`. For a SOMA experiment a layer of `X`, see :func:`open_soma`.
     use_raw
-        Take `adata.raw.X`, which has genes of its own.
+        Whether to read `adata.raw.X`, with its own genes.
 
     Returns
     -------
-    The opened matrix; :meth:`OpenMatrix.close` (or a ``with`` block) releases the file.
+    The opened matrix; :meth:`OpenMatrix.close` (or a ``with`` block) closes the file.
 
     Raises
     ------
     FileNotFoundError
         If the path does not exist.
     KeyError
-        If there is no such layer.
+        If the layer does not exist.
     ValueError
-        If `layer` and `use_raw` are both given, `adata.raw` or `adata.X` is absent, or the file is no AnnData file.
+        If `layer` and `use_raw` are combined, `adata.raw` or `adata.X` is absent, or the file was not written by
+        AnnData.
     """
     if layer is not None and use_raw:
         raise ValueError(f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers; pass one.")
@@ -147,12 +146,12 @@ def open_matrix(data: AnnData | SomaCells | str | Path, layer: str | None = None
 
 
 def _refuse_absent(where: str, layers: Any, has_raw: bool, has_x: bool, layer: str | None, use_raw: bool) -> None:
-    """Refuse a matrix that is not there, and name those that are."""
+    """Raise an error if the matrix does not exist, and list those that do."""
     names = [str(name) for name in layers if name is not None]  # anndata 0.13 lists adata.X among them, as None
     held = " or ".join([*(f"layer={name!r}" for name in names), *(["use_raw=True"] if has_raw and not use_raw else [])])
     mend = f"Pass {held}." if held else "It has no layers either."
     no_raw = "Pass use_raw=False." if has_x else mend
-    if is_second_argument() and has_x:  # the call reads the other argument alike, and may well do so
+    if is_second_argument() and has_x:  # the first argument is read in the same way, and has the matrix
         no_raw = "If its X holds the counts: adata.raw = adata.copy()."
         mend = f"If its X holds the same values: adata.layers[{layer!r}] = adata.X.copy()."
     if use_raw and not has_raw:
@@ -184,7 +183,7 @@ def _open_file(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
         names = names_of(root, "obs", path)
         names_of(of, "var", path)
         var = anndata.io.read_elem(of["var"])
-        # Only the index of obs: annotation of an atlas can be larger than memory allows.
+        # only the index of obs, as the annotation of an atlas may not fit into memory
         obs_names = StoredNames(names) if hasattr(names, "shape") else pd.Index(anndata.io.read_elem(names)).astype(str)
         element = of["X"] if layer is None else root["layers"][layer]
         matrix = whole(element, f"{what} of {str(path)!r}") if hasattr(element, "shape") else _stored_sparse(element)
@@ -215,31 +214,31 @@ def _stored_sparse(group: Any) -> Any:
 
 
 def row_blocks(matrix: Any, block_rows: int = BLOCK_ROWS) -> Iterator[tuple[int, sp.csr_matrix]]:
-    """Read a matrix as canonical CSR blocks of rows, whatever its storage.
+    """Read a matrix of any storage as canonical CSR blocks of rows, in order.
 
-    Rows come in order. A block is a fresh float32 CSR matrix with sorted, unique indices and no explicit zeros; what
-    the user holds is never touched. NaN and Inf pass through (:func:`scdiva._validate.scan` reports them).
+    A block is a new float32 CSR matrix with sorted, unique indices and no explicit zeros; the matrix itself is never
+    changed. NaN and Inf pass (:func:`scdiva._validate.scan` reports them).
 
     Parameters
     ----------
     matrix
-        (n_obs, n_vars): scipy sparse of any format, numpy array or matrix, AnnData view, backed sparse or dense matrix
-        (HDF5 or zarr), or dask array with dense or sparse chunks. Column-compressed storage cannot be read by rows and
-        is converted once, whole, in memory; of a file not above 4 GiB.
+        (n_obs, n_vars): scipy sparse matrix of any format, numpy array or matrix, AnnData view, backed sparse or dense
+        matrix (HDF5 or zarr), or dask array with dense or sparse chunks. A column-compressed matrix is loaded whole; in
+        a file it may have at most 4 GiB.
     block_rows
-        Rows of a block; the last one may be shorter.
+        Rows per block; the last block may be shorter.
 
     Yields
     ------
-    The row number of the block's first row, and the block, (rows, n_vars).
+    First row of the block, and the block, (rows, n_vars).
 
     Raises
     ------
     TypeError
-        If the matrix holds no real numbers, or has a mask.
+        If the matrix does not have real numbers, or is masked.
     ValueError
-        If `block_rows` is not positive, or sparse indices point outside of the matrix; if a file is damaged, or holds a
-        large matrix by columns.
+        If `block_rows` is not positive, sparse indices are out of range, a file is damaged, or has a large
+        column-compressed matrix.
 
     Examples
     --------
@@ -256,13 +255,7 @@ def row_blocks(matrix: Any, block_rows: int = BLOCK_ROWS) -> Iterator[tuple[int,
 
 
 def row_readable(matrix: Any) -> Any:
-    """Return the matrix itself, or a CSR copy of it where its storage can't be read by rows.
-
-    Parameters
-    ----------
-    matrix
-        As in :func:`row_blocks`.
-    """
+    """Return the matrix, or a CSR copy if its storage can't be read by rows; arguments as for :func:`row_blocks`."""
     if len(matrix.shape) != 2:
         raise ValueError(f"expected a matrix of cells × genes, got shape {tuple(matrix.shape)}.")
     _check_numbers(matrix)
@@ -289,23 +282,23 @@ def _csc_to_memory(matrix: Any) -> sp.csr_matrix:
 
 
 def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
-    """Read ranges of rows, one after another, as one canonical float32 CSR block (see :func:`row_blocks`).
+    """Read ranges of rows, joined in order, as one canonical float32 CSR block (see :func:`row_blocks`).
 
     Parameters
     ----------
     matrix
-        What :func:`row_readable` returned.
+        Result of :func:`row_readable`.
     ranges
-        First row and the row to end before, of each.
+        First row and last row (exclusive) of each range.
 
     Returns
     -------
-    The rows in the order of the ranges, owned by the caller.
+    The rows, which share no memory with the matrix.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`row_blocks` does.
+        As :func:`row_blocks`.
     """
     if isinstance(matrix, StoredRows | SomaRows):
         return _canonical(*matrix.read(ranges), int(matrix.shape[1]), matrix.where)
@@ -314,12 +307,12 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
         return sp.vstack(parts, format="csr") if parts else sp.csr_matrix((0, int(matrix.shape[1])), dtype=np.float32)
     start, stop = ranges[0]
     if sp.issparse(matrix):
-        # Slice the three arrays ourselves: scipy trusts cached flags about sorted indices that a user may have broken.
+        # not by scipy, which trusts flags about sorted indices that may be wrong
         lo, hi = int(matrix.indptr[start]), int(matrix.indptr[stop])
         data, indices = matrix.data[lo:hi], matrix.indices[lo:hi]
         indptr = np.asarray(matrix.indptr[start : stop + 1]) - lo
     else:
-        in_file = hasattr(matrix, "file") or hasattr(matrix, "store")  # a dense array of HDF5 or zarr
+        in_file = hasattr(matrix, "file") or hasattr(matrix, "store")  # dense array in HDF5 or zarr
         with naming(f"{matrix.name.strip('/')} of {file_of(matrix)!r}") if in_file else nullcontext():
             part = matrix[start:stop]
         if hasattr(part, "compute"):
@@ -327,7 +320,7 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
         if not sp.issparse(part):
             part = np.asarray(part)
             _check_numbers(part)
-            if part.dtype.itemsize < 4 or not part.dtype.isnative:  # scipy has neither float16 nor foreign byte order
+            if part.dtype.itemsize < 4 or not part.dtype.isnative:  # unsupported by scipy
                 part = part.astype(np.float32 if part.dtype.itemsize < 4 else part.dtype.newbyteorder("="))
             part = sp.csr_matrix(part)
         part = part.tocsr()
@@ -336,18 +329,18 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
 
 
 def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars: int, where: str) -> sp.csr_matrix:
-    """Make a block of three arrays that it may keep."""
+    """Canonical CSR block from three arrays, which it may keep and change."""
     _check_numbers(data)
-    if not (data.dtype.isnative and indices.dtype.isnative and indptr.dtype.isnative):  # of a file from elsewhere
+    if not (data.dtype.isnative and indices.dtype.isnative and indptr.dtype.isnative):  # a file from another machine
         data, indices, indptr = (part.astype(part.dtype.newbyteorder("=")) for part in (data, indices, indptr))
-    # as unsigned numbers the negative ones are the largest: one look is enough
+    # negative indices are the largest unsigned numbers: one pass is enough
     if len(indices) and int(indices.view(f"u{indices.dtype.itemsize}").max()) >= n_vars:
         raise ValueError(
             f"{where}: sparse column indices run from {int(indices.min())} to {int(indices.max())}, but "
             f"the matrix has {n_vars} columns. The file or matrix is damaged; write it anew from its source."
         )
     index_dtype = np.int32 if n_vars <= np.iinfo(np.int32).max and len(indices) <= np.iinfo(np.int32).max else np.int64
-    # Small types can't hold the sum of entries that stand twice, and scipy knows no float16.
+    # small dtypes may overflow when duplicate entries are summed, and scipy does not support float16
     block = sp.csr_matrix(
         (
             data.astype(np.float32 if data.dtype.itemsize < 4 else data.dtype, copy=False),
@@ -358,9 +351,9 @@ def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars
     )
     block.sum_duplicates()
     if block.dtype != np.float32:
-        with np.errstate(over="ignore"):  # becomes Inf, which the scan reports
+        with np.errstate(over="ignore"):  # the scan reports Inf
             block = block.astype(np.float32)
-    if (block.data == 0).any():  # several times as fast as to eliminate none
+    if (block.data == 0).any():  # several times faster than eliminating none
         block.eliminate_zeros()
     return block
 
@@ -368,8 +361,8 @@ def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars
 def _check_numbers(
     matrix: Any, where: str = "the matrix", obs_names: Names | None = None, var_names: Names | None = None
 ) -> None:
-    """Refuse a matrix of anything but real numbers, and name the first value that is none."""
-    if isinstance(matrix, np.ma.MaskedArray):  # read as it is, what the mask hides would count
+    """Raise an error if a matrix does not have real numbers; the message names the first other value."""
+    if isinstance(matrix, np.ma.MaskedArray):  # the hidden values would be counted
         raise TypeError(
             f"{where} has a mask, which hides {int(np.ma.getmaskarray(matrix).sum())} values. Say what they stand for; "
             f"if they are zeros: {with_matrix(where, '{0} = {0}.filled(0)')}."
@@ -397,7 +390,7 @@ def _check_numbers(
 
 
 def _first_text(matrix: Any) -> tuple[Any, int, int] | None:
-    """Find the first value of a matrix that can't be read as a number, with its row and column."""
+    """First value that is not a number, with its row and column; None if all are."""
     for start in range(0, int(matrix.shape[0]), BLOCK_ROWS):
         part = matrix[start : start + BLOCK_ROWS]
         part = part.toarray() if sp.issparse(part) else np.asarray(part)

@@ -1,4 +1,4 @@
-"""What every call reads of the cells: which matrix, in which unit, and whose genes by which names."""
+"""Options of every call that reads cells: matrix, unit, gene names, species, duplicates, empty cells."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ if TYPE_CHECKING:
 Duplicates = Literal["sum", "error"]
 Empty = Literal["error", "nan"]
 Species: TypeAlias = str | Mapping[str, str] | pd.Series | None
-"""`"human"`, `"mouse"`, or a table from genes to human genes; None finds out."""
+"""`"human"`, `"mouse"`, or a table from genes to human genes; None infers human or mouse."""
 
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What to read of cells; its fields are the arguments by which public calls say it.
+    """How cells are read. The fields are arguments of the public calls.
 
     Attributes
     ----------
     layer, use_raw, input, gene_ids, species, duplicates
-        As in :func:`scdiva.tl.embed`. A table of species becomes a dict of names, `""` for none.
+        As in :func:`scdiva.tl.embed`. A table of species becomes a dict of names, with `""` for no human gene.
     empty
-        Cells without a known gene: `"error"` refuses them, `"nan"` leaves them out of what is read; the caller has no
-        result for them.
+        Cells without a known gene: `"error"` raises an error, `"nan"` skips them.
 
     Raises
     ------
     ValueError
-        If `species`, `duplicates` or `empty` is none that there is.
+        If `species`, `duplicates` or `empty` is not one of the choices.
     """
 
     layer: str | None = None
@@ -53,19 +52,19 @@ class InputOptions:
         object.__setattr__(self, "species", checked_species(self.species))
 
     def arguments(self) -> dict[str, Any]:
-        """Give the arguments, by name, of calls that take no `empty`."""
+        """Keyword arguments for calls without `empty`."""
         return {name: value for name, value in vars(self).items() if name != "empty"}
 
     def parameters(self) -> dict[str, Any]:
-        """Give what `uns` holds of matrix and genes: plain values that h5ad and zarr take, `"table"` for a table."""
+        """Parameters for `uns`: scalars that h5ad and zarr can store, `""` for None, `"table"` for a species table."""
         species = "table" if isinstance(self.species, dict) else self.species
-        plain = self.arguments() | {"species": species}
-        return {name: "" if value is None else value for name, value in plain.items()}
+        return {
+            name: "" if value is None else value for name, value in (self.arguments() | {"species": species}).items()
+        }
 
     def var(self, adata: AnnData) -> pd.DataFrame:
-        """Give the annotation of the genes that are read: of `adata`, or of `adata.raw`, if there is one."""
+        """Annotation of the genes: `adata.raw.var` with `use_raw`, otherwise `adata.var`."""
         return adata.raw.var if self.use_raw and adata.raw is not None else adata.var
 
 
 DEFAULT_INPUT = InputOptions()
-"""`X`, its unit found out, and genes by `var_names`."""

@@ -1,11 +1,15 @@
-"""New ``.h5ad`` and ``.zarr`` files, written by blocks and put in their place when they are whole."""
+"""Write ``.h5ad`` and ``.zarr`` files by blocks and atomically, also from several jobs that share a disk."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
+import operator
 import warnings
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +17,8 @@ import h5py
 import numpy as np
 
 from scdiva._checks import refuse_unwritable
-from scdiva._files import refuse_full, whole_or_not
+from scdiva._files import open_alone, put_whole, refuse_full, whole_or_not
+from scdiva._validate import Scan
 from scdiva.data.backed import METADATA, open_root
 
 if TYPE_CHECKING:
@@ -23,7 +28,7 @@ ROWS_PER_CHUNK = 4096
 
 
 def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
-    """Refuse a file that must not be written.
+    """Raise an error if an output file must not be written.
 
     Parameters
     ----------
@@ -32,15 +37,15 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
     overwrite
         Whether it may be replaced.
     sources
-        What is read while it is written.
+        Input files.
 
     Raises
     ------
     FileExistsError
-        If it is one of the sources, if it exists and may not be replaced, or if it is a folder and no ``.zarr``, or a
-        file where a folder is to be.
+        If it is an input, exists and may not be replaced, is a folder but no ``.zarr``, or is a file but should be a
+        ``.zarr`` folder.
     OSError
-        If its folder can't be written into.
+        If its folder is not writable.
     """
     refuse_unwritable(out)
     if not out.exists():
@@ -62,7 +67,7 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
 
 
 def _foreign(folder: Path) -> str:
-    """Name the first file in a ``.zarr`` folder that is no part of it; empty if there is none."""
+    """First file in a ``.zarr`` folder that does not belong to it; empty if there is none."""
     for path in sorted(folder.iterdir()):
         ours = any((path / node).exists() for node in METADATA) if path.is_dir() else path.name in METADATA
         if not ours and path.name != ".DS_Store":
@@ -71,7 +76,7 @@ def _foreign(folder: Path) -> str:
 
 
 def is_zarr(path: Path) -> bool:
-    """Whether a file is to be written as a folder of zarr, by its name."""
+    """Whether an output is a zarr folder, by its name."""
     return path.suffix == ".zarr"
 
 
@@ -82,9 +87,9 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
     Parameters
     ----------
     path
-        The file, to be read also a URL. What is to be written is a ``.zarr`` if its name says so.
+        The file; for reading also a URL.
     mode
-        ``"r"``, or ``"w"`` to begin it anew as AnnData begins a file.
+        ``"r"``, or ``"w"`` for a new file with the attributes of AnnData.
 
     Yields
     ------
@@ -104,7 +109,7 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
         import anndata
         import zarr
 
-        with warnings.catch_warnings():  # deprecated since anndata 0.13; then format 3 is all that it writes
+        with warnings.catch_warnings():  # deprecated since anndata 0.13, which writes format 3 only
             warnings.simplefilter("ignore", DeprecationWarning)
             version = getattr(anndata.settings, "zarr_write_format", 3)
         root = zarr.open_group(str(path), mode=mode, zarr_format=version)
@@ -118,10 +123,9 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
 
 
 class _Sink(io.RawIOBase):
-    """File that HDF5 writes into, which never fails: HDF5 crashes the process later if it could not close a file.
+    """File for HDF5 that never fails, since HDF5 crashes the process later if it can't close a file.
 
-    The first error is kept, for :func:`new_hdf5` to raise once HDF5 has let go of the file; what is written after it
-    is dropped.
+    The first error is kept for :func:`new_hdf5` to raise after HDF5 has closed the file; later writes are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +139,7 @@ class _Sink(io.RawIOBase):
         left = memoryview(data).cast("B")
         n = len(left)
         try:
-            while self.error is None and len(left):  # a write may take a part
+            while self.error is None and len(left):  # a write may be partial
                 left = left[self._file.write(left) :]
         except BaseException as error:  # noqa: BLE001 - an interrupt too
             self.error = error
@@ -148,7 +152,7 @@ class _Sink(io.RawIOBase):
             n = self._file.readinto(view)
         except BaseException as error:  # noqa: BLE001
             self.error = self.error or error
-        view[n:] = bytes(len(view) - n)  # of what was dropped
+        view[n:] = bytes(len(view) - n)  # zeros for dropped data
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
@@ -166,12 +170,7 @@ class _Sink(io.RawIOBase):
 
 @contextlib.contextmanager
 def new_hdf5(path: Path) -> Iterator[h5py.File]:
-    """Write a new HDF5 file; if the disk fills up, the error comes after the file was closed, and the process lives on.
-
-    Parameters
-    ----------
-    path
-        The file; one that is there is overwritten.
+    """Write a new HDF5 file (an existing one is overwritten); errors such as a full disk are raised after closing it.
 
     Yields
     ------
@@ -194,15 +193,14 @@ def new_hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 def write_cells(adata: AnnData, out: Path) -> Path:
-    """Write an AnnData object to a file, which is there whole or not at all.
+    """Write an AnnData object to a file, atomically.
 
     Parameters
     ----------
     adata
-        What to write.
+        The object.
     out
-        The file, a ``.zarr`` folder if its name ends so, else ``.h5ad``; one that is there is replaced. Folders above
-        it are made.
+        The file, or ``.zarr`` folder by its name; replaced if it exists. Parent folders are created.
 
     Returns
     -------
@@ -211,17 +209,17 @@ def write_cells(adata: AnnData, out: Path) -> Path:
     Raises
     ------
     OSError
-        If there is no room for its matrices, or the system refuses a write.
+        If the disk is too small or the system refuses a write.
     """
     import anndata.io
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    if not is_zarr(out):  # whose arrays are compressed
-        refuse_full(out, _size(adata))
+    if not is_zarr(out):  # zarr compresses
+        refuse_full(out, _n_bytes(adata))
     with whole_or_not(out) as new, _text_as_it_is():
         if is_zarr(out):
             with warnings.catch_warnings():
-                # of the format, which is anndata's own setting
+                # the format is a setting of anndata
                 warnings.filterwarnings("ignore", message="Writing zarr v2")
                 adata.write_zarr(new)
         else:
@@ -234,61 +232,48 @@ def write_cells(adata: AnnData, out: Path) -> Path:
 
 
 def _text_as_it_is() -> contextlib.AbstractContextManager[Any]:
-    """Let anndata write text of pandas's `string` and `str` dtypes as such: before 0.13 it refuses unless asked to."""
+    """Allow anndata before 0.13 to write pandas' `string` and `str` dtypes."""
     import anndata
 
     override: contextlib.AbstractContextManager[Any] = anndata.settings.override(allow_write_nullable_strings=True)
     return override
 
 
-def _size(adata: AnnData) -> int:
-    """Lower bound of the bytes that an ``.h5ad`` of this object takes."""
-    names = [adata.obs_names, adata.var_names]
-    frames = [adata.obs, adata.var]
-    layers = [adata.layers[name] for name in adata.layers if name is not None]  # None: X once more, in anndata 0.13
-    held = [
-        adata.X,
-        *layers,
-        *(one for part in (adata.obsm, adata.varm, adata.obsp, adata.varp) for one in part.values()),
-    ]
+def _n_bytes(adata: AnnData) -> int:
+    """Lower bound of the size of an ``.h5ad`` file: its matrices."""
+    parts = (adata.layers, adata.obsm, adata.varm, adata.obsp, adata.varp)
+    # anndata 0.13 has X among the layers, as None
+    matrices = [adata.X, *(part[key] for part in parts for key in part if key is not None)]
     if adata.raw is not None:
-        held.append(adata.raw.X)
-        frames.append(adata.raw.var)
-    columns = [frame.iloc[:, at] for frame in frames for at in range(frame.shape[1])]
-    return 16 * sum(map(len, names)) + sum(map(_held, held)) + sum(_held(column.array) for column in columns)
-
-
-def _held(array: Any) -> int:
-    """Bytes of an array; of a sparse matrix those of its values and places, of categories those of the codes."""
-    parts = [getattr(array, name, None) for name in ("data", "indices", "indptr")]
-    if parts[1] is not None:
-        return sum(int(part.nbytes) for part in parts if part is not None)
-    array = getattr(array, "codes", array)
-    return int(getattr(array, "nbytes", 0))
+        matrices.append(adata.raw.X)
+    arrays = [
+        array
+        for matrix in matrices
+        for array in ([matrix.data, matrix.indices, matrix.indptr] if hasattr(matrix, "indptr") else [matrix])
+    ]
+    return sum(getattr(array, "nbytes", 0) for array in arrays)
 
 
 def copy_frame(old: Any, parent: Any, name: str) -> None:
-    """Copy annotation (`obs` or `var`) into another file.
-
-    From HDF5 to HDF5 it is copied as it is stored. A column at a time is held.
+    """Copy annotation (`obs` or `var`) into another file, unchanged between HDF5 files, otherwise column by column.
 
     Parameters
     ----------
     old
         The stored data frame, a group of h5py or zarr.
     parent, name
-        Group to write into, and the name there.
+        Group to write into, and name in it.
     """
     import anndata.io
 
-    if "__categories" in old:  # categories of anndata before 0.8 are references into their own file
+    if "__categories" in old:  # categories of anndata before 0.8 are references within the file
         anndata.io.write_elem(parent, name, anndata.io.read_elem(old))
     elif isinstance(old, h5py.Group) and isinstance(parent, h5py.Group):
         old.file.copy(old, parent, name)
     else:
         new = parent.create_group(name)
         columns = [str(column) for column in old.attrs["column-order"]]
-        # lists and strings: zarr keeps attributes as JSON
+        # zarr stores attributes as JSON
         new.attrs.update({key: str(old.attrs[key]) for key in ("_index", "encoding-type", "encoding-version")})
         new.attrs["column-order"] = columns
         for column in dict.fromkeys([str(old.attrs["_index"]), *columns]):
@@ -296,22 +281,54 @@ def copy_frame(old: Any, parent: Any, name: str) -> None:
 
 
 def new_rows(parent: Any, name: str, shape: tuple[int, int]) -> Any:
-    """Lay out a float32 array of NaN to be filled by blocks of rows.
-
-    Parameters
-    ----------
-    parent, name
-        Group of h5py or zarr, and the name there.
-    shape
-        Rows and columns.
-
-    Returns
-    -------
-    The stored array.
-    """
+    """Create a stored float32 array of NaN with `shape`, to be filled by blocks of rows."""
     chunks = (min(ROWS_PER_CHUNK, max(shape[0], 1)), shape[1])
-    make = getattr(parent, "create_array", None)  # of zarr; h5py has create_dataset alone
+    make = getattr(parent, "create_array", None)  # zarr; h5py has create_dataset
     layout = {"shape": shape, "dtype": np.float32, "chunks": chunks}
     rows = make(name, **layout, fill_value=np.nan) if make else parent.create_dataset(name, **layout, fillvalue=np.nan)
     rows.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     return rows
+
+
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+"""Errors of numpy for a missing or damaged file."""
+
+
+def folder_of(out: Path) -> Path:
+    """Hidden folder next to an output for its finished parts."""
+    return out.with_name(f".{out.name}.parts")
+
+
+def scan_once(out: Path, key: dict[str, Any], make: Callable[[], Scan]) -> Scan:
+    """Scan a matrix once for all jobs: one job scans it, the others wait and load the result.
+
+    Parameters
+    ----------
+    out
+        Output of the jobs; the scan is kept next to it.
+    key
+        Everything that determines the scan, as JSON values.
+    make
+        Scans the matrix.
+    """
+    text, kept = json.dumps(key, sort_keys=True), folder_of(out) / "scan.npz"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with open_alone(kept.with_suffix(".lock"), waits=True):  # on a disk without locks, each job scans
+        with contextlib.suppress(*DAMAGED), np.load(kept) as file:
+            if str(file["key"]) == text:
+                stored = {field.name: file[field.name] for field in fields(Scan)}
+                return Scan(**{name: value if value.ndim else value.item() for name, value in stored.items()})
+        scan = make()
+        put_whole(kept, lambda file: np.savez(file, key=text, **asdict(scan)))
+        return scan
+
+
+def as_shard(shard: tuple[int, int]) -> tuple[int, int]:
+    """Check a shard `(i, n)`, i from 0; raise ValueError if it is not such a pair."""
+    try:
+        number, n = (operator.index(one) for one in shard)
+        if 0 <= number < n:
+            return number, n
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"shard must be (number from 0, how many), such as (0, 64) to (63, 64); got {shard!r}.")

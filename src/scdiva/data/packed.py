@@ -1,4 +1,4 @@
-"""A packed corpus, read: cells serialised once into parts, of which any are read without AnnData, also from afar."""
+"""Read a packed corpus: serialised cells in parts, local or in object storage."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fsspec.core import url_to_fs
 from scdiva._constants import N_SPECIAL
 from scdiva._files import MOST_INDEX, check_regular, parse_json
 from scdiva.data.backed import open_hdf5
-from scdiva.data.shards import digest
+from scdiva.data.paths import digest
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 INDEX = "index.json"
 FORMAT = 2
-"""Format of an index; that of a part, and of a corpus in a single file, is 1."""
+"""Format of an index; parts, and a corpus in a single file, have format 1."""
 PART_CELLS = 1 << 16
-"""Cells of a part at most: 240 MB of cells of 600 genes, which is what a process that packs holds."""
+"""Maximum number of cells per part: 240 MB for cells of 600 genes, the memory of a packing process."""
 ARRAYS = ("lengths", "study", "measured", "denominator")
-"""What an index holds of all cells, studies and genes, in a file each."""
+"""Arrays of an index over all cells, studies and genes, in one file each."""
 
 
 _HASHED = 1 << 24
-"""Bytes that are hashed at once."""
+"""Bytes hashed at once."""
 
 
 class _Part(NamedTuple):
@@ -42,13 +42,13 @@ class _Part(NamedTuple):
     Attributes
     ----------
     file
-        Its name.
+        Name of the file.
     start
-        Where its cells begin there, in values.
+        Position of its first value in the columns.
     at
-        Where each column begins, in bytes; None: in chunks.
+        Offset of each column in bytes; None if it is stored in chunks.
     sha256
-        Of the whole part; empty if its file does not say.
+        Checksum of the whole part; empty if the file has none.
     """
 
     file: str
@@ -58,46 +58,45 @@ class _Part(NamedTuple):
 
 
 class PackedCells:
-    """A corpus that :func:`scdiva.data.pack_files` wrote.
+    """A corpus from :func:`scdiva.data.pack_files`.
 
-    Opening it opens no part: the lengths of the cells and the numbers of their studies are mapped into memory, those of
-    a corpus in object storage are fetched. A part holds each column in one piece, so that neighbouring cells are a
-    range of bytes; ranges in object storage are fetched side by side. No file is held open.
+    Opening it reads no part: the lengths and studies of the cells are memory-mapped, or fetched from object storage. A
+    part has each column in one piece, so that neighbouring cells are a range of bytes; ranges in object storage are
+    fetched in parallel. No file is kept open.
 
-    Before anything of a local part is used, the whole part is read once and compared with its checksum, which takes
-    0.2 s for 65,536 cells of 600 genes; parts in object storage are not hashed. Tokens and values are checked in every
-    read.
+    A local part is compared with its checksum before its first use, 0.2 s for 65,536 cells of 600 genes; parts in
+    object storage are not. Tokens and values are checked in every read.
 
     Parameters
     ----------
     path
-        The folder, or its address (``s3://``, ``gs://``, ``https://`` or whatever fsspec reads); or a single part, or
-        a corpus in a single file, which holds several studies (`scripts/carry_corpus.py` writes such files).
+        The folder, or its URL (``s3://``, ``gs://``, ``https://`` or any other of fsspec); a single part; or a corpus
+        of several studies in a single file.
     vocabulary
-        If given, the corpus must have been packed with it.
+        Vocabulary that the corpus must have been packed with. None: any.
 
     Attributes
     ----------
     bounds
-        int64 (n_parts + 1,), first cell of each part. A part is of one study.
+        int64 (n_parts + 1,), first cell of each part. A part has cells of one study.
     lengths
-        uint16 or wider (n_obs,), genes of each cell.
+        uint16 or wider (n_obs,), number of genes of each cell.
     study
-        int16 or wider (n_obs,), number of each cell's study.
+        int16 or wider (n_obs,), study number of each cell.
     study_names
         Names of the studies.
     measured
-        bool (n_studies, n_tokens), the genes that each study has a column for.
+        bool (n_studies, n_tokens), genes measured in each study.
     denominator
-        float32 (n_tokens,), what genes were ranked by.
+        float32 (n_tokens,), denominator of the ranking score.
     max_length
-        Genes kept per cell.
+        Maximum number of genes per cell.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If there is no such corpus, it is none, is damaged, refers to files outside its folder, or was packed with
-        another vocabulary.
+        If the corpus does not exist, is damaged, refers to files outside its folder, or was packed with another
+        vocabulary.
     """
 
     def __init__(self, path: str | Path, vocabulary: Vocabulary | None = None) -> None:
@@ -148,7 +147,7 @@ class PackedCells:
         return found
 
     def _check_arrays(self) -> None:
-        """Refuse arrays that do not fit each other, or what the index says."""
+        """Raise ValueError if arrays are inconsistent with each other or with the index."""
         n_cells, shape = self.bounds[-1], (len(self.study_names), self.n_tokens)
         lengths, denominator = self.lengths, self.denominator
         fits = len(lengths) == len(self.study) == n_cells and self.measured.shape == shape
@@ -168,11 +167,11 @@ class PackedCells:
             fits = len(study) == len(indptr) - 1 and all(len(column) == indptr[-1] for column in columns.values())
             if not fits or (np.diff(indptr) < 0).any() or not np.isin(study, np.arange(len(self.study_names))).all():
                 raise ValueError("its columns do not fit each other")
-            # where cells lie is a sum of lengths since the last bound
+            # the position of a cell is the sum of lengths since the last bound
             edges = np.flatnonzero(np.diff(study)) + 1
             self.bounds = np.unique(np.concatenate([[0], edges, np.arange(0, len(study), PART_CELLS), [len(study)]]))
             at = {name: column.id.get_offset() for name, column in columns.items()}
-            # of a part that is opened by itself; a corpus in a single file has no checksum
+            # a single part has a checksum, a corpus in a single file has none
             stated = parse_json(self.path, str(file.attrs.get("about", "{}")).encode()).get("sha256", "")
             whole = stated if len(self.bounds) == 2 else ""
             self._parts = [_Part("", int(indptr[first]), at, whole) for first in self.bounds[:-1]]
@@ -192,7 +191,7 @@ class PackedCells:
         return ValueError(f"{str(self.path)!r} is damaged: {how}. Pack it anew.")
 
     def close(self) -> None:
-        """Do nothing: it holds no file open."""
+        """Do nothing, as no file is kept open."""
 
     @property
     def n_obs(self) -> int:
@@ -209,7 +208,7 @@ class PackedCells:
         return self.read_ranges([(start, stop)])
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read ranges of cells, one after another: what :meth:`read` returns of each, joined.
+        """Read ranges of cells, joined in order; see :meth:`read`.
 
         Raises
         ------
@@ -219,7 +218,7 @@ class PackedCells:
         spans = []
         for start, stop in ranges:
             first, last = np.searchsorted(self.bounds, start, side="right") - 1, np.searchsorted(self.bounds, stop)
-            for number in range(first, last):  # a range may go on in the next part
+            for number in range(first, last):  # a range may span several parts
                 self._verify(number)
                 begin = int(self.bounds[number])
                 at, end = max(start, begin), min(stop, int(self.bounds[number + 1]))
@@ -232,14 +231,14 @@ class PackedCells:
             raise self._damaged(f"it can't be read ({error})") from error
         if len(tokens) and not N_SPECIAL <= tokens.min() <= tokens.max() < self.n_tokens:
             raise self._damaged(f"it has tokens outside of {N_SPECIAL} to {self.n_tokens - 1}")
-        if len(values) and not 0 < values.min() <= values.max() < np.inf:  # not of NaN either
+        if len(values) and not 0 < values.min() <= values.max() < np.inf:  # False for NaN, too
             raise self._damaged("it has values that are not finite and above 0")
         lengths = [self.lengths[start:stop] for start, stop in ranges]
         indptr = np.concatenate([[0], *lengths], dtype=np.int64).cumsum()
         return indptr, tokens.astype(np.int32, copy=False), values.astype(np.float32, copy=False)
 
     def _verify(self, number: int) -> None:
-        """Compare a part with its checksum, once.
+        """Compare a local part with its checksum, once.
 
         Raises
         ------
@@ -267,73 +266,52 @@ class PackedCells:
         self._verified.add(part.file)
 
     def _column(self, name: str, spans: list[tuple[_Part, int, int]]) -> np.ndarray:
-        """Read spans of a column: of a part, so many values, after so many."""
+        """Read spans of a column, each a part, a number of values to skip, and a number of values."""
         dtype, size = self._types[name], self._types[name].itemsize
         if not spans:
             return np.empty(0, dtype)
         places = [(part.file, part.start + before, n, part.at[name] or 0) for part, before, n in spans]
-        if spans[0][0].at[name] is None:  # in chunks
+        if spans[0][0].at[name] is None:  # stored in chunks
             with open_hdf5(Path(self.path)) as opened:
-                found = [opened[name][first : first + n] for _, first, n, _ in places]
+                columns = [opened[name][first : first + n] for _, first, n, _ in places]
         elif isinstance(self.path, Path):
-            found = [np.fromfile(self.path / file, dtype, n, offset=at + first * size) for file, first, n, at in places]
+            columns = [
+                np.fromfile(self.path / file, dtype, n, offset=at + first * size) for file, first, n, at in places
+            ]
         else:
             store, root = url_to_fs(self.path)
             ranges = [(f"{root}/{file}", at + first * size, at + (first + n) * size) for file, first, n, at in places]
             got = store.cat_ranges(*map(list, zip(*ranges, strict=True)), on_error="raise")
             if [len(one) for one in got] != [stop - first for _, first, stop in ranges]:
                 raise EOFError("a part is cut off, or its server sends no ranges of bytes")
-            found = [np.frombuffer(one, dtype) for one in got]
-        if [len(values) for values in found] != [n for _, _, n in spans]:
+            columns = [np.frombuffer(one, dtype) for one in got]
+        if [len(values) for values in columns] != [n for _, _, n in spans]:
             raise EOFError("a part is cut off")
-        return np.concatenate(found)
+        return np.concatenate(columns)
 
 
 def token_type(n_tokens: int) -> np.dtype:
-    """Give the narrowest type that a part holds tokens in.
-
-    Parameters
-    ----------
-    n_tokens
-        Number of tokens that there are.
-    """
+    """Dtype of the tokens in a part."""
     return np.dtype(np.uint16 if n_tokens <= 1 << 16 else np.int32)
 
 
 def is_url(path: Any) -> bool:
-    """Tell whether something is an address that fsspec reads, such as ``s3://bucket/corpus``.
-
-    Parameters
-    ----------
-    path
-        Anything.
-    """
+    """Whether `path` is a URL such as ``s3://bucket/corpus``."""
     return not isinstance(path, Path | SomaCells) and "://" in str(path)
 
 
 def read_index(path: str | Path) -> dict[str, Any]:
-    """Read the index of a packed corpus.
-
-    Parameters
-    ----------
-    path
-        Its folder or address.
-    """
+    """Read the index of a packed corpus at a folder or URL."""
     return dict(parse_json(f"{path}/{INDEX}", _get(path, INDEX, limit=MOST_INDEX)))
 
 
 def is_packed(path: str | Path) -> bool:
-    """Tell whether a folder, an address or a file is a packed corpus.
-
-    Parameters
-    ----------
-    path
-        An existing file or folder, or an address.
+    """Whether an existing folder, URL or file is a packed corpus.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file or folder.
+        If the file or folder does not exist.
     ValueError
         If it is an HDF5 file that can't be opened.
     """
@@ -353,14 +331,14 @@ def is_packed(path: str | Path) -> bool:
 
 
 def _in_folder(name: Any) -> str:
-    """Refuse the name of a file that is not in the corpus's own folder."""
+    """Check that a file name of the index is in the folder of the corpus."""
     if not isinstance(name, str) or not re.fullmatch(r"[^/\\\x00]+", name) or name in (".", ".."):
         raise ValueError(f"{INDEX} names {name!r:.200}, which is no file in its folder")
     return name
 
 
 def _get(path: str | Path, name: str, stop: int | None = None, limit: int | None = None) -> bytes:
-    """Read a file of a corpus, or its first bytes; refuse one that is larger than a limit."""
+    """Read a file of a corpus, or its first `stop` bytes; raise an error if it is larger than `limit`."""
     if is_url(path):
         store, at = url_to_fs(f"{path}/{name}")
         data = bytes(store.cat_file(at, end=stop or (limit and limit + 1)))

@@ -1,7 +1,8 @@
-"""Packing: files serialised once, part by part, by as many processes and jobs as there are.
+"""Pack files into a corpus: serialise them once, part by part, in several processes and jobs.
 
-A part is a range of rows of one file, in a file of its own that gets its name once it is whole. Its name says all that
-its bits depend on, so what a killed call has finished is found and kept, and whoever finds all parts writes the index.
+A part is a range of rows of one file, written atomically into a file of its own. Its name is a hash of everything that
+determines its bits, so finished parts of an interrupted call are reused. The call that finds all parts writes the
+index.
 """
 
 from __future__ import annotations
@@ -30,19 +31,18 @@ from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Input
 from scdiva._version import __version__
 from scdiva.data.backed import open_hdf5
-from scdiva.data.cells import open_cells
-from scdiva.data.corpus import data_files, file_note, study_names, take_cells, warn_left_out
+from scdiva.data.cells import open_cells, take_cells
+from scdiva.data.corpus import data_files, file_note, study_names, warn_left_out
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
 from scdiva.data.options import InputOptions, Species
-from scdiva.data.output import new_hdf5
+from scdiva.data.output import as_shard, new_hdf5, scan_once
 from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, read_index, token_type
-from scdiva.data.paths import as_path
-from scdiva.data.shards import as_shard, digest, scan_once, stamp
+from scdiva.data.paths import as_path, digest, stamp
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 _OURS = re.compile(r"(\.\w{32}\.)?(index.json|(lengths|study|measured|denominator)-\w{12}.npy)|part-.+-\d{9}-\w{12}.h5")
-"""Names of what stands in the folder of a corpus, and of what :func:`put_whole` was killed in."""
+"""Names of the files of a corpus, and of temporary files of :func:`put_whole`."""
 
 
 @check_arguments
@@ -66,60 +66,57 @@ def pack_files(
     species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
 ) -> PackedCells | None:
-    """Serialise files into a corpus to train on: a folder of parts, each of cells of one study, and an index.
+    """Serialise files into a training corpus: a folder of parts, each with cells of one study, and an index.
 
-    A call that is cut off, by a kill, an interrupt or an error, leaves its finished parts. The same call goes on after
-    them. Parts whose file or arguments have changed since are packed anew. What is packed depends neither on `workers`
-    nor on `shard`, to the bit.
+    A call that is interrupted, killed or fails leaves its finished parts, and the same call continues after them. Parts
+    whose file or arguments have changed are packed again. The bits of the corpus depend neither on `workers` nor on
+    `shard`.
 
     Parameters
     ----------
     paths
         ``.h5ad`` or ``.zarr`` files, one study each, or folders of them; the file's name without suffix is the study's
-        name. They may have different genes: each is matched by itself, as human or mouse, unless
-        `species` says which.
+        name. They may have different genes; human or mouse is inferred for each file, unless `species` is given.
     vocabulary
         Genes and entropies.
     out
-        Folder of the corpus, on a disk; made if it is not there. Its `index.json` is written last.
+        Local folder of the corpus, created if it does not exist. Its `index.json` is written last.
     workers
-        Processes that pack, each a part at a time, with up to 6 bytes times `max_length` times `part_cells` of memory.
-        Call from under ``if __name__ == "__main__":`` with more than one.
+        Number of processes, each packing one part at a time in up to 6 × `max_length` × `part_cells` bytes of memory.
+        With more than one, call it under ``if __name__ == "__main__":``.
     shard
-        `(i, n)`: do only the i-th of n ranges of the parts, i from 0. Call it n times, in any order, on any number of
-        machines that share the disk, otherwise with the same arguments; the call that finds all parts finished writes
-        the index.
+        `(i, n)`: pack only the i-th of n ranges of the parts, i from 0. Call it n times with otherwise the same
+        arguments, in any order, on any number of machines that share the disk; the call that finds all parts finished
+        writes the index.
     append
-        Add the studies to the corpus at `out`, whose parts stay as they are.
+        Whether to add the studies to the corpus at `out`.
     max_length
-        Genes kept per cell.
+        Maximum number of genes per cell.
     entropy_floor
-        Least entropy of a gene when genes are ranked (:func:`scdiva.tokenizer.serialize.score_denominator`).
+        Minimum entropy in the ranking score (:func:`scdiva.tokenizer.serialize.score_denominator`).
     min_genes
-        Cells with fewer known genes are left out, with a warning that says how many.
+        Minimum number of known genes per cell; other cells are excluded with a warning.
     part_cells
-        Rows of a file that make a part.
+        Rows per part.
     %(reading)s
 
     Returns
     -------
-    The corpus, opened; with `shard`, None as long as parts of others are missing.
+    The opened corpus; None if `shard` is given and parts of other shards are missing.
 
     Raises
     ------
     FileExistsError
-        If `out` holds anything else than a corpus, or one with studies that `paths` does not name and `append` is
-        False.
+        If `out` is not a corpus, or has studies that `paths` does not name and `append` is False.
     OSError
-        If `out` is a file, or can't be written into.
+        If `out` is a file or not writable.
     RuntimeError
-        If another call is writing the same parts, or a process was killed, perhaps for its memory: then take fewer
-        `workers`, or smaller parts.
+        If another call is writing the same parts, or a process was killed, possibly for lack of memory: use fewer
+        `workers` or smaller parts.
     ValueError
-        If `out` is a URL.
-        If there are no files, two have one name, or one does not pass :func:`scdiva.data.cells.open_cells` (the message
-        names the file); if a file was changed while it was packed; if the corpus to append to was packed with other
-        arguments, or has a study of that name already.
+        If `out` is a URL; if there are no files, two have the same name, one does not pass
+        :func:`scdiva.data.cells.open_cells` (the message names it) or changes while it is packed; if the corpus to
+        append to was packed with other arguments, or already has a study of that name.
 
     Examples
     --------
@@ -148,7 +145,7 @@ def pack_files(
     if append and (twice := {study for part, study in before.items() if part not in wanted}.intersection(names)):
         raise ValueError(f"{str(out)!r} holds {min(twice)!r}, of another file or arguments, already: rename the file.")
     mine = tasks[len(tasks) * number // n_shards : len(tasks) * (number + 1) // n_shards]
-    # the first parts of all files first: one process scans a file, and whoever else comes to it waits
+    # first parts of all files first, since one process scans a file while others wait
     mine = sorted((task for task in mine if not (out / task.name).exists()), key=lambda task: task.first)
     bar = progress_bar(desc="packing", unit="cell", total=sum(task.stop - task.first for task in mine))
     with bar, ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (job,)) as pool:
@@ -166,7 +163,7 @@ def pack_files(
 
 
 class _Job(NamedTuple):
-    """What all parts have in common; `about` is what the index says of it, in plain values."""
+    """Common to all parts; `about` are the parameters in the index."""
 
     out: Path
     vocabulary: Vocabulary
@@ -176,11 +173,11 @@ class _Job(NamedTuple):
 
 
 _JOBS = list[_Job]()
-"""That of a process that packs: a vocabulary takes 0.15 s to be sent, so it is sent once, not with each part."""
+"""The job of a worker process, sent once, as pickling a vocabulary takes 0.15 s."""
 
 
 class _Task(NamedTuple):
-    """A part to be: its file, study and rows, of how many; the stamp of the file; the name that says all of it."""
+    """A part to pack: file, study, rows, number of rows of the file, stamp of the file, and name of the part."""
 
     path: Path
     study: str
@@ -192,7 +189,7 @@ class _Task(NamedTuple):
 
 
 def _before(job: _Job, names: Sequence[str], append: bool) -> dict[str, str]:
-    """Find the parts of the corpus that is there, with the study of each; refuse what must not be written into."""
+    """Parts of an existing corpus with their studies; raise an error if it must not be changed."""
     out = job.out
     if strange := sorted(path.name for path in out.glob("[!.]*") if not _OURS.fullmatch(path.name)):
         raise FileExistsError(f"{str(out)!r} is a folder that holds {strange[0]!r} and is no corpus. Pass another out.")
@@ -213,7 +210,7 @@ def _before(job: _Job, names: Sequence[str], append: bool) -> dict[str, str]:
 
 
 def _tasks(job: _Job, path: Path, study: str, part_cells: int) -> list[_Task]:
-    """Divide a file into parts; one at least."""
+    """Split a file into parts, at least one."""
     with open_matrix(path, job.reading.layer, job.reading.use_raw) as opened:
         n_obs = opened.shape[0]
     tasks, given = [], [job.about, vars(job.reading), __version__, study, at_first := stamp(path)]
@@ -225,7 +222,7 @@ def _tasks(job: _Job, path: Path, study: str, part_cells: int) -> list[_Task]:
 
 
 def _begin(job: _Job) -> None:
-    """Begin a process that packs: it draws no bars, and ends when the one that started it is killed."""
+    """Initialise a worker process: no progress bars, and exit if the parent process is killed."""
     settings.progress = False
     _JOBS.append(job)
     started_by = [multiprocessing.parent_process().sentinel]  # type: ignore[union-attr]
@@ -233,7 +230,7 @@ def _begin(job: _Job) -> None:
 
 
 def _pack(task: _Task, job: _Job | None = None) -> _Task:
-    """Write a part, of the job that this process began with or of another."""
+    """Write a part of `job` (None: the job of this worker process)."""
     job = job or _JOBS[0]
     how = {name: job.about[name] for name in ("max_length", "entropy_floor")}
     opened, found = partial(open_cells, task.path, job.vocabulary, job.reading, **how), None
@@ -261,7 +258,10 @@ def _pack(task: _Task, job: _Job | None = None) -> _Task:
     refuse_full(job.out / task.name, n * sum(dtype.itemsize for dtype in types.values()))
     with whole_or_not(job.out / task.name) as new, new_hdf5(new) as file:
         for number, (name, dtype) in enumerate(types.items()):
-            stored, at = file.create_dataset(name, (n,), dtype), 0  # in one piece: neighbours are a range of bytes
+            stored, at = (
+                file.create_dataset(name, (n,), dtype),
+                0,
+            )  # contiguous
             for piece in pieces:
                 stored[at : at + len(piece[number])] = piece[number]
                 content.update(piece[number].tobytes())
@@ -279,7 +279,7 @@ def _pack(task: _Task, job: _Job | None = None) -> _Task:
 
 
 def _write_index(job: _Job, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Write the index of parts and delete what is no part of the corpus any more; give what it says of the parts."""
+    """Write the index and delete files that no longer belong to the corpus; return the entries of the parts."""
     parts, lengths = list[dict[str, Any]](), list[np.ndarray]()
     measured = dict[str, np.ndarray]()
     narrow = np.promote_types(np.uint16, np.min_scalar_type(job.about["max_length"]))

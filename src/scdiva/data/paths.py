@@ -1,7 +1,9 @@
-"""Where cells lie: paths of this machine, URLs of any file system that fsspec reads, cells of SOMA experiments."""
+"""Locations of cells: local paths, URLs of any file system that fsspec reads, cells of SOMA experiments."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -11,39 +13,28 @@ from typing import Any, TypeGuard, cast
 from scdiva._checks import from_extra
 
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime", "created")
-"""What file systems call the version of an object; the first that is there counts."""
+"""Names of the version of an object in different file systems; the first that exists is used."""
 
 
 def is_path(given: Any) -> TypeGuard[str | Path]:
-    """Tell what says where cells lie from the cells themselves.
-
-    Parameters
-    ----------
-    given
-        Path, URL, cells of a SOMA experiment, or AnnData object.
-    """
+    """Whether `given` is a path, a URL or cells of a SOMA experiment, and not an AnnData object."""
     return isinstance(given, str | PathLike) or hasattr(given, "stem")
 
 
 def as_path(given: Any) -> Path:
-    """Make a path of what a user gave.
-
-    Parameters
-    ----------
-    given
-        A path or URL, or what :func:`is_path` takes besides, which is given back.
+    """Convert a path or URL; cells of a SOMA experiment are returned unchanged.
 
     Returns
     -------
-    A :class:`~pathlib.Path` of this machine's own file systems. Of any other a ``UPath``, which has the same methods;
-    it is typed as a Path, and is none by `isinstance`.
+    A :class:`~pathlib.Path` for local files. For URLs a ``UPath``, which has the same methods but is not an instance of
+    Path.
 
     Raises
     ------
     ImportError
-        If a package is missing for this kind of URL.
+        If a package for this kind of URL is missing.
     ValueError
-        If there is no such kind.
+        If the kind of URL is unknown.
     """
     if not isinstance(given, str | PathLike):
         return cast(Path, given)
@@ -51,27 +42,23 @@ def as_path(given: Any) -> Path:
         return Path(given)
     path = from_extra("upath", "remote", f"{given!r} needs universal-pathlib").UPath(given)
     with reaching(path):
-        _ = path.fs  # imports what reads this kind
+        _ = path.fs  # imports the file system
     return cast(Path, path)
 
 
 @contextmanager
 def reaching(path: Any) -> Iterator[None]:
-    """Let what a remote file system raises name the URL and the remedy; what is wrong with the content passes.
+    """Add the URL and the remedy to errors of a remote file system; errors about the content pass unchanged.
 
     Parameters
     ----------
     path
-        What :func:`as_path` returned; errors of a local one pass as well.
+        Result of :func:`as_path`; errors of local paths pass unchanged.
 
     Raises
     ------
-    FileNotFoundError
-        If there is nothing.
-    ImportError
-        If a package is missing.
-    OSError
-        If it can't be reached.
+    FileNotFoundError, ImportError, OSError
+        If nothing exists at the URL, a package is missing, or the URL can't be reached.
     """
     try:
         yield
@@ -89,18 +76,12 @@ def reaching(path: Any) -> Iterator[None]:
 
 
 def listing(path: Path) -> list[tuple[str, int, str]]:
-    """List what lies at a path without reading it.
-
-    Parameters
-    ----------
-    path
-        File or folder, from :func:`as_path`.
+    """List the files at a path without reading them.
 
     Returns
     -------
-    Of each file its name below the path, its size in bytes, and what changes with its content: the time of its last
-    change, the ETag of an object, or whatever its file system has instead. Nothing of a folder on a server that lists
-    none, as those of https rarely do.
+    Of each file its name below the path, its size in bytes, and its version: modification time, ETag of an object, or
+    whatever the file system offers. Empty for a folder on a server that can't list folders, such as most https servers.
     """
     from fsspec.core import url_to_fs
 
@@ -112,3 +93,13 @@ def listing(path: Path) -> list[tuple[str, int, str]]:
         (name.removeprefix(root), int(info["size"] or 0), str(next((info[v] for v in _VERSIONS if info.get(v)), "")))
         for name, info in found.items()
     )
+
+
+def stamp(path: Path) -> str:
+    """Checksum of the sizes and versions of a file, or of all files of a folder; it changes with the content."""
+    return digest(path.note() if hasattr(path, "note") else listing(path))
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of JSON values."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

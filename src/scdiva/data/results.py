@@ -1,4 +1,4 @@
-"""What is asked of an AnnData object before results are computed for it, so that writing them can't fail."""
+"""Write results into AnnData: checks before anything is computed, and the only function that writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PARTS = ("obs_names", "var_names", "layers", "uns", "is_view")
 _RESERVED = {".", "..", "_index", "zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"}
 _MOST_BYTES = 255
-"""Of the name of a file, which zarr makes of a key."""
+"""Maximum length of a key, which zarr uses as a file name."""
 _OWN_ENTRIES = {
     INTEGRATE: "tl.integrate",
     GENERATE: "tl.generate",
@@ -28,35 +28,24 @@ _OWN_ENTRIES = {
     UMAP: "pl.umap",
     WRITTEN: "",
 }
-"""Entries of a fixed name, and whose they are."""
+"""Calls that own the entries with a fixed name."""
 
 
 def check_anndata(adata: object) -> None:
-    """Refuse what is no AnnData object; of what holds one, the message says how to take it out.
-
-    Parameters
-    ----------
-    adata
-        What the user gave.
-
-    Raises
-    ------
-    TypeError
-        If it is no AnnData object, but the MuData or SpatialData of one, a list, a matrix or a path, say.
-    """
+    """Raise TypeError if `adata` is not an AnnData object; the message says how to get one from it."""
     # a MuData object has all the parts of AnnData, some of them None
     if isinstance(getattr(adata, "mod", None), Mapping) or not all(hasattr(adata, part) for part in _PARTS):
         raise TypeError(f"expected an AnnData object, got {_what_it_is(adata)}")
 
 
 def _what_it_is(other: object) -> str:
-    """Name what is no AnnData object, and the call that makes one of it."""
+    """Describe another object, and the call that gives an AnnData object."""
     kind = type(other).__name__
     if other is None:
         return (
             "None. Calls that write into adata return None: scdiva.tl.embed(adata), not adata = scdiva.tl.embed(adata)."
         )
-    # known by their attributes: neither package is needed for it
+    # by attributes, to import neither package
     for attribute, name in (("mod", "mdata"), ("tables", "sdata.tables")):
         if isinstance(parts := getattr(other, attribute, None), Mapping):
             named = " or ".join(f"{name}[{part!r}]" for part in parts) or "it holds none"
@@ -81,29 +70,29 @@ def _what_it_is(other: object) -> str:
 def check_writable(
     adata: AnnData, *, copy: bool = False, call: str = "", entry: str | None = None, **keys: Iterable[str]
 ) -> None:
-    """Refuse what results can't be written into, and keys that can't be written or hold what is the user's.
+    """Check that results can be written: the object, the keys, and that nothing of the user is overwritten.
 
     Parameters
     ----------
     adata
-        What the user gave.
+        The object.
     copy
         Whether the results go into a copy.
     call
-        Which call writes, such as `"embed"`.
+        Name of the call, such as `"tl.embed"`.
     entry
-        Its entry of `adata.uns["scdiva"]`; None if it has none, or none is known yet.
+        Its entry in `adata.uns["scdiva"]`. None: no entry, or not yet known.
     **keys
-        Every other key that it writes, by `"obs"`, `"obsm"`, `"layers"` and so on.
+        All other keys that it writes, by `obs`, `obsm`, `layers` and so on.
 
     Raises
     ------
     TypeError
-        If it is no AnnData object, or a key is no text.
+        If it is not an AnnData object, or a key is not text.
     ValueError
-        If it is backed by a file and would have to be copied: for ``copy=True``, or because it is a view. If
-        `adata.uns["scdiva"]` is not ours, if a key can't be read back from a file, or if something stands under it
-        that scdiva did not write, or wrote as part of another result: only the same call with the same key replaces it.
+        If it is backed and would have to be copied, because of ``copy=True`` or because it is a view; if
+        `adata.uns["scdiva"]` was not written by scdiva; if a key is not a valid h5ad and zarr key; if a key exists and
+        was not written by scdiva, or belongs to another result. The same call with the same key may replace it.
     """
     check_anndata(adata)
     if adata.isbacked and (copy or adata.is_view):
@@ -142,22 +131,21 @@ def check_writable(
 
 
 def check_key(key: object, argument: str = "a key that is written") -> None:
-    """Refuse a key that h5ad and zarr (formats 2 and 3) don't both hold and give back.
+    """Raise an error if a key is not valid in both h5ad and zarr (formats 2 and 3).
 
     Parameters
     ----------
     key
-        What is to be a key of `obs`, `obsm`, `uns` or another part of AnnData.
+        Key of `obs`, `obsm`, `uns` or another part of AnnData.
     argument
-        What it is called in messages.
+        Its name in messages.
 
     Raises
     ------
     TypeError
-        If it is no text.
+        If it is not text.
     ValueError
-        If it is empty or blank, holds a slash, a backslash or a null character, is longer than 255 bytes, or has a
-        meaning of its own in such files.
+        If it is empty or blank, has a slash, a backslash or a null character, is longer than 255 bytes, or is reserved.
     """
     if not isinstance(key, str):
         raise TypeError(f"{argument} must be text, such as 'scdiva_mine', not {key!r} ({type(key).__name__}).")
@@ -177,7 +165,7 @@ def check_key(key: object, argument: str = "a key that is written") -> None:
 
 
 def check_columns(*keys: str | None) -> None:
-    """Refuse columns of the user's that results would carry, and a file could not hold; None is none."""
+    """Check names of the user's columns that are copied into a result (None: no column)."""
     for key in keys:
         if key is not None:
             try:
@@ -188,12 +176,12 @@ def check_columns(*keys: str | None) -> None:
 
 
 def _result_name(entry: str | None, keys: Mapping[str, Iterable[str]]) -> str:
-    """Name the result that keys belong to: by its entry, else by its first key."""
+    """Name of a result: its entry, or its first key."""
     return entry if entry is not None else next((name for names in keys.values() for name in names), "")
 
 
 def _owner(ours: Mapping[str, Any], path: str) -> tuple[str, str] | None:
-    """Give the call and the name of the result that is recorded to have written there."""
+    """Call and name of the result that wrote a path, by the record in `uns`."""
     for call, results in ours.get(WRITTEN, {}).items():
         for result, paths in results.items() if isinstance(results, Mapping) else ():
             if path in set(map(str, paths)):
@@ -202,7 +190,7 @@ def _owner(ours: Mapping[str, Any], path: str) -> tuple[str, str] | None:
 
 
 def _check_entry(ours: Mapping[str, Any], call: str, entry: str) -> None:
-    """Refuse an entry that another call made: what reads it would find something else."""
+    """Raise an error if an entry belongs to another call."""
     owner = _OWN_ENTRIES[entry] if entry in _OWN_ENTRIES else (_owner(ours, f"uns/{UNS}/{entry}") or (call,))[0]
     if owner != call:
         raise ValueError(
@@ -212,16 +200,16 @@ def _check_entry(ours: Mapping[str, Any], call: str, entry: str) -> None:
 
 
 def noted(adata: AnnData, call: str, entry: str | None, notes: Any = None, **keys: Iterable[str]) -> dict[str, Any]:
-    """Give `adata.uns["scdiva"]` as it is after a call: with its notes, and a record of the keys that it wrote.
+    """New `adata.uns["scdiva"]` after a call, with its entry and a record of the keys that it wrote.
 
     Parameters
     ----------
     adata
-        What was written into.
+        The object with the results.
     call, entry, **keys
         As for :func:`check_writable`.
     notes
-        The entry.
+        Content of the entry.
     """
     ours = our_uns(adata)
     paths = [f"{slot}/{name}" for slot, names in keys.items() for name in names]
@@ -233,7 +221,7 @@ def noted(adata: AnnData, call: str, entry: str | None, notes: Any = None, **key
     for one, results in {call: {}, **ours.get(WRITTEN, {})}.items():
         own = {result: ()} if one == call else {}
         for name, former in {**own, **(results if isinstance(results, Mapping) else {})}.items():
-            # a path belongs to the last result that wrote it, others may have been deleted
+            # a path belongs to the last result that wrote it
             kept = set(map(str, former)) - set(paths) | (set(paths) if (one, name) == (call, result) else set())
             if kept:
                 written.setdefault(one, {})[name] = np.array(sorted(kept), dtype=object)
@@ -243,12 +231,12 @@ def noted(adata: AnnData, call: str, entry: str | None, notes: Any = None, **key
 def write(
     adata: AnnData, call: str, entry: str | None, notes: Any, *, copy: bool = False, **parts: Mapping[str, Any]
 ) -> AnnData | None:
-    """Write what a call found and its notes: the last step of a call, once nothing can fail any more.
+    """Write the results of a call: its last step, after which nothing can fail.
 
     Parameters
     ----------
     adata
-        What :func:`check_writable` accepted.
+        Object that :func:`check_writable` accepted.
     call, entry, notes
         As for :func:`noted`.
     copy
@@ -258,7 +246,7 @@ def write(
 
     Returns
     -------
-    The copy; None without one.
+    The copy, or None.
     """
     target = adata.copy() if copy else adata
     with _view_warnings():
@@ -271,7 +259,7 @@ def write(
 
 @contextlib.contextmanager
 def _view_warnings() -> Iterator[None]:
-    """Let anndata's warning that a view becomes a copy name the line that called scdiva."""
+    """Show anndata's warning that a view becomes a copy at the line that called scdiva."""
     from anndata import ImplicitModificationWarning
 
     with warnings.catch_warnings(record=True) as caught:
@@ -282,13 +270,7 @@ def _view_warnings() -> Iterator[None]:
 
 
 def our_uns(adata: AnnData) -> dict[str, Any]:
-    """Give a shallow copy of `adata.uns["scdiva"]`, empty if there is none.
-
-    Raises
-    ------
-    ValueError
-        If the user keeps something else under that name.
-    """
+    """Shallow copy of `adata.uns["scdiva"]`, empty if absent; ValueError if it is not a dictionary."""
     ours = adata.uns.get(UNS, {})
     if not isinstance(ours, Mapping):
         raise ValueError(

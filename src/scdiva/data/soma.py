@@ -1,4 +1,4 @@
-"""Cells of a TileDB-SOMA experiment, such as the CELLxGENE Census, chosen by a query and read by blocks."""
+"""Cells of a TileDB-SOMA experiment, such as the CELLxGENE Census, selected by a query and read by blocks."""
 
 from __future__ import annotations
 
@@ -22,36 +22,35 @@ _ID = "soma_joinid"
 
 
 def open_soma(uri: str, *, obs_filter: str | None = None, measurement: str = "RNA") -> SomaCells:
-    """Choose cells of a TileDB-SOMA experiment.
+    """Select cells of a TileDB-SOMA experiment.
 
-    What it returns is taken wherever the path of a file is: by :func:`open_cells`, :func:`pack_files`,
-    :class:`CellDataModule`, :func:`scdiva.tl.embed_file`, :func:`scdiva.pp.corpus_entropy` and
-    :func:`scdiva.train.pretrain`. Their `layer` is a layer of the measurement's `X`; None is `"raw"`, or the only one
-    that there is. Needs the extra ``census``.
+    The result can be passed in place of a path to :func:`open_cells`, :func:`pack_files`, :class:`CellDataModule`,
+    :func:`scdiva.tl.embed_file`, :func:`scdiva.pp.corpus_entropy` and :func:`scdiva.train.pretrain`. Their `layer` is a
+    layer of the measurement's `X`; None: `"raw"`, or the only layer. Requires the extra ``census``.
 
     Parameters
     ----------
     uri
-        Experiment: a folder, ``s3://``, ``gs://`` or ``tiledb://``. Region, endpoint and credentials are TileDB's, from
+        Experiment: a folder, ``s3://``, ``gs://`` or ``tiledb://``. TileDB reads region, endpoint and credentials from
         the environment, such as `TILEDB_VFS_S3_REGION` and `TILEDB_VFS_S3_NO_SIGN_REQUEST=true`.
     obs_filter
-        Which cells, as a value filter of `obs`, such as ``"is_primary_data == True and tissue_general == 'lung'"``.
-        None: all.
+        Value filter of `obs`, such as ``"is_primary_data == True and tissue_general == 'lung'"``.
+        None: all cells.
     measurement
-        Which measurement.
+        Name of the measurement.
 
     Returns
     -------
-    The chosen cells. :meth:`SomaCells.by` divides them into studies.
+    The selected cells. :meth:`SomaCells.by` splits them into studies.
 
     Raises
     ------
     FileNotFoundError
-        If there is no experiment, or it can't be reached.
+        If the experiment does not exist or can't be reached.
     ImportError
         If tiledbsoma is not installed.
     ValueError
-        If `uri` is no experiment, the filter is wrong, or no cell passes it.
+        If `uri` is not an experiment, the filter is invalid, or no cell passes it.
 
     Examples
     --------
@@ -68,7 +67,7 @@ def open_soma(uri: str, *, obs_filter: str | None = None, measurement: str = "RN
 
 @dataclass(frozen=True, eq=False)
 class SomaCells:
-    """Cells of a TileDB-SOMA experiment. Made by :func:`open_soma`; nothing but their numbers is held.
+    """Cells of a TileDB-SOMA experiment, from :func:`open_soma`; only their numbers are in memory.
 
     Attributes
     ----------
@@ -79,7 +78,7 @@ class SomaCells:
     measurement, obs_filter
         As for :func:`open_soma`.
     study
-        Which of several studies these are; empty for cells that were not divided.
+        Name of the study; empty for cells that were not split into studies.
     """
 
     uri: str
@@ -93,54 +92,49 @@ class SomaCells:
 
     @property
     def stem(self) -> str:
-        """What the study is called."""
+        """Name of the study."""
         return self.study or PurePosixPath(self.uri).stem
 
     name = stem
 
     def by(self, key: str) -> list[SomaCells]:
-        """Divide the cells into studies by a column of `obs`, such as ``"dataset_id"``.
+        """Split the cells into studies by a column of `obs`, such as ``"dataset_id"``.
 
-        Of a study those genes count as measured which at least one of its cells has: an experiment has one table of
-        genes for all of its studies.
-
-        Parameters
-        ----------
-        key
-            Column of `obs`.
+        The genes measured in a study are those expressed in at least one of its cells, since an experiment has one gene
+        table for all studies.
 
         Returns
         -------
-        The cells of each value, by value.
+        The cells of each value, ordered by value.
 
         Raises
         ------
         ValueError
-            If there is no such column, or a cell has no value in it.
+            If the column does not exist, or a cell has no value in it.
         """
-        found = self.column(key).to_pandas().sort_values(_ID)
-        if n := int(found[key].isna().sum()):
+        column = self.column(key).to_pandas().sort_values(_ID)
+        if n := int(column[key].isna().sum()):
             raise ValueError(f"{n} cells of {self.uri!r} have no {key}: leave them out by obs_filter.")
-        parts = found.groupby(key, observed=True)[_ID]
+        parts = column.groupby(key, observed=True)[_ID]
         return [replace(self, rows=rows.to_numpy(), study=str(name)) for name, rows in parts]
 
     def column(self, name: str) -> Any:
-        """Read a column of `obs` and `soma_joinid`, of all cells that pass the filter, as an Arrow table."""
+        """A column of `obs` and `soma_joinid` of all cells that pass the filter, as Arrow table."""
         with self.opened() as experiment:
             return experiment.obs.read(column_names=list({_ID, name}), value_filter=self.obs_filter).concat()
 
     def note(self) -> dict[str, Any]:
-        """Say which cells these are, not what they hold, for manifests."""
+        """Identify the cells, not their content, for manifests."""
         return {"cells": len(self.rows), "soma_joinids_sha256": hashlib.sha256(self.rows.tobytes()).hexdigest()}
 
     def obs(self) -> pd.DataFrame:
-        """Read the annotation of the cells, whole; named by `obs_id`, or where there is none by their `soma_joinid`."""
+        """Annotation of the cells, indexed by `obs_id`, or by `soma_joinid` if there is no such column."""
         with self.opened() as experiment:
             return _named(experiment.obs.read(coords=(self.rows,)), "obs_id").loc[:, lambda obs: obs.columns != _ID]
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
-        """Open the experiment for the block, and let what SOMA raises in it name its URI.
+        """Open the experiment; errors of SOMA name its URI.
 
         Raises
         ------
@@ -162,30 +156,30 @@ class SomaCells:
 
 
 class SomaRows:
-    """A sparse matrix of a SOMA experiment, any rows of which can be read.
+    """A sparse matrix of a SOMA experiment, read by ranges of rows.
 
     Parameters
     ----------
     cells
         The rows.
     layer
-        Which layer of `X`; None: `"raw"`, or the only one that there is.
+        Layer of `X`. None: `"raw"`, or the only layer.
 
     Attributes
     ----------
     shape
         Cells and genes.
     var
-        The genes, named by `var_id` (of experiments that tiledbsoma makes of AnnData) or `feature_id` (the Census).
+        The genes, indexed by `var_id` (experiments that tiledbsoma wrote from AnnData) or `feature_id` (the Census).
     obs_names
         Number of each cell.
     where
-        What errors call it.
+        Name of the matrix in error messages.
 
     Raises
     ------
     ValueError
-        If there is no such layer, or it is dense.
+        If the layer does not exist or is dense.
     """
 
     def __init__(self, cells: SomaCells, layer: str | None) -> None:
@@ -202,20 +196,15 @@ class SomaRows:
         self.shape = len(self._rows), len(self._columns)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read ranges of rows, one after another, by one query.
-
-        Parameters
-        ----------
-        ranges
-            First row and the row to end before, of each.
+        """Read ranges of rows (first, exclusive last), joined in order, by one query.
 
         Returns
         -------
         data, indices and indptr of a CSR matrix.
         """
-        asked = np.concatenate([self._rows[start:stop] for start, stop in ranges])
-        ids, back = np.unique(asked, return_inverse=True)
-        # neighbours are one range, which is found faster than as many points
+        requested = np.concatenate([self._rows[start:stop] for start, stop in ranges])
+        ids, back = np.unique(requested, return_inverse=True)
+        # a query of a range is faster than a query of points
         chosen = slice(int(ids[0]), int(ids[-1])) if ids[-1] - ids[0] == len(ids) - 1 else ids
         table = self._array.read((chosen, slice(None))).tables().concat()
         data, row, column = (table[name].to_numpy() for name in ("soma_data", "soma_dim_0", "soma_dim_1"))
@@ -229,7 +218,7 @@ class SomaRows:
 
 
 def _named(read: Any, *columns: str) -> pd.DataFrame:
-    """Load a SOMA data frame, named by the first of some columns that is there, or else by numbers."""
+    """Load a SOMA data frame, indexed by the first existing column of some, or by numbers."""
     frame = read.concat().to_pandas()
     name = next((name for name in columns if name in frame), _ID)
     return frame.set_index(frame[name].astype(str)).drop(columns=[name] if name != _ID else [])

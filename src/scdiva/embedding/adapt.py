@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from scdiva.models import ScDiVa
 
 MOST_CELLS = 50_000
-"""Most cells that are fitted to; of more, so many are drawn."""
+"""Maximum number of cells to fit to; larger datasets are subsampled."""
 LIKELY = re.compile(
     r"(^|[._ ])(batch|donor|patient|subject|individual|sample|library|assay|chemistry|technology|tech|platform|"
     r"protocol|method|plate|lane|run|replicate|study|dataset|site)s?([._ ]?(id|name|key|\d+))?$",
     re.IGNORECASE,
 )
-"""Columns of `obs` that are likely to name batches."""
+"""Names of columns of `obs` that are likely to be batches."""
 MOST_BATCHES = 100
-LOOKED_AT = 1000
-"""Cells whose neighbours are looked at."""
-APART = 0.5
-"""Share of the way from chance (0) to batches entirely apart (1) from which on it is said."""
+N_TESTED = 1000
+"""Number of cells whose neighbours are compared."""
+SEPARATION = 0.5
+"""Separation of batches, from chance (0) to complete (1), above which there is a warning."""
 
 
 @check_arguments
@@ -70,48 +70,48 @@ def adapt(
     4. The 20 directions with the largest ratio of the variance over all cells to the variance within neighbourhoods of
        15 cells, scaled to the latter (linear discriminant analysis with neighbourhoods in the place of classes).
 
-    The first block describes what varies in these cells, the second what the model learned from its corpus. Nothing is
-    trained. A cell's embedding does not depend on other cells.
+    The first block describes the variation in these cells, the second what the model learned from its corpus. Nothing
+    is trained. A cell's embedding does not depend on other cells.
 
-    All cells are read, by blocks of rows, backed or not; twice if the matrix is larger than 128 MiB, first to check it.
-    Of more than 50,000 cells, 50,000 are drawn, and only these are held in memory, 8 bytes per value above zero; cell
-    states are computed for 5,000 of them. No dense matrix of cells × genes is made. Cell states, the state head and the
-    transformer stay those of the model: :func:`impute` or :func:`generate` give the same results with both models.
+    All cells are read by blocks of rows; twice if the matrix is larger than 128 MiB, first to check it. At most 50,000
+    cells are sampled and held in memory, 8 bytes per nonzero value; cell states are computed for 5,000 of them. No
+    dense matrix of cells × genes is made. Cell states, the state head and the transformer do not change: :func:`impute`
+    or :func:`generate` give the same results with both models.
 
-    With few cells or genes there are fewer components: at most as many as cells minus batches. Of fewer than 2,000
-    known genes all are used, down to a single one.
+    There are at most as many components as cells minus batches. All known genes are used if there are fewer than
+    2,000.
 
     Parameters
     ----------
     adata
-        Cells × genes, raw counts or log-normalised expression; not changed. Cells without a known gene are left out,
+        Cells × genes, raw counts or log-normalised expression; not changed. Cells without a known gene are ignored,
         with a warning.
     model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. If it is
-        adapted to another dataset, the components of that dataset are replaced.
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Components of
+        an earlier adaptation are replaced.
     %(reading)s
     batch_key
         Column of `adata.obs` with the batch of each cell. All covariances are then computed within batches, so that
-        differences between batches alone give no component. Highly variable genes are selected within batches if each
-        batch has at least 20 cells. The embedding of a later cell needs no batch.
+        differences between batches give no component. Highly variable genes are selected within batches if each batch
+        has at least 20 cells. Embedding later cells requires no batch.
     rng
-        Seed for drawing cells, of more than 50,000; None takes `scdiva.settings.seed`. Global random state is never
-        touched. On a CPU the same seed gives the same model.
+        Seed for sampling 50,000 of more cells. None: `scdiva.settings.seed`. The global random state is neither read
+        nor changed. On a CPU the same seed gives the same model.
     device
-        Torch device to compute on; None takes `scdiva.settings.device`. The model returned stays there.
+        Torch device. None: `scdiva.settings.device`. The returned model stays on it.
 
     Returns
     -------
-    A new model for `model=` of every tool; :meth:`new.save(folder) <scdiva.models.ScDiVa.save>` saves it. It embeds
-    these cells and later ones of the same tissue. Its `adaptation`, which is saved with it, is a dict of `n_components`
-    (width of the embedding), `n_genes` (number of genes that components are computed from), `ratio` (variance of
-    each dimension, where the variance within neighbourhoods is 1), `n_cells`, `n_batches`, `seconds` and `seed`.
+    A new model for `model=` of every tool, which embeds these cells and later cells of the same tissue;
+    :meth:`new.save(folder) <scdiva.models.ScDiVa.save>` saves it. Its `adaptation`, which is saved with it, is a dict
+    of `n_components` (width of the embedding), `n_genes` (number of genes of the components), `ratio` (variance of each
+    dimension relative to the variance within neighbourhoods), `n_cells`, `n_batches`, `seconds` and `seed`.
 
     Raises
     ------
     ValueError
         If the batch of a cell is missing, fewer than 20 cells have a known gene, the cells are identical within
-        batches, the model has integrated batches, or the matrix is refused as by :func:`embed`.
+        batches, the model has integrated batches, or the matrix is invalid as for :func:`embed`.
     KeyError
         If `layer`, `gene_ids` or `batch_key` does not exist.
     TypeError
@@ -120,8 +120,7 @@ def adapt(
     Warns
     -----
     UserWarning
-        If no `batch_key` is given and the cells fall apart along a column of `adata.obs` that is likely to name
-        batches.
+        If no `batch_key` is given and the cells separate by a column of `adata.obs` that is likely to be a batch.
 
     Examples
     --------
@@ -149,7 +148,7 @@ def adapt(
         raise ValueError("This model has integrated batches, and adapting would change their states. Adapt first.")
     cells, rows = read_cells(open_cells(adata, pretrained, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
     pretrained = pretrained.to(target)
-    with torch_threads_kept(None if runs_transformer(pretrained) else 1):  # products of the set encoder are too small
+    with torch_threads_kept(None if runs_transformer(pretrained) else 1):  # the set encoder is too small for threads
         sample = sampled_states(pretrained, cells)
         new, notes = with_dataset_components(pretrained, cells, sample)
         if batch_key is None:
@@ -169,7 +168,7 @@ def adapt(
 def _warn_of_batches(
     model: ScDiVa, cells: InMemoryCells, sample: tuple[np.ndarray, Tensor], obs: pd.DataFrame, seed: int
 ) -> None:
-    """Warn if neighbouring cells share the values of a column that probably names batches."""
+    """Warn if neighbouring cells share the values of a column that is likely to be a batch."""
     likely = {name: obs[name] for name in obs if isinstance(name, str) and LIKELY.search(name)}
     likely = {name: column for name, column in likely.items() if 1 < column.nunique() <= MOST_BATCHES}
     if not likely:
@@ -177,20 +176,20 @@ def _warn_of_batches(
     from sklearn.neighbors import NearestNeighbors
 
     rows, states = sample
-    chosen = np.sort(np.random.default_rng([seed, 2]).permutation(len(rows))[:LOOKED_AT])
+    chosen = np.sort(np.random.default_rng([seed, 2]).permutation(len(rows))[:N_TESTED])
     some, device = rows[chosen], next(model.parameters()).device
     assert model.dataset_components is not None
     embedding = model.dataset_components(states[chosen].to(device), *cells.take(some).to(device).packed)
     finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy(force=True))
     near = finder.kneighbors(return_distance=False)
-    found = []
+    scores = []
     for name, values in likely.items():
         _, number = np.unique(values.astype(str).to_numpy()[some], return_inverse=True)
         chance = float(np.square(np.bincount(number) / len(number)).sum())
         same = float((number[near] == number[:, None]).mean())
-        found.append(((same - chance) / max(1 - chance, 1e-12), same, chance, name))
-    apart, shared, expected, name = max(found, key=lambda one: one[0])
-    if apart > APART:
+        scores.append(((same - chance) / max(1 - chance, 1e-12), same, chance, name))
+    separation, shared, expected, name = max(scores, key=lambda score: score[0])
+    if separation > SEPARATION:
         warn(
             f"{shared:.0%} of a cell's nearest neighbours share its adata.obs[{name!r}], {expected:.0%} would by "
             f"chance: if that is technical, adapt within it, tl.adapt(adata, batch_key={name!r})."

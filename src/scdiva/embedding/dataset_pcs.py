@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scdiva._rng import step_generator
-from scdiva.data.corpus import take_cells
+from scdiva.data.cells import take_cells
 from scdiva.data.memory import LEAST_CELLS, InMemoryCells, means_by
 from scdiva.models.encoder import weighted_sum
 from scdiva.models.heads import N_DATASET_COMPONENTS
@@ -24,18 +24,18 @@ from scdiva.train.linear_map import ROUNDING, fit_linear_map, identical_cells, l
 N_DIRECTIONS = 20
 """Maximum number of principal components that :func:`own_directions` returns, and of dimensions of the embedding."""
 N_SPECTRUM = 60
-"""Components looked at; the later half tells the level of the noise."""
+"""Number of components; the second half estimates the noise."""
 N_GENES = 2000
-"""Variable genes that components are computed from."""
+"""Number of variable genes for the components."""
 BLOCK_ROWS = 2048
-"""Cells that are made dense at once."""
+"""Cells per dense block."""
 STATE_WEIGHT = 0.7
-"""Weight of the cell state's components, relative to the dataset's. Chosen outside of this project's datasets; 1.0 was
-slightly better on twelve studies of the training corpus, which the state has seen."""
+"""Weight of the components of the cell state, relative to those of the dataset. Chosen on other datasets; 1.0 was
+slightly better on twelve studies of the training corpus."""
 N_NEIGHBORS = 15
-"""Nearest neighbours that a cell is compared with."""
+"""Number of nearest neighbours of a neighbourhood."""
 RIDGE = 0.1
-"""Share of the mean variance within neighbourhoods that is added to each variance."""
+"""Ridge, relative to the mean variance within neighbourhoods."""
 MOST_STATES = 5000
 """Maximum number of cells whose states are computed for the joint components."""
 
@@ -44,7 +44,7 @@ MOST_STATES = 5000
 def with_dataset_components(
     model: ScDiVa, cells: InMemoryCells, sample: tuple[np.ndarray, Tensor] | None = None
 ) -> tuple[ScDiVa, dict[str, Any]]:
-    r"""Copy a model, with directions in which neighbourhoods of a dataset differ as its embedding.
+    r"""Copy a model whose embedding is the directions that separate neighbourhoods of a dataset.
 
     1. x: 50 principal components of the log-normalised expression of 2,000 highly variable genes, minus the mean over
        cells, each cell scaled to length 1.
@@ -200,7 +200,7 @@ def _between_neighborhoods(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     difference = y - y[search.kneighbors(return_distance=False)].mean(axis=1)
     inside = difference.T @ difference / len(y) * k / (k + 1)
     total = np.diag(np.square(y).mean(axis=0))
-    # cells that are equal to their neighbours leave nothing inside
+    # the variance within neighbourhoods is 0 if cells equal their neighbours
     ridge = RIDGE * np.trace(inside) / len(inside) + ROUNDING * np.trace(total)
     ratio, directions = eigh(
         total, inside + ridge * np.eye(len(inside)), subset_by_index=(len(total) - n, len(total) - 1)
@@ -229,15 +229,15 @@ def own_directions(cells: InMemoryCells, n_tokens: int, most: int) -> Tensor:
     Parameters
     ----------
     cells
-        What they are fitted to.
+        The dataset.
     n_tokens
-        Rows of the table.
+        Number of rows.
     most
-        Most components.
+        Maximum number of components.
 
     Returns
     -------
-    `(n_tokens, m)` with m at most `most`; m = 0 where the cells are too few.
+    `(n_tokens, m)` with m at most `most`; m = 0 if there are too few cells.
     """
     n = min(N_SPECTRUM, len(cells.measured) // 2, (cells.n_cells - cells.n_batches) // 2)
     if n < 4:
@@ -252,7 +252,7 @@ def own_directions(cells: InMemoryCells, n_tokens: int, most: int) -> Tensor:
 
 
 def _as_corpus(cells: InMemoryCells, n_tokens: int) -> Any:
-    """Give cells, each batch a study, as what :func:`fit_linear_map` reads."""
+    """Cells in the form of a packed corpus for :func:`fit_linear_map`, each batch a study."""
     measured = np.zeros((cells.n_batches, n_tokens), dtype=bool)
     measured[:, cells.measured] = True
     ragged = cells.indptr, cells.tokens, cells.values
@@ -268,8 +268,7 @@ def _as_corpus(cells: InMemoryCells, n_tokens: int) -> Any:
 def centred(table: Tensor, cells: InMemoryCells) -> Tensor:
     """Centre a projection for cells of any depth, without a bias.
 
-    Of each measured gene the mean cell's coordinates are taken off, by the gene's share of a cell's total: a cell with
-    half of the total loses half of the mean, and its direction is kept.
+    The mean cell's coordinates are subtracted in proportion to a cell's total, which preserves its direction.
     """
     total = float(cells.values.sum(dtype=np.float64)) / cells.n_cells
     table = table.clone()

@@ -1,4 +1,4 @@
-"""Embed cells with a trained model, nothing fitted."""
+"""`tl.embed` and `tl.gene_embedding`: cell states and gene vectors of a trained model; nothing is fitted."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._running import embed_all, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger
+from scdiva.data.genes import tokens_of_var
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.results import check_key, check_writable, write
 
@@ -40,12 +41,12 @@ def embed(
     key_added: str | None = None,
     copy: bool = False,
 ) -> AnnData | None:
-    """Embed cells zero-shot, by the cell state of a trained model, its latent anchor.
+    """Embed cells zero-shot: the cell state (latent anchor) of a trained model.
 
-    Genes are matched to the model's vocabulary by name, cells are serialised with the entropies of the model's own
-    corpus (paper, section 3.2) and read by row blocks, so backed, zarr and dask data are never loaded whole. Nothing
-    is fitted: the embedding of a cell depends neither on the other cells nor on the order of rows or columns. A model
-    whose state comes from the set encoder alone, as that of `"scdiva-mini"` does, needs no transformer for it.
+    Genes are matched to the model's vocabulary by name, and cells are serialised with the entropies of the model's
+    training corpus (paper, section 3.2). Cells are read by blocks of rows, so backed, zarr and dask data are never
+    loaded whole. Nothing is fitted: the embedding of a cell does not depend on other cells or on the order of rows or
+    columns. If the cell state comes from the set encoder, as in `"scdiva-mini"`, the transformer is not run.
 
     Parameters
     ----------
@@ -55,18 +56,19 @@ def embed(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
     empty
-        A cell without any gene of the vocabulary is an error, or gets a row of NaN (`"nan"`).
+        Cells without any gene of the vocabulary: raise an error, or write rows of NaN (`"nan"`).
     batch_size
-        Most cells per forward pass; `None` takes `scdiva.settings.batch_size`. It changes speed and memory, and
-        results by rounding at most. A CPU takes cells through a transformer one by one,
-        `scdiva.settings.threads` at once.
+        Maximum number of cells per forward pass. None: `scdiva.settings.batch_size`. It changes speed and memory;
+        results change by rounding at most. On a CPU the transformer runs cells one by one, in
+        `scdiva.settings.threads` threads.
     device
-        Torch device such as `"cpu"` or `"cuda:0"`; `None` takes `scdiva.settings.device`.
+        Torch device such as `"cpu"` or `"cuda:0"`. None: `scdiva.settings.device`.
     precision
-        Arithmetic of the transformer: `"fp32"`, `"bf16"` or `"auto"`, bf16 where the device has it in hardware;
-        `None` takes `scdiva.settings.precision`.
+        Arithmetic of the transformer: `"fp32"`, `"bf16"` or `"auto"` (bf16 if the device supports it in hardware).
+        None: `scdiva.settings.precision`.
     key_added
-        Key of `adata.obsm` to write. None: `"X_scdiva"`, or of a model of `tl.integrate` `"X_scdiva_integrated"`.
+        Key of `adata.obsm` to write. None: `"X_scdiva"`, or `"X_scdiva_integrated"` for a model from
+        :func:`integrate`.
     copy
         Return a copy of `adata` with the embedding instead of writing into it.
 
@@ -77,16 +79,16 @@ def embed(
     `adata.obsm[key_added]`
         float32 array of shape `(n_cells, state_dim)`, wider for a model of :func:`integrate`.
     `adata.uns["scdiva"][key_added]`
-        The parameters of the call, and the share of genes and counts that the model's vocabulary holds.
+        Parameters of the call, and the shares of genes and counts that are in the model's vocabulary.
 
     Raises
     ------
     ValueError
-        If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
-        counts belong to genes that the model knows, or a cell has none of them and `empty="error"`; if `adata` is
-        backed and would have to be copied, or its `uns["scdiva"]` is not ours; if `key_added` is none for a file, or
-        something that scdiva did not write stands there; or if the device is not there or cannot do
-        the precision asked for.
+        If the matrix is not counts or log-normalised expression (NaN, negative, scaled); if less than half of the
+        counts belong to genes of the model, or a cell has none of them and `empty="error"`; if `adata` is backed and
+        would have to be copied, or its `uns["scdiva"]` was not written by scdiva; if `key_added` is not a valid h5ad or
+        zarr key or would overwrite an entry that scdiva did not write; or if the device does not exist or does not
+        support the precision.
     KeyError
         If `layer` or `gene_ids` does not exist.
     TypeError
@@ -95,8 +97,8 @@ def embed(
     Warns
     -----
     UserWarning
-        If the data have so few of the model's genes (less than 65% by entropy) that the mean cosine of embeddings to
-        those of whole cells is below 0.95; if values are taken as counts or logarithms although they look unlike.
+        If the data have less than 65% of the model's genes, weighed by entropy, so that embeddings have a mean cosine
+        below 0.95 to embeddings from all genes; or if values look unlike the unit that they are read as.
 
     Examples
     --------
@@ -106,8 +108,9 @@ def embed(
     >>> adata.obsm["X_scdiva"].shape
     (713, 192)
     """
-    check_writable(adata, copy=copy)
-    check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
+    check_writable(adata, copy=copy)  # before the model is loaded
+    if key_added is not None:
+        check_key(key_added, "key_added")
     run_config = resolve_run_config(batch_size, device, precision)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
 
@@ -115,12 +118,85 @@ def embed(
 
     loaded = load_for(model, run_config.device)
     key = embedding_key(loaded) if key_added is None else key_added
-    # the model that tl.integrate returned may embed the cells again that it was fitted to
+    # a model from tl.integrate may overwrite the embedding that tl.integrate wrote
     call = "tl.embed" if embedding_key(loaded) == C.OBSM_EMBEDDING else "tl.integrate"
     check_writable(adata, copy=copy, call=call, entry=key, obsm=[key])
     _, cells, parameters = open_cells_for_model(loaded, adata, run_config, reading)
     embedding = embed_all(loaded, cells, run_config)
-    if left_out := int(np.isnan(embedding[:, 0]).sum()):
-        logger.info("%d cells have no known gene; their rows are NaN", left_out)
-    notes = {**parameters, "model": model_name(model)}
-    return write(adata, call, key, notes, copy=copy, obsm={key: embedding})
+    if n_empty := int(np.isnan(embedding[:, 0]).sum()):
+        logger.info("%d cells have no known gene; their rows are NaN", n_empty)
+    parameters["model"] = model_name(model)
+    return write(adata, call, key, parameters, copy=copy, obsm={key: embedding})
+
+
+@check_arguments
+@with_shared_docs
+def gene_embedding(
+    adata: AnnData,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    key_added: str = C.VARM_EMBEDDING,
+    copy: bool = False,
+) -> AnnData | None:
+    r"""Embed genes by the gene embedding table of a trained model, which is the same for all data.
+
+    Genes are matched to the model's vocabulary by name; columns of one gene get the same embedding.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression, read once to check the gene names, weighed by counts.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    %(reading)s
+    key_added
+        Key of `adata.varm` to write.
+    copy
+        Return a copy of `adata` with the embedding instead of writing into it.
+
+    Returns
+    -------
+    `None`, or the copy if `copy=True`. Written are
+
+    `adata.varm[key_added]`
+        float32 `(n_genes, dim)`; NaN for a gene that is not in the vocabulary or was not in the training corpus.
+    `adata.uns["scdiva"][f"{key_added}_genes"]`
+        Parameters of the call, and the shares of genes and counts that are in the model's vocabulary.
+
+    :func:`scdiva.get.gene_embedding_df` returns it as a data frame.
+
+    Raises
+    ------
+    KeyError
+        If `layer` or `gene_ids` does not exist.
+    ValueError
+        If `adata.raw.var_names` are not unique with `use_raw`, and as :func:`embed`.
+    TypeError
+        If `adata` is no AnnData object.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.gene_embedding(adata)
+    >>> adata.varm["X_scdiva"].shape
+    (100, 128)
+    """
+    check_key(key_added, "key_added")
+    entry = f"{key_added}_{C.GENES}"
+    check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, varm=[key_added])
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    loaded, source, parameters = open_cells_for_model(model, adata, resolve_run_config(None, None, None), reading)
+    del parameters["precision"]  # nothing is run
+    tokens, table = tokens_of_var(adata, source.tokens, use_raw), loaded.embedding.gene.weight.detach()
+    # rows of genes outside the training corpus still have random initial values
+    known = (tokens != C.UNKNOWN) & loaded.seen_tokens[tokens]
+    embedding = np.full((len(tokens), table.shape[1]), np.nan, dtype=np.float32)
+    embedding[known] = table.float().cpu().numpy()[tokens[known]]
+    return write(adata, "tl.gene_embedding", entry, parameters, copy=copy, varm={key_added: embedding})

@@ -1,28 +1,30 @@
-"""Embed a file of any size into another file, in a memory that does not grow with it.
+"""`tl.embed_file`: embed a file of any size into another file, with constant memory.
 
-Finished parts stand on disk beside the result, so that what a killed run had done is not done again. A part is a window
-of rows in a file of its own, which numpy writes with a checksum and which gets its name once it is whole. Parts lie in
-a folder that is named by all that their bits depend on: another model, file or argument is another folder. Jobs of an
-array fill one folder together, and whoever finds it complete writes the result. So do the workers of a cluster, whose
-client writes it.
+Finished parts are kept on disk next to the result, so that an interrupted run continues. A part is a window of rows in
+a file of its own, written atomically by numpy with a checksum. The folder of the parts is named by a hash of everything
+that determines their bits: another model, file or argument uses another folder. The jobs of an array fill one folder
+together, and the job that completes it writes the result; with a dask cluster, the client writes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import check_arguments
+from scdiva._checks import check_arguments, from_extra, warn
 from scdiva._docs import with_shared_docs
 from scdiva._files import (
     FULL,
@@ -36,18 +38,17 @@ from scdiva._files import (
     whole_or_not,
 )
 from scdiva._running import RunConfig, embed_cells, embedding_key, model_name, open_cells_for_model, resolve_run_config
-from scdiva._settings import logger, settings
+from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
 from scdiva.data.options import InputOptions, Species
-from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target
-from scdiva.data.paths import as_path, is_path
+from scdiva.data.output import DAMAGED, as_shard, copy_frame, folder_of, new_rows, open_store, refuse_target, scan_once
+from scdiva.data.paths import as_path, digest, is_path, stamp
 from scdiva.data.results import check_key
-from scdiva.data.shards import as_shard, digest, folder_of, scan_once, stamp
 from scdiva.data.soma import SomaCells
-from scdiva.embedding.shards import Parts, map_shards, named_everywhere
+from scdiva.models.hub import SCHEME, available, find_model
 
 if TYPE_CHECKING:
     from dask.distributed import Client
@@ -82,19 +83,18 @@ def embed_file(
     As :func:`embed`, for files that do not fit into memory: neither the matrix nor the embedding is ever held whole.
     The new file holds the embedding and the annotation of the cells, no matrix.
 
-    A run that is cut off, by a kill, an interrupt or an error, leaves its finished parts beside `out`, in a hidden
-    folder that ends in ``.parts``. The same call goes on after them, once it has checked the matrix anew, and gives the
-    same to the bit. If file, model, versions or arguments have changed, it starts anew, and says so at
-    ``scdiva.settings.verbosity = "info"``.
+    A run that is interrupted, killed or fails leaves its finished parts next to `out`, in a hidden folder that ends in
+    ``.parts``. The same call checks the matrix again and continues after them, with bit-identical results. If the file,
+    model, versions or arguments have changed, it starts again from the first row (logged at
+    ``scdiva.settings.verbosity = "info"``).
 
     Parameters
     ----------
     path
-        The ``.h5ad`` file or ``.zarr`` folder to read, or its URL; or cells that :func:`scdiva.data.open_soma` chose.
-        It is not changed.
+        The ``.h5ad`` file or ``.zarr`` folder to read, or its URL; or cells from :func:`scdiva.data.open_soma`.
     out
-        The file to write: a ``.zarr`` folder if its name ends so, else an ``.h5ad`` file. It is written beside `out`
-        and renamed, so it is there whole or not at all.
+        The file to write: a ``.zarr`` folder if its name ends in ``.zarr``, otherwise an ``.h5ad`` file. It is written
+        atomically.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
@@ -113,23 +113,24 @@ def embed_file(
     overwrite
         Replace `out` if it exists.
     shard
-        `(i, n)`: do only the i-th of n ranges of rows, i from 0. Call it n times, in any order, on any number of
-        machines that share the disk, otherwise with the same arguments; the call that finds all parts finished joins
-        them, to the same bits as one call without shards. Unfinished ranges are taken up by calling again.
+        `(i, n)`: embed only the i-th of n ranges of rows, i from 0. Call it n times with otherwise the same arguments,
+        in any order, on any number of machines that share the disk; the call that completes the parts joins them, with
+        the same bits as one call without shards. Call again for ranges that failed.
     client
         A client of dask's distributed (extra ``dist``), or the address of its scheduler, such as
-        ``"tcp://scheduler:8786"``: the workers embed ranges of rows, and this call joins them, to the same bits as
-        without one. Workers share the disk and have the same versions and kind of device. If one is lost, another goes
-        on after its last finished part. None: no cluster.
+        ``"tcp://scheduler:8786"``: the workers embed ranges of rows, and this call joins them, with the same bits as
+        without a cluster. Workers must share the disk and have the same versions and kind of device. If a worker is
+        lost, another one continues after its last finished part. None: no cluster.
 
     Returns
     -------
-    The path of the new file; with `shard` it is there once all ranges are finished. It holds `obs` of the old one, and
+    The path of the new file; with `shard` it is written once all ranges are finished. It contains `obs` of the input,
+    and
 
     `obsm[key_added]`
-        float32, as wide as :func:`embed` writes it.
+        float32, as from :func:`embed`.
     `uns["scdiva"][key_added]`
-        As :func:`embed` writes it.
+        As from :func:`embed`.
 
     Raises
     ------
@@ -139,16 +140,14 @@ def embed_file(
     FileNotFoundError
         If there is no file at `path`.
     RuntimeError
-        If another call is writing the same `out`; if workers of `client` die again and again of a range, or do not
-        share disk, versions and kind of device.
+        If another call is writing the same `out`; if workers of `client` die repeatedly, do not share the disk, or
+        differ in versions or kind of device.
     ImportError, TypeError
-        With `client`, if distributed is not installed, or `model` is loaded: name the folder it is saved in.
+        With `client`, if distributed is not installed or `model` is a loaded model.
     KeyError, ValueError
-        If `out` is a URL.
-        If `shard` is no such pair, or comes with `client`, as do cells of SOMA; or there are more shards than windows
-        of 4,096 cells; if `path` is no file that AnnData wrote, is damaged, or was changed while it was read; or for
-        what :func:`embed` refuses.
-        The message names the file.
+        If `out` is a URL; if `shard` is not a pair `(i, n)` or has more shards than windows of 4,096 cells; if `client`
+        is combined with `shard` or with cells of SOMA; if `path` is not a file that AnnData wrote, is damaged or
+        changes while it is read; and as :func:`embed`. The message names the file.
 
     Examples
     --------
@@ -161,7 +160,12 @@ def embed_file(
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", client=client)  # of dask.distributed  # doctest: +SKIP
     """
-    path, out = _one_path(path, "path"), output_path(out)
+    if not is_path(path):
+        remedy = "scdiva.tl.embed(adata) takes cells in memory"
+        if isinstance(path, list | tuple | set):
+            remedy = "call embed_file once for each file, with an out of its own"
+        raise TypeError(f"path must be the path of one file, got {type(path).__name__}: {remedy}.")
+    path, out = as_path(path), output_path(out)
     if key_added is not None:
         check_key(key_added, "key_added")
     if isinstance(path, Path) and not path.exists():
@@ -170,12 +174,12 @@ def embed_file(
     if client is not None and (shard is not None or isinstance(path, SomaCells)):
         raise ValueError("client runs all shards of a file or its URL: pass one of the two, and for SOMA cells shard.")
     shard = None if shard is None else as_shard(shard)
-    with _naming(path), open_matrix(path, layer, use_raw) as opened:  # before its content is hashed, which takes long
+    with _naming(path), open_matrix(path, layer, use_raw) as opened:  # fails before the slow hashing of the content
         n_obs = opened.shape[0]
     embed = partial(
         _embed_shard,
         reading=InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty),
-        # what is set here goes for workers, too
+        # workers use the settings of this process
         how=(
             settings.batch_size if batch_size is None else batch_size,
             settings.device if device is None else device,
@@ -201,11 +205,11 @@ def embed_file(
 
 
 JOINED = "joined"
-"""File beside the parts that says which result was made of them."""
+"""File next to the parts that identifies the result made from them."""
 
 
 class _Made(NamedTuple):
-    """What all shards of an embedding have in common: their parts, what the result notes of them, the file's stamp."""
+    """Common to all shards of an embedding: parts, key, parameters for `uns`, and the stamp of the input file."""
 
     parts: Parts
     key: str
@@ -225,9 +229,9 @@ def _embed_shard(
     overwrite: bool,
     joins: bool = True,
 ) -> _Made:
-    """Make the parts of a shard, or of all; join them if that makes them complete, or leave it to whoever maps shards.
+    """Compute the parts of a shard (None: all), and join all parts if they are complete and `joins`.
 
-    A worker that was given up may be alive still. So a mapped shard waits for another call that is at it.
+    On a cluster (`joins=False`), a worker that dask gave up may still be run_config: wait for its lock.
     """
     from scdiva.models.pretrained import load_for
 
@@ -251,14 +255,14 @@ def _embed_shard(
     run = _run(loaded, source, run_config, given, parameters["precision"]) | {"window": window}
     try:
         parts = Parts(folder_of(out) / digest(run), source.n_obs, window, run_config.width(loaded))
-        made, same = _Made(parts, key, parameters, at_first), _joined(out) == parts.folder.name
+        made, is_joined = _Made(parts, key, parameters, at_first), _joined(out) == parts.folder.name
         first, stop = parts.range_of(number, n_shards)
         with _alone(parts.folder.parent, f"{number}-of-{n_shards}", waits=not joins):
-            if same and joins:  # it was killed before it could delete the parts
+            if is_joined and joins:  # killed before it deleted the parts
                 tidy(out)
                 shutil.rmtree(parts.folder.parent, ignore_errors=True)
                 return made
-            refuse_target(out, overwrite or same, path)  # another call may have finished it
+            refuse_target(out, overwrite or is_joined, path)  # another call may have finished in the meantime
             for other in set(parts.folder.parent.glob("*/")) - {parts.folder} if shard is None else ():
                 logger.info("%s is of another run: starting anew", other)
                 shutil.rmtree(other, ignore_errors=True)
@@ -269,10 +273,10 @@ def _embed_shard(
                         logger.info("going on at row %d, after those that %s holds", start, parts.folder)
                     for rows, states in embed_cells(loaded, source, run_config, start=start, stop=end):
                         parts.save(int(rows[0]) // window * window, rows, states)
-                    for left_out in parts.missing(start, end):  # no cell of these has a known gene
+                    for left_out in parts.missing(start, end):  # windows without any known gene
                         parts.save(left_out)
             finally:
-                if shard is None and len(parts.missing()) == parts.n_parts:  # nothing to go on from
+                if shard is None and len(parts.missing()) == parts.n_parts:  # nothing to continue from
                     shutil.rmtree(parts.folder, ignore_errors=True)
             if left := len(parts.missing()):
                 logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
@@ -284,7 +288,7 @@ def _embed_shard(
 
 
 def _join(out: Path, path: Path, made: _Made) -> None:
-    """Write the result and delete what it was made of, unless another call is at it or has done it."""
+    """Write the result and delete the parts, unless another call does so or has done so."""
     parts = made.parts
     with contextlib.ExitStack() as held:
         try:
@@ -307,7 +311,7 @@ def _join(out: Path, path: Path, made: _Made) -> None:
 
 
 def _joined(out: Path) -> str:
-    """Give the run whose result stands at `out`, if its call was killed before it could delete its parts."""
+    """Name of the run whose result is at `out`, if its call was killed before it deleted the parts; else empty."""
     with contextlib.suppress(OSError, ValueError):
         run, _, identity = read_bytes(folder_of(out) / JOINED, limit=4096).decode().partition(" ")
         if identity == _identity(out):
@@ -316,13 +320,13 @@ def _joined(out: Path) -> str:
 
 
 def _identity(path: Path) -> str:
-    """Tell a file or folder from any other and from itself after a change; a new name changes nothing."""
-    found = path.stat()
-    return f"{found.st_dev} {found.st_ino} {found.st_mtime_ns}"
+    """Identify a file or folder independent of its name: device, inode and modification time."""
+    stat = path.stat()
+    return f"{stat.st_dev} {stat.st_ino} {stat.st_mtime_ns}"
 
 
 def _write(new: Path, path: Path, made: _Made) -> None:
-    """Write the new file: obs copied, no genes, the embedding part by part."""
+    """Write the new file: a copy of obs, no genes, and the embedding part by part."""
     import anndata.io
 
     parts = made.parts
@@ -344,7 +348,7 @@ def _write(new: Path, path: Path, made: _Made) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path, what: str, *, waits: bool = False) -> Iterator[None]:
-    """Hold a lock in the folder of a result's parts for the block; if another call holds it, wait, or RuntimeError."""
+    """Hold a lock in the folder of the parts; if another call holds it, wait or raise RuntimeError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{what}.lock"
     with open_alone(path, waits=waits):
@@ -352,30 +356,20 @@ def _alone(folder: Path, what: str, *, waits: bool = False) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # unless it holds anything
+            with contextlib.suppress(OSError):  # unless it is not empty
                 folder.rmdir()
 
 
 def _window() -> int:
-    """Give the rows of a part: which cells share a batch must not depend on where a run was cut off."""
-    from scdiva.data.batch import WINDOW  # torch comes after what can be refused without it
+    """Rows of a part: whole windows, so that batches do not depend on where a run was interrupted."""
+    from scdiva.data.batch import WINDOW  # imports torch, after the checks
 
     return -(-WINDOW // BLOCK_ROWS) * BLOCK_ROWS
 
 
-def _one_path(given: Any, name: str) -> Path:
-    """Path from an argument; raise TypeError for other objects."""
-    if is_path(given):
-        return as_path(given)
-    mend = "scdiva.tl.embed(adata) takes cells in memory"
-    if isinstance(given, list | tuple | set):
-        mend = "call embed_file once for each file, with an out of its own"
-    raise TypeError(f"{name} must be the path of one file, got {type(given).__name__}: {mend}.")
-
-
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Let every error about a file name it."""
+    """Add the file name to errors about its content."""
     try:
         yield
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
@@ -389,14 +383,13 @@ def _naming(path: Path) -> Iterator[None]:
 def _run(
     model: ScDiVa, source: CellSource, run_config: RunConfig, given: dict[str, Any], precision: str
 ) -> dict[str, Any]:
-    """Gather what every bit of the embedding depends on, as JSON values; the precision is that of what is run."""
+    """Everything that determines the bits of the embedding, as JSON values."""
     import torch
 
     from scdiva.models.network import fingerprint
 
-    found = source.scan
-    content = hashlib.sha256()
-    for part in (found.counts_per_gene, found.genes_per_cell, found.known_per_cell, source.tokens):
+    scan, content = source.scan, hashlib.sha256()
+    for part in (scan.counts_per_gene, scan.genes_per_cell, scan.known_per_cell, source.tokens):
         content.update(np.ascontiguousarray(part).tobytes())
     return {
         "scdiva": __version__,
@@ -409,3 +402,161 @@ def _run(
         "device": run_config.device,
         "precision": precision,
     }
+
+
+Result = TypeVar("Result")
+SHARDS_PER_THREAD, LEAST_SHARDS = 4, 64
+"""Shards per thread of the workers, and minimum number: few, since each shard opens the file; enough to balance the
+load over workers, including workers that join late."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The finished parts of one embedding.
+
+    Attributes
+    ----------
+    folder
+        Folder of the parts.
+    n_obs, window, width
+        Number of all rows, rows per part, and columns.
+    """
+
+    folder: Path
+    n_obs: int
+    window: int
+    width: int
+
+    @property
+    def n_parts(self) -> int:
+        """Number of parts of the embedding."""
+        return -(-self.n_obs // self.window)
+
+    def range_of(self, number: int, n_shards: int) -> tuple[int, int]:
+        """First and last row (exclusive) of a shard: whole windows, so that batches are the same as in one run.
+
+        Raises
+        ------
+        ValueError
+            If there are more shards than windows.
+        """
+        if n_shards > max(self.n_parts, 1):
+            raise ValueError(
+                f"{self.n_obs:,} cells are {self.n_parts} windows of {self.window:,}, which are not divided: ask for "
+                f"at most {self.n_parts} shards, not {n_shards}."
+            )
+        first, stop = (self.n_parts * at // n_shards * self.window for at in (number, number + 1))
+        return first, min(stop, self.n_obs)
+
+    def save(self, first: int, rows: np.ndarray | None = None, states: np.ndarray | None = None) -> None:
+        """Save states `(n, width)` of `rows` as the part that begins at row `first`; other rows of it are NaN."""
+        part = np.full((min(self.window, self.n_obs - first), self.width), np.nan, dtype=np.float32)
+        if rows is not None:
+            part[rows - first] = states
+        put_whole(self._path(first), lambda file: np.savez(file, states=part))
+
+    def load(self, first: int) -> np.ndarray | None:
+        """Load a part, float32; None if it does not exist or is damaged (it is then deleted)."""
+        try:
+            with np.load(self._path(first)) as stored:
+                states: np.ndarray = stored["states"]
+            if states.shape == (min(self.window, self.n_obs - first), self.width):
+                return states
+        except FileNotFoundError:
+            return None
+        except DAMAGED as error:
+            logger.warning("%s is damaged (%s) and is made again", self._path(first), error)
+        self._path(first).unlink(missing_ok=True)
+        return None
+
+    def missing(self, first: int = 0, stop: int | None = None) -> list[int]:
+        """First rows of the missing parts."""
+        stop = self.n_obs if stop is None else stop
+        return [at for at in range(first, stop, self.window) if not self._path(at).exists()]
+
+    def gaps(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Ranges of rows without a complete part."""
+        gaps: list[tuple[int, int]] = []
+        for at in range(first, stop, self.window):
+            if self.load(at) is None:
+                begin = gaps.pop()[0] if gaps and gaps[-1][1] == at else at
+                gaps.append((begin, min(at + self.window, stop)))
+        return gaps
+
+    def _path(self, first: int) -> Path:
+        return self.folder / f"{first:012d}.npz"
+
+
+def map_shards(client: Client | str, embed: Callable[[tuple[int, int]], Result], most: int) -> list[Result]:
+    """Run a function of a shard on the workers of a cluster, for all shards; dask reassigns shards of lost workers.
+
+    Parameters
+    ----------
+    client
+        A client, or an argument for one: the address of a scheduler, a cluster.
+    embed
+        Function of `(i, n)`, pickled by dask.
+    most
+        Maximum number of shards.
+
+    Returns
+    -------
+    The results, in the order in which the shards finished.
+
+    Raises
+    ------
+    ImportError
+        If dask's distributed is not installed.
+    RuntimeError
+        If dask gives up a shard because too many workers died.
+
+    Warns
+    -----
+    UserWarning
+        The warnings of the workers.
+    """
+    distributed = from_extra("distributed", "dist", "client needs dask's distributed")
+    with contextlib.ExitStack() as opened:
+        is_client = isinstance(client, distributed.Client)
+        workers: Any = client if is_client else opened.enter_context(distributed.Client(client))
+        n = max(1, min(most, max(LEAST_SHARDS, SHARDS_PER_THREAD * sum(workers.nthreads().values()))))
+        jobs = workers.map(partial(_with_warnings, embed), [(number, n) for number in range(n)], pure=False)
+        # errors and interrupts cancel the shards that have not started
+        opened.callback(workers.cancel, jobs)
+        done = distributed.as_completed(jobs, with_results=True)
+        try:
+            found = [made for _, made in progress_bar(done, desc="embedding", unit="shard", total=n)]
+        except distributed.KilledWorker as error:
+            raise RuntimeError(
+                f"workers died, one after another, as they embedded the same rows: {error} What is finished is kept: "
+                "give workers more memory and call again."
+            ) from error
+    for said in dict.fromkeys(text for _, texts in found for text in texts):
+        warn(said)
+    return [made for made, _ in found]
+
+
+def _with_warnings(embed: Callable[[tuple[int, int]], Result], shard: tuple[int, int]) -> tuple[Result, list[str]]:
+    """Run the function on a worker and return its warnings, since nobody reads a worker's stderr."""
+    with warnings.catch_warnings(record=True) as given:
+        made = embed(shard)
+    return made, [str(one.message) for one in given if issubclass(one.category, UserWarning)]
+
+
+def named_everywhere(model: Any) -> str:
+    """Name of a model that is valid in any working directory: bundled name, absolute folder, or Hub address.
+
+    Raises
+    ------
+    TypeError
+        If it is a loaded model.
+    FileNotFoundError
+        If the folder does not exist.
+    """
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(
+            "with client, model must be a name or a folder that all workers see, got a loaded model. Save it: "
+            "scdiva.models.save_model(model, model.vocabulary, folder)."
+        )
+    name = os.fspath(model)
+    return name if name.startswith(SCHEME) or name in available() else str(find_model(model).absolute())

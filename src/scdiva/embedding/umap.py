@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MIN_CELLS = 5
 UMAP_KEY = "X_umap"
-"""Where scanpy looks for a UMAP."""
+"""Key of the UMAP that scanpy draws."""
 _N_NEIGHBORS, _MIN_DIST = 15, 0.5
-"""Of every UMAP, as scanpy has them; whoever wants another makes it with scanpy and draws it as `basis`."""
+"""The defaults of scanpy."""
 
 
 @check_arguments
@@ -31,8 +31,8 @@ _N_NEIGHBORS, _MIN_DIST = 15, 0.5
 def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None) -> None:
     """Compute the UMAP of an embedding, for `scdiva.pl.umap` and `scanpy.pl.umap`.
 
-    15 neighbours, minimum distance 0.5 [1]_. Nothing is computed if the map in `obsm` fits the embedding and the seed,
-    if `basis` is a map itself, or if a map of that name was not written by scdiva.
+    15 neighbours, minimum distance 0.5 [1]_. Nothing is computed if `obsm` has the map of this embedding and seed, if
+    `basis` is a map itself, or if a map of that name was not written by scdiva.
 
     Parameters
     ----------
@@ -82,12 +82,12 @@ def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None)
 
 
 def basis_of(adata: AnnData, basis: str) -> str:
-    """Give the key of obsm that a basis names, with or without ``X_``, as in scanpy."""
+    """Key of obsm for a basis with or without ``X_``, as in scanpy."""
     return f"X_{basis}" if basis not in adata.obsm and f"X_{basis}" in adata.obsm else basis
 
 
 def embedding_of(adata: AnnData, basis: str, *, made_by: str | None = None) -> NDArray[np.floating]:
-    """Give the embedding, (n_obs, dim), once it is clear that it has enough cells for a map."""
+    """The embedding, (n_obs, dim); raise an error if too few cells have one."""
     if basis not in adata.obsm:
         by_umap = "scdiva.tl.umap(adata)" if basis in ("umap", UMAP_KEY) else "scdiva.tl.embed(adata)"
         raise no_entry("adata.obsm", basis, adata.obsm, made_by or by_umap)
@@ -102,20 +102,20 @@ def embedding_of(adata: AnnData, basis: str, *, made_by: str | None = None) -> N
 
 
 def is_map(adata: AnnData, basis: str) -> bool:
-    """Whether an embedding is a map already, and drawn as it is: of two columns, or a UMAP or t-SNE of more."""
+    """Whether an embedding is a map itself: two columns, or a UMAP or t-SNE with more."""
     n = 1 if len(shape := adata.obsm[basis].shape) < 2 else shape[1]
     return n == 2 or (n > 2 and basis.lower().endswith(("umap", "tsne")))
 
 
 def coordinates(adata: AnnData, basis: str, rng: int | None, *, for_scanpy: bool = False) -> NDArray[np.floating]:
-    """Give the map of `basis`, (n_obs, 2): itself if it is one, the one in obsm if it still fits, else a new one.
+    """Map of `basis`, (n_obs, 2): the basis itself, the stored map of this embedding and seed, or a new one.
 
-    A new one is kept in obsm. With `for_scanpy` the map is also written to ``X_umap``, unless the user has another
-    there; a copy of an earlier map of ours is replaced in any case.
+    A new map is written to obsm; with `for_scanpy` also to ``X_umap``, unless the user has a map there. An earlier map
+    by scdiva in ``X_umap`` is always replaced.
     """
     z = embedding_of(adata, basis)
     if is_map(adata, basis):
-        _warn_of_left_out(z[:, :2])
+        _warn_of_missing(z[:, :2])
         return z[:, :2].astype(np.float64)
     z = np.ascontiguousarray(z, dtype=np.float32)
     key, seed = f"{basis}_umap", settings.seed if rng is None else int(rng)
@@ -145,33 +145,33 @@ def coordinates(adata: AnnData, basis: str, rng: int | None, *, for_scanpy: bool
 
 
 def umap_of(z: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
-    """Run umap-learn on the rows that are finite; the others (cells left without a gene) stay NaN."""
+    """UMAP of the finite rows; other rows (cells without a known gene) are NaN."""
     finite = np.isfinite(z).all(axis=1)
     n = int(finite.sum())
-    _warn_of_left_out(z)
+    _warn_of_missing(z)
     from sklearn.neighbors import NearestNeighbors
     from umap import UMAP, umap_
 
     for function in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
-        with contextlib.suppress(AttributeError, RuntimeError):  # where numba finds no place for it
-            function.enable_caching()  # else each process compiles them, for seconds
-    # The spectral start needs more points than it has dimensions to solve for; few cells start at random.
+        with contextlib.suppress(AttributeError, RuntimeError):  # no writable folder for numba's cache
+            function.enable_caching()  # otherwise each process compiles for seconds
+    # spectral initialisation fails for few cells
     init = "spectral" if n > 50 else "random"
     bar = {"desc": "laying out cells", "unit": "epoch", "bar_format": None, **tqdm_keywords()}
     z, k, near = z[finite], min(_N_NEIGHBORS, n - 1), {}
-    if n < 4096:  # umap-learn would compare all pairs, each by a call from Python: seconds for 2,700 cells
+    if n < 4096:  # umap-learn is slow here: it calls Python for each pair of cells
         near = {"precomputed_knn": NearestNeighbors(n_neighbors=k).fit(z).kneighbors(z)[::-1]}
-    # One job is what a fixed seed asks for.
+    # a fixed seed requires one job
     reducer = UMAP(k, min_dist=_MIN_DIST, init=init, random_state=seed, n_jobs=1, tqdm_kwds=bar, **near)
     xy = np.full((*finite.shape, 2), np.nan, dtype=np.float32)
     with torch_threads_kept(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "precomputed_knn")  # no later cell is put on the map
+        warnings.filterwarnings("ignore", "precomputed_knn")  # the map is never used to transform other cells
         xy[finite] = reducer.fit_transform(z)
     return xy
 
 
-def _warn_of_left_out(z: NDArray[np.floating]) -> None:
-    """Warn of cells that are not on the map."""
+def _warn_of_missing(z: NDArray[np.floating]) -> None:
+    """Warn of cells without an embedding."""
     n = int((~np.isfinite(z).all(axis=1)).sum())
     if n:
         warn(f"{n:,} of {len(z):,} cells have no finite embedding and are not drawn")

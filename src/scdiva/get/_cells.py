@@ -1,4 +1,4 @@
-"""What was found out about single cells."""
+"""Ranked genes and predicted labels of cells as data frames."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from scdiva.data.results import check_anndata, our_uns
 def serialized_df(
     adata: AnnData, *, key: str = LAYER_RANK, cells: Sequence[str] | str | None = None, max_rank: int | None = None
 ) -> pd.DataFrame:
-    """List the ranked genes of cells, one row per cell and gene.
+    """Ranked genes of cells, one row per cell and gene.
 
     Parameters
     ----------
     adata
-        Data that :func:`scdiva.pp.entropy_serialize` ranked.
+        Cells with a layer from :func:`scdiva.pp.entropy_serialize`.
     key
-        The layer it wrote.
+        Key of the layer.
     cells
-        Names of the cells, in the order wanted; None takes all.
+        Names of the cells, in order. None: all cells.
     max_rank
-        Last rank listed; None lists all.
+        Highest rank. None: all ranks.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def serialized_df(
     Raises
     ------
     KeyError
-        If there is no such layer or cell.
+        If the layer or a cell does not exist.
     ValueError
         If `max_rank` is below 1.
 
@@ -78,33 +78,32 @@ def serialized_df(
 
 @check_arguments
 def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd.DataFrame:
-    """List the most probable labels of cells, one row per cell and label.
+    """Most probable labels of cells, one row per cell and label.
 
-    These are the labels that the annotator knows. A cell that it rejected, or named by a parent type only, is listed
-    with them too; what such a cell is called is in ``adata.obs[key]``.
+    All cells are listed with the labels of the annotator, including cells that were rejected or labelled by a parent
+    type; their final label is in ``adata.obs[key]``.
 
     Parameters
     ----------
     adata
-        Data that `scdiva.tl.annotate` wrote to, or some of its cells.
+        Cells annotated by :func:`scdiva.tl.annotate`, or a part of them.
     key
-        Its `key_added`.
+        `key_added` of the annotation.
     top_k
-        Labels listed of each cell, the most probable first; more than there are lists all.
+        Maximum number of labels per cell, the most probable first.
 
     Returns
     -------
-    Columns `cell`, `rank` (int32, from 1), `label` (categorical, all that the annotator knows) and `probability`
-    (float32), by cell and rank. Of equally probable labels the first of the annotator's comes first. Cells without a
-    probability, which have no known gene, are left out.
+    Columns `cell`, `rank` (int32, from 1), `label` (categorical with all labels of the annotator) and `probability`
+    (float32), by cell and rank. Ties are in the annotator's order. Cells without a known gene are excluded.
 
     Raises
     ------
     KeyError
-        If there is no such annotation, or the names of its labels were lost, as in `anndata.concat`.
+        If the annotation does not exist, or the names of its labels were lost, as in `anndata.concat`.
     ValueError
-        If `top_k` is below 1, or labels and probabilities do not belong together, as after ``anndata.concat`` with
-        ``uns_merge="first"`` of cells with different annotations.
+        If `top_k` is below 1, or labels and probabilities are from different annotations, as after ``anndata.concat``
+        with ``uns_merge="first"``.
 
     Examples
     --------
@@ -126,7 +125,7 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
             "and with it the names of labels; uns_merge='same' keeps what all parts agree on."
         )
     labels = np.asarray(ours[key]["labels"])
-    if labels.dtype.kind not in "biuf":  # zarr gives text in a type of numpy's own
+    if labels.dtype.kind not in "biuf":  # zarr returns numpy's string dtype
         labels = np.array([str(name) for name in labels], dtype=object)
     probability = np.asarray(adata.obsm[at], dtype=np.float32)
     if probability.shape != (adata.n_obs, len(labels)):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch, from_ragged
-from scdiva.data.corpus import take_cells
+from scdiva.data.cells import take_cells
 from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import cell_of_token
 from scdiva.models.layers import perceptron

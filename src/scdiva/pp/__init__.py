@@ -1,8 +1,7 @@
 """Preparing AnnData: matching genes, counting entropy, ranking the genes of each cell, holding out perturbations."""
 
-from scdiva.data.gene_entropy import corpus_entropy, gene_entropy, match_genes
+from scdiva.data.gene_entropy import corpus_entropy, entropy_serialize, gene_entropy, match_genes
 from scdiva.perturbation.calls import split_perturbations
-from scdiva.pp._entropy_serialize import entropy_serialize
 
 __all__ = ["corpus_entropy", "entropy_serialize", "gene_entropy", "match_genes", "split_perturbations"]
 

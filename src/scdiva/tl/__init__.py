@@ -2,9 +2,8 @@
 
 from scdiva.annotation.annotate import annotate
 from scdiva.embedding.adapt import adapt
-from scdiva.embedding.embed import embed
+from scdiva.embedding.embed import embed, gene_embedding
 from scdiva.embedding.embed_file import embed_file
-from scdiva.embedding.gene_embedding import gene_embedding
 from scdiva.embedding.umap import umap
 from scdiva.generation.generate import generate
 from scdiva.generation.impute import impute

@@ -1,9 +1,8 @@
-"""The loops of ranking and counting, compiled by numba when they are first called for: `serialize.py`, `entropy.py`.
+"""Loops of `serialize.py` and `entropy.py`, compiled by numba on the first call.
 
-The tests hold each kernel to the bits of a slow reference in numpy: hence no fastmath, and nothing here that numpy
-computes in another way (log1p stays in numpy). Arrays come from `serialize.plain`, so that few versions of a kernel are
-compiled. np.diff is not used here: numba takes three seconds to compile it. Kernels run without the interpreter's lock
-and start no threads.
+Each kernel is bit-identical to a slow numpy reference in the tests: hence no fastmath, and log1p stays in numpy. Arrays
+come from `serialize.plain`, so that few versions of a kernel are compiled. np.diff takes numba three seconds to compile
+and is not used. Kernels release the GIL and start no threads.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # the loops would ta
     raise ImportError("NUMBA_DISABLE_JIT is set: unset it, genes are ranked by loops that numba compiles.")
 
 _WIDEST = 11
-"""Bits of a digit, at most: three digits hold 32 bits, and 3 × 2,048 counters fit the first cache."""
+"""Maximum bits per digit: three digits make 32 bits, and 3 × 2,048 counters fit the L1 cache."""
 _INFINITY = np.float32(np.inf).view(np.uint32)
 _JIT = partial(numba.njit, nogil=True, error_model="numpy")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel when it is first called; kept on disk where numba finds a folder that it can write to."""
+    """Compile a kernel on its first call, cached on disk if numba finds a writable folder."""
     try:
         kernel = _JIT(cache=True)(function)
     except RuntimeError:  # no such folder: a read-only install without a home

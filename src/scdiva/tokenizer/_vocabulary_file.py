@@ -18,7 +18,7 @@ TEXTS = ("ensembl_id", "symbol", "previous", "alias", "biotype")
 COLUMNS = (*TEXTS, "entropy")
 """Columns of a vocabulary table. All are strings but `entropy` (float32, nats)."""
 MOST_BYTES = 2**28
-"""Of the largest file that is read; that of human has 3 million."""
+"""Maximum size of a vocabulary file; the human one has 3 MB."""
 
 _VERSION, _FOREIGN = "scdiva_vocabulary", "foreign"
 _FORMAT = 2
@@ -30,14 +30,14 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
     Parameters
     ----------
     data
-        What the file holds.
+        Content of the file.
     path
         The file, for messages.
 
     Raises
     ------
     ValueError
-        If it is no vocabulary, is damaged or too large; the message names the file.
+        If it is not a vocabulary, damaged or too large; the message names the file.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -65,7 +65,7 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
 
 
 def write_file(table: pd.DataFrame, foreign: tuple[str, ...], path: Any) -> None:
-    """Write a vocabulary's table and foreign names to a path or an open file. Equal ones give equal bytes."""
+    """Write a table and foreign names to a path or an open file; equal vocabularies give equal bytes."""
     from safetensors.numpy import save
 
     lines = {**{name: table[name] for name in TEXTS}, _FOREIGN: foreign}

@@ -1,4 +1,4 @@
-"""Entropy of each gene over a corpus, from integer histograms that add up in any order."""
+"""Entropy of each gene over a corpus, from integer histograms that can be added in any order."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ N_BINS = len(BIN_EDGES)
 
 
 class EntropyHistogram:
-    """Counts of cells per gene and expression bin, and the entropy that follows from them.
+    """Number of cells per gene and expression bin, and the entropy of each gene.
 
-    Counts are integers, so that any division of a corpus into files, blocks and workers gives the same histogram.
-
-    What ``np.savez(path, **vars(histogram))`` keeps, ``EntropyHistogram(**np.load(path))`` gives back.
+    Counts are integers, so that any division of a corpus into files, blocks and workers gives the same histogram. Save
+    it by ``np.savez(path, **vars(histogram))`` and load it by ``EntropyHistogram(**np.load(path))``.
 
     Parameters
     ----------
     counts
-        int64 (n_tokens, n_bins). Column 0 counts zeros, only of cells in whose study the gene was measured.
+        int64 (n_tokens, n_bins). Column 0 counts zeros in cells of the studies that measured the gene.
     n_cells
         Number of cells counted.
     fingerprint
@@ -35,7 +34,7 @@ class EntropyHistogram:
     Raises
     ------
     ValueError
-        If the counts are of another type or shape, or negative.
+        If the counts have another dtype or shape, or are negative.
     """
 
     def __init__(self, counts: np.ndarray, n_cells: int = 0, fingerprint: str = "") -> None:
@@ -49,7 +48,7 @@ class EntropyHistogram:
 
     @classmethod
     def empty(cls, n_tokens: int, fingerprint: str = "") -> EntropyHistogram:
-        """Make a histogram of no cell over `n_tokens` genes and specials."""
+        """Histogram without cells for `n_tokens` genes and special tokens."""
         return cls(np.zeros((n_tokens, N_BINS), dtype=np.int64), 0, fingerprint)
 
     @property

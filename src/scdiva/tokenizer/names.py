@@ -1,4 +1,4 @@
-"""Names of genes: what public files do to a name, undone; and genes of another species as their human orthologs."""
+"""Gene names: undo changes of spelling in public files, and map genes of other species to human orthologs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _REPEAT = re.compile(r"(.+)[.-]\d{1,2}")
 _MOUSE_SYMBOL = re.compile(r"(?:mt-)?[A-Z][a-z0-9]*[a-z][A-Za-z0-9.-]*|[A-Z0-9]{6,}Rik|H2-[A-Z][a-z]\d*")
 _MOUSE_ID = re.compile(r"ENS(?:MUS|RNO)G\d{11}")
 _MOUSE_ONLY = re.compile(r"ENS(?:MUS|RNO)G\d{11}|Gm\d+|[A-Z0-9]{6,}Rik|mt-|H2-")
-"""Mouse genes by their name alone, whether or not they have a human ortholog."""
+"""Names that only mouse genes have."""
 _SMALL = re.compile(r"(?!mt-)[a-z]")
 _MOUSE_SHARE, _SMALL_SHARE, _KNOWN_SHARE, _MANY = 0.3, 0.2, 0.1, 20
 _SPECIES = {"ENSG0": "human", "ENSMUSG0": "mouse"}
 
 
 def as_text(name: Any) -> str:
-    """Give a name as text: bytes, as readers of HDF5 may leave them, as what they encode."""
+    """Convert a name to text; bytes, from some HDF5 readers, are decoded."""
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def ensembl_id(name: str) -> str | None:
-    """Give the Ensembl gene id in `name` without version and pseudoautosomal suffix, or None if it is no such id.
+    """Ensembl gene id without version and pseudoautosomal suffix, or None if `name` is not such an id.
 
     Examples
     --------
@@ -45,28 +45,28 @@ def ensembl_id(name: str) -> str | None:
 
 
 def r_name(name: str) -> str:
-    """Spell `name` as R's `make.names` does, which data frames apply to their column names.
+    """Spelling of `name` after R's `make.names`, which data frames apply to column names.
 
     Examples
     --------
     >>> r_name("HLA-A"), r_name("7SK")
     ('HLA.A', 'X7SK')
     """
-    if name.isascii() and name.isalnum() and name[0].isalpha():  # most are, and the whole vocabulary is asked for
+    if name.isascii() and name.isalnum() and name[0].isalpha():  # fast path for most names
         return name
     spelled = re.sub(r"[^A-Za-z0-9._]", ".", name)
     return spelled if re.match(r"[A-Za-z]|\.(?!\d)", spelled) else f"X{spelled}"
 
 
 def usual_spelling(name: str) -> str | None:
-    """Undo two rewritings of whole files: upper-cased open reading frames, and symbols that a spreadsheet made dates.
+    """Undo two common changes: upper-case open reading frames, and symbols that a spreadsheet converted to dates.
 
     "C12ORF57" is C12orf57. "Sep-07" and "7-Sep" are SEPT7, "Mar-05" is MARCH5, "Dec-01" is DEC1. "Mar-01" and "Mar-02"
     may have been MARCH1 or MARC1 (MARCH2 or MARC2), so they stay unknown.
 
     Returns
     -------
-    The usual spelling (to be looked up as any other name), or None if neither rewriting is recognised.
+    The usual spelling, or None if neither change is recognised.
     """
     orf = _ORF.fullmatch(name)
     if orf:
@@ -81,30 +81,30 @@ def usual_spelling(name: str) -> str | None:
 
 
 def repeated_name(name: str) -> str | None:
-    """Give the name before the ".1" or "-1" that R's `make.unique` and anndata add to a repeated name, or None.
+    """Name before the ".1" or "-1" that R's `make.unique` and anndata append to repeated names, or None.
 
-    Whether the suffix was added or belongs to the name can't be seen from the name alone: the caller accepts the answer
-    only if the shorter name stands in the same list.
+    The suffix may belong to the name: use the result only if the shorter name is in the same list.
     """
     found = _REPEAT.fullmatch(name)
     return found.group(1) if found else None
 
 
 def spelled_as_mouse(name: str) -> bool:
-    """Tell whether a name is spelled as mouse (or rat) symbols are, or is a mouse or rat Ensembl id.
+    """Whether a name is spelled like a mouse (or rat) symbol, or is a mouse or rat Ensembl id.
 
-    Human symbols hold lower-case letters almost only in open reading frames ("C1orf162"), which don't count. Other
-    names are spelled so too, such as "Gene1": see :func:`looks_like_mouse`.
+    Lower-case letters in human symbols are rare outside of open reading frames ("C1orf162"), which are excluded. Names
+    such as "Gene1" match, too: see :func:`looks_like_mouse`.
     """
     return bool(_MOUSE_ID.match(name) or (_MOUSE_SYMBOL.fullmatch(name) and not re.match(r"C(?:\d+|[XY])orf", name)))
 
 
 def looks_like_mouse(names: Iterable[str]) -> bool:
-    """Tell whether names are those of mouse (or rat) genes.
+    """Whether names are mouse (or rat) genes.
 
-    True if at least 30% of them are spelled as mouse symbols are ("Gapdh", "mt-Co1", "0610007P14Rik") or are mouse or
-    rat Ensembl ids. Names such as "Gene1" or "Peak12" are spelled so too: of 20 or more, a tenth must be those of known
-    mouse genes. Of fewer, no fifth may begin with a small letter, as genes of flies, worms and fish do ("dpp").
+    True if at least 30% of them are spelled like mouse symbols ("Gapdh", "mt-Co1", "0610007P14Rik") or are mouse or rat
+    Ensembl ids. Since names such as "Gene1" or "Peak12" match, too, at least 10% of 20 or more such names must be known
+    mouse genes; of fewer names, less than 20% may begin with a lower-case letter, like genes of flies, worms and fish
+    ("dpp").
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def looks_like_mouse(names: Iterable[str]) -> bool:
 
 
 def species_of(ids: Iterable[str]) -> str | None:
-    """Tell the species of most Ensembl ids, `"human"` or `"mouse"`; None where they do not say."""
+    """Species of most Ensembl ids, `"human"` or `"mouse"`; None if there are too few."""
     ids = list(ids)
     for beginning, species in _SPECIES.items():
         if 2 * sum(name.startswith(beginning) for name in ids) > len(ids):
@@ -144,13 +144,13 @@ def species_of(ids: Iterable[str]) -> str | None:
 
 
 FOREIGN = "mouse "
-"""What stands before a mouse gene without an ortholog, so that it is taken for no human gene of that name."""
+"""Prefix of mouse genes without an ortholog, so that they match no human gene."""
 SPECIES = ("human", "mouse")
-"""Species whose genes are known without a table."""
+"""Species that need no table of orthologs."""
 
 
 def checked_species(species: Any) -> str | dict[str, str] | None:
-    """Give `species` as it is if it names one, or its table as a dict of names without blanks, `""` for none.
+    """Check `species`; a table becomes a dict of stripped names, with `""` for no human gene.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def checked_species(species: Any) -> str | dict[str, str] | None:
     Raises
     ------
     ValueError
-        If it is anything else, the table is without a human gene, holds what is no name, or two for one gene.
+        If it is anything else, or the table has no human gene, values that are not names, or two values for one gene.
     """
     if species is None or (isinstance(species, str) and species in SPECIES):
         return species
@@ -186,24 +186,24 @@ def checked_species(species: Any) -> str | dict[str, str] | None:
 
 
 def read_species(species: Any) -> Any:
-    """Read the table of orthologs that a file holds.
+    """Read a table of orthologs from a file.
 
     Parameters
     ----------
     species
-        A file of two columns, gene and human gene, separated by commas if its name ends in .csv, else by tabs. None, a
-        species' name and a table are given back as they are.
+        A file of two columns, gene and human gene, separated by commas if its name ends in .csv, otherwise by tabs.
+        None, the name of a species and a table are returned unchanged.
 
     Returns
     -------
-    What :func:`checked_species` takes.
+    Input of :func:`checked_species`.
 
     Raises
     ------
     FileNotFoundError
-        If it is a text that names neither a species nor a file.
+        If a text is neither a species nor a file.
     ValueError
-        If the file has not two columns.
+        If the file does not have two columns.
     """
     if not isinstance(species, str) or species in SPECIES:
         return species
@@ -221,33 +221,26 @@ def read_species(species: Any) -> Any:
         raise ValueError(f"{species!r} can't be read as a table of orthologs: {error}") from error
     if table.shape[1] != 2:
         raise ValueError(f"{species!r} has {table.shape[1]} columns, not two, gene and human gene.")
-    return table.set_index(0)[1]  # a gene named twice is refused by whoever checks the table
+    return table.set_index(0)[1]  # checked_species refuses repeated genes
 
 
 def by_table(names: Iterable[str], table: Mapping[str, str]) -> list[str | None]:
-    """Look genes up in a table, Ensembl ids also without their version.
-
-    Parameters
-    ----------
-    names
-        Genes.
-    table
-        What :func:`checked_species` made of a mapping.
+    """Look up genes in a table from :func:`checked_species`, Ensembl ids also without their version.
 
     Returns
     -------
-    Human genes, `""` where the table says that there is none; None for a gene that it does not hold.
+    Human genes, `""` if there is none; None for a gene that is not in the table.
     """
     clean = [str(name).strip() for name in names]
     return [table.get(name, table.get(ensembl_id(name) or name)) for name in clean]
 
 
 def human_orthologs(names: Iterable[str]) -> list[str]:
-    """Give the human Ensembl id of each mouse gene.
+    """Human Ensembl ids of mouse genes.
 
-    One-to-one orthologs where there is one; of several human genes that with the higher confidence, then the higher
-    gene-order conservation (Ensembl BioMart, GRCm39 and GRCh38.p13). Several mouse genes may have one human gene. No
-    name is found by changing its case.
+    One-to-one orthologs if possible, otherwise the human gene with the highest confidence, then the highest gene-order
+    conservation (Ensembl BioMart, GRCm39 and GRCh38.p13). Several mouse genes may have the same human gene. Case is
+    significant.
 
     Parameters
     ----------
@@ -256,7 +249,7 @@ def human_orthologs(names: Iterable[str]) -> list[str]:
 
     Returns
     -------
-    Human Ensembl ids; `"mouse NAME"`, which no vocabulary knows, for a gene without one.
+    Human Ensembl ids; `"mouse NAME"`, which is in no vocabulary, for a gene without an ortholog.
 
     Examples
     --------
@@ -277,7 +270,7 @@ def human_orthologs(names: Iterable[str]) -> list[str]:
 
 @cache
 def _table() -> dict[str, str]:
-    """Mouse ids and symbols, with their human ids; a symbol of two genes with different orthologs is left out."""
+    """Human id by mouse id and symbol, without symbols of two genes with different orthologs."""
     with resources.files("scdiva.tokenizer").joinpath("mouse_orthologs.tsv.gz").open("rb") as file:
         pairs = pd.read_csv(file, sep="\t", compression="gzip", keep_default_na=False, dtype={"mouse_symbol": str})
     human = [f"ENSG{number:011d}" for number in pairs["human_id"]]

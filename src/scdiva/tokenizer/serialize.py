@@ -1,7 +1,6 @@
-"""From counts to ranked gene tokens: the two functions that training and inference share.
+"""From counts to ranked gene tokens, for training and inference.
 
-The order of the user's columns, the number of cells read at once and the storage of the matrix change no bit of what
-comes out.
+The bits of the result depend neither on the order of columns, nor on the block size, nor on the storage of the matrix.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from scdiva._checks import check_choices
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
 
 ENTROPY_FLOOR = 0.3
-"""Least entropy, in nats, that a score is divided by: that of a gene found in 9% of cells.
+"""Minimum entropy, in nats, in the denominator of the score: the entropy of a gene in 9% of cells.
 
-Rarer genes are ranked as if they were that common. Without a floor one stray count of a gene seen in 0.01% of cells
+Rarer genes are ranked as if they were that common. Without a floor, a single count of a gene seen in 0.01% of cells
 (0.001 nats) outranks every marker: on 500 PBMCs, 38% of the first 16 tokens had an entropy below 0.1 nats with floors
 of 0 and 0.1, 5% with 0.3. From 1 nat on ribosomal genes come back to the front."""
 
@@ -39,7 +38,7 @@ def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: fl
     entropy
         Entropy of each token in nats, (n_tokens,).
     floor
-        Least entropy, in nats; see :data:`ENTROPY_FLOOR`.
+        Minimum entropy, in nats; see :data:`ENTROPY_FLOOR`.
     eps
         Added after the floor.
 
@@ -71,7 +70,7 @@ def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: fl
 def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind: str = "counts") -> sp.csr_matrix:
     """Normalise cells and move their genes from the user's columns to tokens.
 
-    With c the count of a gene in a cell and C the cell's total over *all* columns, also those of unknown genes:
+    With c the count of a gene in a cell and C the cell's total over *all* columns, including unknown genes:
     v = log(1 + 1e4 c / C) (paper, section on data: library-size normalisation and log1p). Columns that share a token
     are summed on the count scale. Sums are taken in 64-bit fixed point, relative to the cell's largest count, so that
     they do not depend on the order of columns.
@@ -86,7 +85,7 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
     n_tokens
         Size of the token space: genes and specials.
     kind
-        ``"counts"``, or ``"lognorm"`` for log(1 + x) values, which are taken back to the count scale first.
+        ``"counts"``, or ``"lognorm"`` for log(1 + x) values, which are first converted to the count scale.
 
     Returns
     -------
@@ -117,16 +116,16 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
     columns, tokens = plain(block.indices, np.int32), plain(tokens, np.int32)
     rows = plain(block.indptr, np.int64)
     _kernels.normalise(rows, columns, counts, tokens, _FIXED_BITS, TARGET_SUM, indptr, found, shares)
-    if indptr[-1] < len(counts):  # not a view: the rest would stay in memory with it
+    if indptr[-1] < len(counts):  # a view would keep the rest in memory
         found, shares = found[: indptr[-1]].copy(), shares[: indptr[-1]]
     values = np.log1p(shares, out=shares).astype(np.float32)
     cells = sp.csr_matrix((values, found, indptr), shape=(block.shape[0], n_tokens))
-    cells.has_canonical_format = True  # said so, lest scipy look at each again
+    cells.has_canonical_format = True  # so that scipy does not check again
     return cells
 
 
 def on_count_scale(values: np.ndarray, kind: str) -> np.ndarray:
-    """Undo the logarithm of log-normalised expression; every reader of a matrix calls this, then normalises each cell.
+    """Undo the logarithm of log-normalised expression, before cells are normalised.
 
     Parameters
     ----------
@@ -163,7 +162,7 @@ def serialize(
     denominator
         float32 (n_tokens,), from :func:`score_denominator`.
     max_length
-        Genes kept per cell.
+        Maximum number of genes per cell.
 
     Returns
     -------
@@ -203,5 +202,5 @@ def serialize(
 
 
 def plain(array: Any, dtype: Any) -> np.ndarray:
-    """Return an array as the kernels take it, of this type, contiguous and aligned; itself where it is so already."""
+    """Contiguous, aligned array of a dtype for the kernels; the array itself if it is."""
     return np.require(array, dtype, ["C", "A"])

@@ -1,4 +1,4 @@
-"""The genes that a model knows: a table whose row i has token i + 3, and the way from gene names to tokens."""
+"""The genes of a model: a table whose row i has token i + 3, and the matching of gene names to tokens."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from scdiva.tokenizer.names import (
 )
 
 HOW = ("ensembl", "symbol", "previous", "alias", "ortholog", "unknown")
-"""The ways a name can be matched, in the order in which they are tried."""
+"""Kinds of matches, in the order in which they are tried."""
 MOST_HUMAN = 0.1
-"""Share of a list of mouse genes that may be human genes' names too; of more, cells of both species are likely."""
+"""Maximum share of mouse genes that match human names, too; a larger share suggests cells of both species."""
 
 _HUMAN = Path(__file__).parent / "human.safetensors"
 _FILE = "vocabulary.safetensors"
@@ -40,14 +40,14 @@ _CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
 
 @dataclass(frozen=True)
 class GeneMatch:
-    """Answer of :meth:`Vocabulary.match`.
+    """Result of :meth:`Vocabulary.match`.
 
     Attributes
     ----------
     tokens
-        int32 of shape (n_names,), -1 where the vocabulary does not hold the gene.
+        int32 (n_names,), -1 if the gene is not in the vocabulary.
     how
-        Categorical of shape (n_names,): "ensembl", "symbol", "previous", "alias", "ortholog" or "unknown".
+        Categorical (n_names,): "ensembl", "symbol", "previous", "alias", "ortholog" or "unknown".
     """
 
     tokens: NDArray[np.int32]
@@ -55,24 +55,24 @@ class GeneMatch:
 
 
 class Vocabulary:
-    """Genes with their tokens, names and entropies. It never changes: methods return a new one.
+    """Genes with their tokens, names and entropies. Immutable: methods return a new vocabulary.
 
     Parameters
     ----------
     table
         One row per gene, in token order, with the columns `ensembl_id` (without version; may be empty), `symbol`
-        (unique), `previous` and `alias` (names joined by "|", may be empty), `biotype` and `entropy` (nats; NaN where
-        the corpus never saw the gene). The index is ignored. It is copied.
+        (unique), `previous` and `alias` (names joined by "|", may be empty), `biotype` and `entropy` (nats; NaN if the
+        gene was not in the corpus). The index is ignored. The table is copied.
     foreign
-        Names that match nothing, because they mean genes that are not here, although a rule of spelling would lead to
-        one that is: without the gene "A.B", "A.B" would be taken for "A-B" in R's spelling. :meth:`subset` sets them.
+        Names that match nothing, although a rule of spelling leads to a gene of the vocabulary: without the gene "A.B",
+        "A.B" would match "A-B" in R's spelling. Set by :meth:`subset`.
 
     Raises
     ------
     ValueError
-        If a column is missing, of another type, or more than asked for; if a symbol is empty; if a symbol or an
-        Ensembl id stands twice; if an entropy is negative or infinite; if there is no gene; if a foreign name is the
-        symbol or Ensembl id of a gene.
+        If a column is missing, unknown or of another dtype; if a symbol is empty; if a symbol or Ensembl id is
+        repeated; if an entropy is negative or infinite; if there is no gene; if a foreign name is the symbol or Ensembl
+        id of a gene.
     """
 
     def __init__(self, table: pd.DataFrame, foreign: Iterable[str] = ()) -> None:
@@ -99,21 +99,21 @@ class Vocabulary:
 
     # --- making one --------------------------------------------------------------------------------------------------
     @classmethod
-    @cache  # it can't change
+    @cache
     def human(cls) -> Vocabulary:
-        """Give the 41,818 human genes that come with the package (rules in `scripts/build_vocabulary.py`)."""
+        """The 41,818 human genes of the package (rules in `scripts/build_vocabulary.py`)."""
         return cls.read(_HUMAN)
 
     @classmethod
     def read(cls, path: str | Path, data: bytes | None = None) -> Vocabulary:
-        """Read a vocabulary that :meth:`write` wrote.
+        """Read a vocabulary file, see :meth:`write`.
 
         Parameters
         ----------
         path
             The file.
         data
-            What it was found to hold, if it was read already; messages name `path` all the same.
+            Its content, if it was already read; messages still name `path`.
 
         Raises
         ------
@@ -132,12 +132,12 @@ class Vocabulary:
         write_file(self._table, self._foreign, path)
 
     def with_entropy(self, values: NDArray[np.floating]) -> Vocabulary:
-        """Give the same genes with other entropies.
+        """Replace the entropies.
 
         Parameters
         ----------
         values
-            Nats, of shape (n_genes,), in row order (token order without the specials); NaN = never seen.
+            Entropies in nats, (n_genes,), in row order; NaN for genes outside the corpus.
         """
         values = np.asarray(values)
         if values.shape != (self.n_genes,):
@@ -145,11 +145,11 @@ class Vocabulary:
         return Vocabulary(self._table.assign(entropy=values.astype(np.float32)), self._foreign)
 
     def subset(self, tokens: Sequence[int] | NDArray[np.integer]) -> Vocabulary:
-        """Keep some genes, in the order of this vocabulary, and number them anew.
+        """Keep some genes, in the order of this vocabulary, with new tokens.
 
-        A previous or alias name stays only if it means that same gene here, and the names of dropped genes that
-        resemble a kept one ("A.B" and "A-B", "C1ORF5" and "C1orf5", "MIR1-2" and "MIR1") are remembered. So a name of
-        a dropped gene is unknown to the smaller vocabulary, and is never taken for one of the kept genes.
+        The name of a dropped gene never matches a kept gene: previous names and aliases are kept only if they match the
+        same gene here, and names of dropped genes that resemble a kept one ("A.B" and "A-B", "C1ORF5" and "C1orf5",
+        "MIR1-2" and "MIR1") become foreign names.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class Vocabulary:
         Raises
         ------
         ValueError
-            If a token is no gene of this vocabulary, or stands twice, or there is none.
+            If a token is not in this vocabulary or is repeated, or there are no tokens.
         """
         wanted = np.asarray(tokens, dtype=np.int64).ravel()
         outside = wanted[(wanted < N_SPECIAL) | (wanted >= N_SPECIAL + self.n_genes)]
@@ -181,10 +181,10 @@ class Vocabulary:
         return Vocabulary(kept, (name for name in doubtful if part._resembles(name)))
 
     def with_genes_of(self, other: Vocabulary) -> Vocabulary:
-        """Add the genes of another vocabulary that this one lacks, after its own genes.
+        """Append the genes of another vocabulary that are missing here.
 
-        A gene is in both if they share its symbol or an Ensembl id. Genes of this vocabulary keep their tokens, names
-        and entropies; an added gene has the names and the entropy of `other`.
+        Genes are the same if they share the symbol or an Ensembl id. Genes of this vocabulary keep their tokens, names
+        and entropies; new genes have the names and entropy of `other`.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ class Vocabulary:
 
         Returns
         -------
-        This vocabulary itself if it lacks none of them.
+        A new vocabulary, or this one if no gene is missing.
 
         Examples
         --------
@@ -244,12 +244,12 @@ class Vocabulary:
 
     @cached_property
     def entropy(self) -> NDArray[np.float32]:
-        """Entropy by token, float32 nats of shape (3 + n_genes,): 0 for specials, the median for genes never seen.
+        """Entropy by token in nats, float32 (3 + n_genes,): 0 for special tokens, the median for unseen genes.
 
         Raises
         ------
         ValueError
-            If no gene has an entropy: no corpus was counted.
+            If no gene has an entropy.
         """
         rows = self._table["entropy"].to_numpy()
         if np.isnan(rows).all():
@@ -263,12 +263,12 @@ class Vocabulary:
 
     @cached_property
     def species(self) -> str | None:
-        """Species of most of the Ensembl ids, `"human"` or `"mouse"`; None where they do not say."""
+        """Species of most Ensembl ids, `"human"` or `"mouse"`; None if there are too few."""
         return species_of(map(str, self.ensembl_ids))
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over Ensembl ids and symbols in token order: equal means that tokens mean the same genes."""
+        """SHA-256 of Ensembl ids and symbols in token order; equal if tokens mean the same genes."""
         lines = (f"{i}\t{s}\n" for i, s in zip(self._table["ensembl_id"], self._table["symbol"], strict=True))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -276,24 +276,23 @@ class Vocabulary:
     def match(self, names: Iterable[str], species: str | Mapping[str, str] | pd.Series | None = None) -> GeneMatch:
         """Find the token of each name.
 
-        The first of these that holds decides: the name is an Ensembl id (version and `_PAR_Y` aside); a current symbol;
-        a previous symbol; an alias; a current symbol in R's spelling ("HLA.A"). A name that is a previous symbol (or
-        alias) of several genes is unknown. Case counts. Blanks around a name don't. A name that nothing is known of is
-        looked up once more in its usual spelling ("C12ORF57" → C12orf57, "Sep-07" → SEPT7), and then, if it is a repeat
-        that `make.unique` numbered ("PSMA2.1" in a list that holds PSMA2), by the name it repeats.
+        A name matches, in this order: an Ensembl id (without version and `_PAR_Y`); a current symbol; a previous
+        symbol; an alias; a current symbol in R's spelling ("HLA.A"). A previous symbol or alias of several genes is
+        unknown. Case is significant, surrounding blanks are not. Unknown names are looked up again in their usual
+        spelling ("C12ORF57" → C12orf57, "Sep-07" → SEPT7), and then, if `make.unique` numbered a repeat ("PSMA2.1" in a
+        list with PSMA2), by the name that they repeat.
 
-        If the vocabulary is human, and the names are a mouse's (:func:`scdiva.tokenizer.looks_like_mouse`) of which
-        hardly any is a human gene's too, each is found by its human ortholog
-        (:func:`scdiva.tokenizer.human_orthologs`), and by nothing else. `species` says so outright.
+        If the vocabulary is human and the names are mouse genes (:func:`scdiva.tokenizer.looks_like_mouse`), each is
+        matched by its human ortholog only (:func:`scdiva.tokenizer.human_orthologs`).
 
         Parameters
         ----------
         names
             Symbols, Ensembl ids, or a mixture.
         species
-            Whose they are: `"human"`, `"mouse"`, or a table from them to names that the vocabulary knows. None finds
-            out whether they are a mouse's. A vocabulary whose Ensembl ids are a mouse's takes the names of mice as they
-            are; one whose ids do not say takes all names as they are.
+            Species of the names: `"human"`, `"mouse"`, or a table from genes to names in the vocabulary. None: infer
+            human or mouse. A vocabulary with mouse Ensembl ids takes mouse names unchanged; one whose ids have no known
+            species takes all names unchanged.
 
         Returns
         -------
@@ -322,7 +321,7 @@ class Vocabulary:
     def _orthologs(
         self, names: list[str], found: list[tuple[int, str]], species: str | dict[str, str] | None
     ) -> list[str] | None:
-        """Orthologs to look up in place of the names; None where they are to be taken as they are."""
+        """Orthologs to look up instead of the names; None to use the names."""
         if isinstance(species, dict):
             return [ortholog or "" for ortholog in by_table(names, species)]
         if species is None:
@@ -339,37 +338,37 @@ class Vocabulary:
         return human_orthologs(names)
 
     def _matched(self, names: list[str]) -> list[tuple[int, str]]:
-        """Token of each stripped name and how it was found."""
+        """Token and kind of match of each stripped name."""
         present = set(names)
         return [self._find(name) or self._find_repeated(name, present) or (UNKNOWN, "unknown") for name in names]
 
     def _find(self, name: str) -> tuple[int, str] | None:
-        """Token of one stripped name and how it was found; None where nothing is known of the name."""
+        """Token and kind of match of a stripped name; None if the name is unknown."""
         answer = self._names.get(ensembl_id(name) or name)
         if answer is None and (usual := usual_spelling(name)) is not None:
             answer = self._names.get(usual)
         return answer
 
     def _find_repeated(self, name: str, present: Container[str]) -> tuple[int, str] | None:
-        """Answer for the name that `name` repeats, if that is present and no mere alias."""
+        """Match of the name that `name` repeats, if it is in the list and not an alias."""
         base = repeated_name(name)
         answer = self._find(base) if base is not None and base in present else None
         return answer if answer is not None and answer[1] in ("symbol", "previous") else None
 
     def _resembles(self, name: str) -> bool:
-        """Whether `name` could be taken for one of the genes, in whatever list it stands."""
+        """Whether `name` matches a gene in some list of names."""
         answer = self._find(name) or self._find_repeated(name, {repeated_name(name) or ""})
         return answer is not None and answer[0] != UNKNOWN
 
     @cached_property
     def _respelled(self) -> frozenset[str]:
-        """Names for which :meth:`_find` and :meth:`_find_repeated` may look up another one."""
+        """Names that the rules of spelling change."""
         rules = (ensembl_id, usual_spelling, repeated_name)
         return frozenset(name for name in self._names if any(rule(name) not in (None, name) for rule in rules))
 
     @cached_property
     def _names(self) -> dict[str, tuple[int, str]]:
-        """Every name with token and kind; ambiguous and foreign ones have UNKNOWN, so that no later rule answers."""
+        """Token and kind of match by name; ambiguous and foreign names have UNKNOWN, so that no later rule applies."""
         kinds = [
             ("ensembl", map(_split, self._table["ensembl_id"])),
             ("symbol", ([symbol] for symbol in self._table["symbol"])),
@@ -395,15 +394,15 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
     Parameters
     ----------
     vocabulary
-        A :class:`Vocabulary` (given back as it is), "human", the name of a bundled model, the folder of a saved model,
-        or a file that :meth:`Vocabulary.write` wrote.
+        A :class:`Vocabulary` (returned unchanged), "human", the name of a bundled model, the folder of a saved model,
+        or a file from :meth:`Vocabulary.write`.
 
     Raises
     ------
     FileNotFoundError
-        If it is none of these.
+        If it does not exist.
     ValueError
-        If the file is damaged or is no vocabulary.
+        If the file is damaged or not a vocabulary.
 
     Examples
     --------
@@ -431,7 +430,7 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
 
 @lru_cache(maxsize=4)
 def _read(data: bytes, path: Path) -> Vocabulary:
-    """Read what a file holds, once while it holds the same: checks and the table of names take a third of a second."""
+    """Vocabulary from the content of a file; cached, as the checks take 0.3 s."""
     table, foreign = read_file(data, path)
     try:
         return Vocabulary(table, foreign)
@@ -445,13 +444,13 @@ def _split(names: str) -> list[str]:
 
 
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:
-    """Make an array read-only, so that nobody changes a vocabulary by its arrays."""
+    """Make an array read-only."""
     values.setflags(write=False)
     return values
 
 
 def _checked(table: pd.DataFrame) -> pd.DataFrame:
-    """Give a copy of a valid table with tokens as its index; raise ValueError for any other."""
+    """Copy of a valid table with tokens as index; ValueError for any other."""
     if set(table.columns) != set(COLUMNS) or len(table.columns) != len(COLUMNS):
         raise ValueError(f"a vocabulary has the columns {list(COLUMNS)}, got {list(table.columns)}")
     if len(table) == 0:

@@ -17,7 +17,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva._device import to_device
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
-from scdiva.data.stream import ValidationBatches
+from scdiva.data.sampler import ValidationBatches
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend

@@ -161,8 +161,8 @@ def impute(
     if device is not None or precision is not None:
         resolve_run_config(None, device, precision)  # refused before anything is read, whichever part of the model runs
 
-    from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept
+    from scdiva._validate import one_count
     from scdiva.data.genes import column_tokens, columns_of
     from scdiva.data.memory import read_cells
     from scdiva.generation.imputation import impute_genes

@@ -95,29 +95,12 @@ def test_a_text_for_a_missing_batch_is_no_batch(cells, model, refused, call, tex
     refused(lambda a: BATCHES[call](a, model, "given"), spoilt(cells, "batch", text), ValueError, *said)
 
 
-@pytest.mark.fault("text for a missing batch")
-@pytest.mark.parametrize("call", ["tl.integrate", "tl.adapt"])
-def test_an_unknown_batch_is_warned_of(cells, model, call):
-    with pytest.warns(
-        UserWarning, match=r"'Unknown' for 5 of 80 cells, the first is 'cell3', which is treated as a batch"
-    ):
-        BATCHES[call](spoilt(cells, "batch", "Unknown"), model, "given")
-
-
 @pytest.mark.fault("text for a missing group")
 @pytest.mark.parametrize("text", ["nan", "", "None"])
 @pytest.mark.parametrize("call", GROUPS)
 def test_a_text_for_a_missing_group_is_no_group(cells, model, refused, call, text):
     said = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'"
     refused(lambda a: GROUPS[call](a, model, "given"), spoilt(cells, "perturbation", text), ValueError, said)
-
-
-@pytest.mark.fault("text for a missing group")
-@pytest.mark.parametrize("name", ["None", "nan", "NA"])
-def test_a_control_that_is_named_so_is_one(cells, name):
-    cells.obs["perturbation"] = cells.obs["perturbation"].astype(str).replace("control", name)
-    sd.pp.split_perturbations(cells, "perturbation", name, by="single", n_splits=2)
-    assert (cells.obs["scdiva_split"][cells.obs["perturbation"] == name] == "train").all()
 
 
 NUMBERS = {
@@ -181,32 +164,6 @@ def test_scores_leave_out_what_names_no_type(drawn, score, text):
     assert SCORES[score](z, labels, batch) == expected
 
 
-@pytest.mark.fault("scores of what is no label")
-@pytest.mark.parametrize("score", SCORES)
-def test_scores_of_numbers_that_vary_are_refused(drawn, score):
-    z, varying = drawn.X.toarray(), np.random.default_rng(0).random(80)
-    with pytest.raises(ValueError, match="labels holds continuous numbers: 80 different values"):
-        SCORES[score](z, varying, np.arange(80) % 2)
-    with pytest.raises(ValueError, match="batch holds continuous numbers"):
-        sd.metrics.avg_batch(z, varying, drawn.obs["cell_type"])
-    with pytest.raises(ValueError, match="batch is 'nan' for 40 of 80 cells, the first is '1'"):
-        sd.metrics.avg_batch(z, np.array(["a", np.nan] * 40), drawn.obs["cell_type"])
-
-
-@pytest.mark.fault("scores of what is no label")
-@pytest.mark.parametrize("text", ["nan", "", "None"])
-def test_pictures_take_a_text_for_missing_as_missing(cells, model, text):
-    within(cells, model)
-    spoilt(cells, "cell_type", text)
-    with pytest.warns(UserWarning, match=rf"'given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'"):
-        fig = sd.pl.confusion_matrix(cells, "given", return_fig=True)
-    names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
-    assert all(name.startswith("type") for name in names)
-    cells.obs["given"] = NUMBERS["float"](80)
-    with pytest.raises(ValueError, match="continuous numbers"):
-        sd.pl.confusion_matrix(cells, "given")
-
-
 # --- a query with a column of its own ---------------------------------------------------------------------------------
 @pytest.mark.fault("a query with labels of its own")
 @pytest.mark.parametrize("kind", ["text", "category", "number"])
@@ -219,13 +176,3 @@ def test_a_query_with_other_names_is_annotated(cells, model, kind):
         sd.tl.annotate(query, "cell_type", reference, model=model, method="knn", **FIT)
     assert query.obs["cell_type"].equals(before)
     assert set(query.obs["scdiva_label"]) <= set(reference.obs["cell_type"])
-
-
-@pytest.mark.fault("word for an unknown label")
-def test_a_word_for_an_unknown_label_is_no_group_to_generate_unless_it_is_named(cells, model, refused):
-    adata = spoilt(cells, "cell_type", "unlabelled")
-    said = "'unlabelled' for 5 of 80 cells, the first is 'cell3'", r"groups=\[...\]"
-    refused(lambda a: sd.tl.generate(a, 2, groupby="given", model=model, rng=0), adata, ValueError, *said)
-    for groups in (["unlabelled"], ["type A"]):
-        made = sd.tl.generate(adata, 2, groupby="given", groups=groups, model=model, rng=0)
-        assert list(made.obs["given"]) == groups * 2

@@ -93,9 +93,8 @@ def test_a_folder_that_can_not_be_written_into(name, where, drawn, model, file, 
 
 @pytest.mark.fault("URLs as outputs")
 @pytest.mark.parametrize("name", [*WRITES, "Annotator.save", "PerturbationModel.save", "pretrain", "integrate", "CLI"])
-@pytest.mark.parametrize("scheme", ["s3", "gs", "https"])
-def test_no_folder_is_named_after_a_scheme(name, scheme, drawn, model, file, folders, tmp_path, monkeypatch, capsys):
-    url = f"{scheme}://bucket/out"
+def test_no_folder_is_named_after_a_scheme(name, drawn, model, file, folders, tmp_path, monkeypatch, capsys):
+    url = "s3://bucket/out"
     more = {
         "Annotator.save": lambda: load(folders["an annotator"]).save(url),
         "PerturbationModel.save": lambda: load(folders["a fitted perturbation model"]).save(url, overwrite=True),

@@ -1,8 +1,7 @@
-"""What every test keeps to; a screen and a prediction of it made by hand, for whatever reads predictions."""
+"""Settings of all tests; simulated screens, predictions, models and reconstructions."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import itertools
 import sys
@@ -18,12 +17,11 @@ from scdiva import settings
 with contextlib.suppress(ImportError):  # a wheel is tried without it
     import hypothesis
 
-    # a machine with other work to do takes longer for one example than for the next, which says nothing of the code
+    # no deadline, because the machine may be busy
     hypothesis.settings.register_profile("any machine", deadline=None)
     hypothesis.settings.load_profile("any machine")
 
-# What compiles for long in each process that comes to it: numba for UMAP and scanpy's neighbours, jax for scib-metrics,
-# which also calls UMAP, and torch's compiler. `--dist loadfile` gives all of one kind to one process.
+# Tests that compile for long (numba for UMAP, torch's compiler) run in the same process.
 TOGETHER = {
     "tests/pl/test_umap.py": "umap",
     "tests/pl/test_annotation.py::test_the_map_is_computed_once_and_nothing_else_changes": "umap",
@@ -31,8 +29,6 @@ TOGETHER = {
     "tests/tl/test_embed.py::test_scanpy_takes_the_embedding_unchanged": "umap",
     "tests/tl/test_generate.py::test_scanpy_takes_the_cells_unchanged": "umap",
     "tests/tl/test_generate.py::test_the_map_and_a_file_take_the_cells": "umap",
-    "tests/metrics/test_batch.py": "umap",
-    "tests/metrics/test_neighbors.py": "umap",
     "tests/benchmarks/test_gpu_script.py": "torch.compile",
     "tests/train/test_runner.py::test_blocks_are_compiled_for_the_run_only": "torch.compile",
 }
@@ -40,7 +36,7 @@ TOGETHER = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """As `--dist loadfile`, but for what is to stay together."""
+    """As `--dist loadfile`, with the groups of `TOGETHER`."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -53,32 +49,19 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
-def pytest_collection_modifyitems(config, items):
-    """Where all variants of the fault table are run, each class has to have three."""
-    if config.option.markexpr != "fault" or len(config.args) > 1 or "::" in config.args[0] or ".py" in config.args[0]:
-        return
-    number = collections.Counter(mark.args[0] for item in items for mark in item.iter_markers("fault"))
-    if config.args[0].rstrip("/").endswith("tests") and (few := sorted(name for name, n in number.items() if n < 3)):
-        raise pytest.UsageError(f"fewer than three variants of {', '.join(few)}")
-
-
 threads_at_first: list[int] = []
 
 
 @pytest.fixture(autouse=True)
 def _settings_as_before():
-    """Give settings back that a test sets, as scripts do that are called in this process."""
+    """Restore settings after each test."""
     with settings.override():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _threads_stay():
-    """Give torch its threads back: numba's, when they start in a test's call of scanpy, take its count with them.
-
-    Two threads for each of two processes on two cores wait for each other, and tests after such a one took up to a
-    hundred times as long.
-    """
+    """Restore torch's number of threads, which numba changes; tests would take up to a hundred times as long."""
     yield
     if "torch" in sys.modules:
         import torch

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from scdiva._scale import find_scale, one_count
-from scdiva._validate import scan
+from scdiva._validate import find_scale, one_count, scan
 from scdiva.data.matrix import row_blocks
 
 SCALES = {"log1p": np.log1p, "linear": lambda u: u}

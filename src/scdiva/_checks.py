@@ -1,4 +1,4 @@
-"""What calls ask of what they are given, before any work: arguments, names, extras, outputs; and how they warn."""
+"""Checks of arguments, names, extras and output paths before a call computes anything; warnings."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ from scdiva._files import printable
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = str(Path(__file__).parent), contextlib.__file__
-_KINDS: dict[Any, tuple[Any, str]] = {
+_argument: ContextVar[str] = ContextVar("argument", default="adata")
+"""The argument that holds the cells; messages are written for `adata`."""
+_FIELD_TYPES: dict[Any, tuple[Any, str]] = {
     bool: (bool, "True or False"),
     int: (int, "a whole number"),
     float: (int | float, "a number"),
 }
-"""What a field of each type may hold, and how that is called."""
-_argument: ContextVar[str] = ContextVar("argument", default="adata")
-"""The argument that holds the cells being read; messages are written for `adata`."""
-
-_ANNOTATED = {
+"""Accepted types of a dataclass field, and their description."""
+_DESCRIPTIONS = {
     "str": "text",
     "int": "a whole number",
     "float": "a number",
@@ -46,73 +45,57 @@ _ANNOTATED = {
     "Sequence[str]": "one or several names",
     "None": "None",
 }
-"""Annotations that values can be checked against, and how the kind of value is called."""
+"""Annotations that values are checked against, and their description."""
 _COLUMN = "the name of one column"
-_NAMES = {
+_TEXTS = {
     "groupby": _COLUMN,
     "gene_ids": _COLUMN,
     "gene_symbols": _COLUMN,
     "condition": "the name of one predicted condition",
 }
-"""What text is that an argument takes; one that ends in ``_key`` names a column."""
+"""Meaning of text arguments; every argument that ends in ``_key`` is a column."""
 
 
-_type_hints = functools.cache(get_type_hints)
-
-
+# --- arguments --------------------------------------------------------------------------------------------------------
 def check_arguments(function: F) -> F:
-    """Make a function refuse arguments of another type than annotated, by the argument's name, before it begins.
+    """Decorate a function to raise TypeError for arguments that do not match their annotation.
 
-    Checked are parameters annotated as text, number, truth value, path, or a union of these and None. A number may
-    stand where text is expected: the groups of a column may be numbers.
-
-    Parameters
-    ----------
-    function
-        The function, in a module whose annotations are text (``from __future__ import annotations``).
-
-    Returns
-    -------
-    Callable
-        The function, which raises TypeError for such an argument.
+    Checked are parameters annotated with text, number, bool, path, or a union of these and None. Numbers are accepted
+    as text, because the groups of a column may be numbers. The annotations must be strings
+    (``from __future__ import annotations``).
     """
     signature = inspect.signature(function)
-    annotated = {name: str(each.annotation).split(" | ") for name, each in signature.parameters.items()}
-    kinds = {
-        name: list(dict.fromkeys(_ANNOTATED[part] for part in parts))
-        for name, parts in annotated.items()
-        if _ANNOTATED.keys() >= set(parts)
-    }
-    for several in kinds.values():
-        if "text" in several and {"a path", "one or several names"} & set(several):
-            several.remove("text")  # these take it too, and no number
-
-    first = [name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    expected: dict[str, list[str]] = {}
+    for name, parameter in signature.parameters.items():
+        parts = str(parameter.annotation).split(" | ")
+        if _DESCRIPTIONS.keys() >= set(parts):
+            kinds = list(dict.fromkeys(_DESCRIPTIONS[part] for part in parts))
+            if "text" in kinds and {"a path", "one or several names"} & set(kinds):
+                kinds.remove("text")  # included in these, without numbers
+            expected[name] = kinds
+    positional = [name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            values = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             unknown = [name for name in kwargs if name not in signature.parameters]
             near = or_nearest(unknown[0], signature.parameters) if unknown else ""
             raise TypeError(f"{_public_name(function)}() {error}{near}") from None
-        for name in given:
-            if name in kinds and not any(_is_kind(given[name], kind) for kind in kinds[name]):
-                # such as two datasets where one and a name are expected
-                order = (
-                    f" Call {_public_name(function)}({', '.join(first)})."
-                    if len(getattr(given[name], "shape", ())) > 1
-                    else ""
-                )
-                raise TypeError(_wrong_kind(name, given[name], kinds[name]) + order)
+        for name, value in values.items():
+            if name in expected and not any(_matches(value, kind) for kind in expected[name]):
+                message = _wrong_type(name, value, expected[name])
+                if len(getattr(value, "shape", ())) > 1:  # such as two datasets instead of one and a name
+                    message += f" Call {_public_name(function)}({', '.join(positional)})."
+                raise TypeError(message)
         return function(*args, **kwargs)
 
     return cast("F", checked)
 
 
 def _public_name(function: Callable[..., Any]) -> str:
-    """Return the name that a function is called by, such as `scdiva.tl.embed`, wherever it is defined."""
+    """Public name of a function, such as `scdiva.tl.embed`."""
     home, name = function.__module__.split(".")[1], function.__name__
     for part in (home, "pp", "tl"):
         if name in getattr(sys.modules.get(f"scdiva.{part}"), "__all__", ()):
@@ -120,112 +103,52 @@ def _public_name(function: Callable[..., Any]) -> str:
     return f"scdiva.{home}.{name}"
 
 
-def _is_kind(value: Any, kind: str) -> bool:
-    """Whether a value is of a kind of `_ANNOTATED`; numpy's numbers are as good as Python's."""
+def _matches(value: Any, kind: str) -> bool:
+    """Whether a value matches one of the `_DESCRIPTIONS`; numpy scalars count as Python's."""
     if kind == "None" or value is None:
         return kind == "None" and value is None
-    truth = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
-    single = not getattr(value, "shape", ())
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
+    scalar = not getattr(value, "shape", ())
     if kind == "text":
-        return isinstance(value, str | os.PathLike | numbers.Number) or (hasattr(value, "dtype") and single)
+        return isinstance(value, str | os.PathLike | numbers.Number) or (hasattr(value, "dtype") and scalar)
     if kind == "a path":
         return isinstance(value, str | os.PathLike)
     if kind == "one or several names":
-        each = value if isinstance(value, Collection) else ()  # a generator gives its names only once
-        return isinstance(value, Iterable | os.PathLike) and all(isinstance(one, Hashable) for one in each)
+        names = value if isinstance(value, Collection) else ()  # a generator can be read only once
+        return isinstance(value, Iterable | os.PathLike) and all(isinstance(name, Hashable) for name in names)
     if kind == "True or False":
-        return truth and single
-    if truth or not single or isinstance(value, str):
+        return is_bool and scalar
+    if is_bool or not scalar or isinstance(value, str):
         return False
     return hasattr(value, "__index__" if kind == "a whole number" else "__float__")
 
 
-def _wrong_kind(name: str, value: Any, kinds: Sequence[str]) -> str:
-    """Say what an argument must be, and what to pass instead where that can be told."""
-    if kind := _NAMES.get(name, _COLUMN if name.endswith("_key") else ""):
+def _wrong_type(name: str, value: Any, kinds: Sequence[str]) -> str:
+    """Error message for an argument of another type, with the value to pass where it is clear."""
+    if kind := _TEXTS.get(name, _COLUMN if name.endswith("_key") else ""):
         kinds = [f"{kind}, or of several" if kinds[0] == "one or several names" else kind, *kinds[1:]]
     names = [getattr(value, "name", None)] if hasattr(value, "dtype") else value
-    only = names[0] if isinstance(names, list | tuple) and len(names) == 1 else None
+    suggested = names[0] if isinstance(names, list | tuple) and len(names) == 1 else None
     if isinstance(value, float) and "a whole number" in kinds and value.is_integer():
-        only = int(value)
-    only = "figure.png" if name == "save" else only
-    mend = f" Pass {name}={only!r}." if isinstance(only, str | int) else ""
-    shown = f"{value!r:.80}"
-    if shape := getattr(value, "shape", ()):
-        shown = f"{type(value).__name__} of {' × '.join(map(str, shape))}"
-    return f"{name} must be {' or '.join(kinds)}; got {shown}.{mend}"
+        suggested = int(value)
+    suggested = "figure.png" if name == "save" else suggested
+    remedy = f" Pass {name}={suggested!r}." if isinstance(suggested, str | int) else ""
+    shape = getattr(value, "shape", ())
+    shown = f"{type(value).__name__} of {' × '.join(map(str, shape))}" if shape else f"{value!r:.80}"
+    return f"{name} must be {' or '.join(kinds)}; got {shown}.{remedy}"
 
 
-def check_choices(**given: tuple[object, Sequence[object]]) -> None:
-    """Refuse values that are none of their choices.
-
-    Parameters
-    ----------
-    **given
-        By the argument's name, its value and what it may be.
-
-    Raises
-    ------
-    ValueError
-        If one is none of these.
-    """
-    for name, (value, choices) in given.items():
-        if getattr(value, "shape", ()) or value not in choices:  # an array is equal to a choice element by element
+def check_choices(**arguments: tuple[object, Sequence[object]]) -> None:
+    """Raise ValueError for an argument that is not among its choices: `name=(value, choices)`."""
+    for name, (value, choices) in arguments.items():
+        if getattr(value, "shape", ()) or value not in choices:  # arrays compare element by element
             near = or_nearest(value, map(str, choices)) if isinstance(value, str) else ""
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r:.80}{near}.")
 
 
-def check_fields(config: Any, zero: Collection[str], most: Mapping[str, float]) -> None:
-    """Refuse fields of a dataclass that are not of their type, and numbers that are out of range.
-
-    Parameters
-    ----------
-    config
-        The dataclass. A whole number, as JSON may have it, becomes a float where the field is one.
-    zero
-        Names of numbers that may be 0; all others are above it.
-    most
-        The largest that some may be, by name.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a field is of another type, or out of range.
-    """
-    for name, hint in _type_hints(config.__class__).items():
-        value, kinds = getattr(config, name), get_args(hint)
-        kind = kinds[0] if kinds else hint  # of `int | None`
-        if get_origin(hint) is Literal:
-            check_choices(**{name: (value, kinds)})
-        elif value is not None or not kinds:
-            types, which = _KINDS[kind]
-            if not isinstance(value, types) or isinstance(value, bool) is not (kind is bool):
-                raise TypeError(f"{name} must be {which}; got {value!r:.80}.")
-            if kind is int:
-                check_least(**{name: (value, int(name not in zero))})
-            elif kind is float and not (0 < value <= sys.float_info.max or (value == 0 and name in zero)):
-                raise ValueError(f"{name} must be finite and positive{' or 0' * (name in zero)}; got {value!r:.80}.")
-            if value > most.get(name, math.inf):
-                raise ValueError(f"{name} must be at most {most[name]:,}; got {value!r:.80}.")
-            object.__setattr__(config, name, kind(value))
-
-
-def check_least(**given: tuple[int, int]) -> None:
-    """Refuse numbers that are too small.
-
-    Parameters
-    ----------
-    **given
-        By the argument's name, its value and the least that it may be.
-
-    Raises
-    ------
-    ValueError
-        If one is below that.
-    TypeError
-        If one is no whole number.
-    """
-    for name, (value, least) in given.items():
+def check_least(**arguments: tuple[int, int]) -> None:
+    """Raise ValueError for an integer below its minimum, TypeError for no integer: `name=(value, minimum)`."""
+    for name, (value, least) in arguments.items():
         try:
             number = operator.index(value)
         except TypeError:
@@ -234,116 +157,98 @@ def check_least(**given: tuple[int, int]) -> None:
             raise ValueError(f"{name} must be at least {least}, got {value!r:.80}.")
 
 
-def check_positive(**given: float | None) -> None:
-    """Refuse numbers that are not above 0, or not finite.
-
-    Parameters
-    ----------
-    **given
-        Values by the argument's name; None stands for no number, and passes.
-
-    Raises
-    ------
-    ValueError
-        If one is out of range.
-    """
-    for name, value in given.items():
+def check_positive(**arguments: float | None) -> None:
+    """Raise ValueError for a number that is not positive and finite; None is accepted."""
+    for name, value in arguments.items():
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
 
 
-def or_nearest(name: str, known: Iterable[str]) -> str:
-    """Give the known name that is most like a misspelt one, as the end of a sentence.
+_type_hints = functools.cache(get_type_hints)
+
+
+def check_fields(config: Any, zero: Collection[str], most: Mapping[str, float]) -> None:
+    """Check types and ranges of the fields of a dataclass; integers become floats where the field is a float.
 
     Parameters
     ----------
-    name
-        What was written.
-    known
-        What might have been meant.
+    config
+        The dataclass.
+    zero
+        Names of numbers that may be 0; all others must be positive.
+    most
+        Maximum of a number, by name.
 
-    Returns
-    -------
-    ``" (did you mean '...'?)"``, or nothing if no name is like it.
+    Raises
+    ------
+    TypeError, ValueError
+        If a field is of another type, or out of range.
     """
+    for name, hint in _type_hints(config.__class__).items():
+        value, options = getattr(config, name), get_args(hint)
+        expected = options[0] if options else hint  # of `int | None`
+        if get_origin(hint) is Literal:
+            check_choices(**{name: (value, options)})
+        elif value is not None or not options:
+            types, description = _FIELD_TYPES[expected]
+            if not isinstance(value, types) or isinstance(value, bool) is not (expected is bool):
+                raise TypeError(f"{name} must be {description}; got {value!r:.80}.")
+            if expected is int:
+                check_least(**{name: (value, int(name not in zero))})
+            elif expected is float and not (0 < value <= sys.float_info.max or (value == 0 and name in zero)):
+                raise ValueError(f"{name} must be finite and positive{' or 0' * (name in zero)}; got {value!r:.80}.")
+            if value > most.get(name, math.inf):
+                raise ValueError(f"{name} must be at most {most[name]:,}; got {value!r:.80}.")
+            object.__setattr__(config, name, expected(value))
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Up to `n` known names most similar to a misspelt one (similarity at least `cutoff`), ignoring case."""
+    spellings: dict[str, list[str]] = {}
+    for one in dict.fromkeys(str(one) for one in known if one is not None):  # anndata 0.13 has a layer None
+        spellings.setdefault(one.lower(), []).append(one)
+    similar = difflib.get_close_matches(str(name).lower(), list(spellings), n=n, cutoff=cutoff)
+
+    def similarity(one: str) -> float:
+        return difflib.SequenceMatcher(None, one, str(name)).ratio()
+
+    return [one for lower in similar for one in sorted(spellings[lower], key=similarity, reverse=True)][:n]
+
+
+def or_nearest(name: str, known: Iterable[str]) -> str:
+    """Suggest the most similar known name, as the end of a sentence; "" if none is similar."""
     near = nearest(name, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Give the known names that are most like a misspelt one, each once; capitals do not count.
-
-    Parameters
-    ----------
-    name
-        What was written.
-    known
-        What might have been meant, in any order and any number of times.
-    n
-        Names given, at most.
-    cutoff
-        How similar they have to be, 0 to 1.
-    """
-    forms: dict[str, list[str]] = {}
-    for one in dict.fromkeys(str(one) for one in known if one is not None):  # anndata 0.13 has a layer None
-        forms.setdefault(one.lower(), []).append(one)
-    near = difflib.get_close_matches(str(name).lower(), list(forms), n=n, cutoff=cutoff)
-    similarity = {one: difflib.SequenceMatcher(None, one, str(name)).ratio() for form in near for one in forms[form]}
-    return [one for form in near for one in sorted(forms[form], key=lambda one: -similarity[one])][:n]
-
-
 def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:
-    """Give the error for a column of a data frame that is not there.
-
-    Parameters
-    ----------
-    where
-        The frame, such as ``"adata.obs"``.
-    key
-        What was asked for.
-    columns
-        Those that there are.
-    """
+    """Error for a missing column of a data frame, such as ``where="adata.obs"``."""
     columns = list(columns)
     return KeyError(f"{where} has no column {key!r}{or_nearest(key, columns)}; it has {', '.join(map(repr, columns))}.")
 
 
 def no_entry(where: str, key: str, known: Iterable[str], call: str) -> KeyError:
-    """Give the error for what a call would have written, and did not.
-
-    Parameters
-    ----------
-    where, key
-        Where it would be, such as ``"adata.obsm"``, and under which name.
-    known
-        Names of what there is.
-    call
-        The call that writes it.
-    """
-    there = ", ".join(repr(one) for one in known if one is not None) or "nothing"  # anndata 0.13 has a layer None
-    return KeyError(f"{where} has no {key!r}{or_nearest(key, known)}, it has {there}: call {call} first.")
+    """Error for a missing result, such as ``where="adata.obsm"``, and the call that computes it."""
+    existing = ", ".join(repr(one) for one in known if one is not None) or "nothing"  # anndata 0.13 has a layer None
+    return KeyError(f"{where} has no {key!r}{or_nearest(key, known)}, it has {existing}: call {call} first.")
 
 
 def refuse_absent(
     wanted: Sequence[str], known: Collection[str], lack: str, mend: str = "", kind: type[Exception] = KeyError
 ) -> None:
-    """Raise an error that counts the names that are not known, and says the first and the one most like it.
+    """Raise an error with the number of unknown names, the first one, and the most similar known one.
 
     Parameters
     ----------
     wanted, known
-        The names, and those that there are.
+        Requested and existing names.
     lack
-        What they are and lack, such as ``"genes are not in adata.var_names"``.
+        Predicate of the sentence, such as ``"genes are not in adata.var_names"``.
     mend
-        What ends the sentence.
+        End of the sentence.
     kind
-        Of the error.
-
-    Raises
-    ------
-    KeyError
-        Or of that kind, if there is an unknown one.
+        Class of the error.
     """
     if absent := [name for name in wanted if name not in known]:
         near = or_nearest(str(absent[0]), known)
@@ -351,46 +256,24 @@ def refuse_absent(
 
 
 def refuse_unknown(given: Iterable[Any], known: Iterable[str], what: str) -> None:
-    """Raise an error if a key is not known, with the nearest one that is.
-
-    Parameters
-    ----------
-    given
-        The keys.
-    known
-        Those that there are.
-    what
-        What they are keys of.
-
-    Raises
-    ------
-    ValueError
-        If there is an unknown one.
-    """
+    """Raise ValueError if `what` has no such keys, with the most similar known one of each."""
     known = list(known)
-    unknown = sorted({str(key) for key in given} - set(known))
-    if unknown:
-        said = ", ".join(f"{key}{or_nearest(key, known)}" for key in unknown)
-        raise ValueError(f"{what} has no {said}.")
+    if unknown := sorted({str(key) for key in given} - set(known)):
+        raise ValueError(f"{what} has no {', '.join(f'{key}{or_nearest(key, known)}' for key in unknown)}.")
 
 
+# --- environment ------------------------------------------------------------------------------------------------------
 def from_extra(name: str, extra: str, what: str) -> ModuleType:
-    """Import a package that is no part of a plain install.
-
-    Every call that needs one begins with this, so that nobody waits for a result that can't be finished.
+    """Import an optional package, before a call computes anything.
 
     Parameters
     ----------
     name
-        What is imported.
+        Module to import.
     extra
-        The extra of scdiva that brings it.
+        Extra of scdiva that installs it.
     what
-        What is missing without it, such as ``"Leiden modules need igraph"``.
-
-    Returns
-    -------
-    The module.
+        Beginning of the error, such as ``"Leiden modules need igraph"``.
 
     Raises
     ------
@@ -404,23 +287,12 @@ def from_extra(name: str, extra: str, what: str) -> ModuleType:
 
 
 def refuse_unwritable(out: Path) -> None:
-    """Refuse a path in a folder that can't be written into, or can't be made.
-
-    Parameters
-    ----------
-    out
-        The file or folder to be. Nothing is left behind.
-
-    Raises
-    ------
-    OSError
-        With the kind and number of the system's own error, and the folder that is in the way.
-    """
+    """Raise the system's OSError if the folder of an output can't be written to or created; nothing is created."""
     folder = out.absolute().parent
-    while not os.path.lexists(folder):  # folders above are made by whoever writes
+    while not os.path.lexists(folder):
         folder = folder.parent
     try:
-        # tried, not asked for: rights alone don't know of read-only disks, nor of what stands where a folder should
+        # written, because permissions do not tell of read-only disks
         with tempfile.TemporaryFile(dir=folder):
             return
     except OSError as error:
@@ -430,15 +302,10 @@ def refuse_unwritable(out: Path) -> None:
         ) from error
 
 
+# --- messages ---------------------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def speaking_of(argument: str) -> Iterator[None]:
-    """Name another argument than `adata` in the errors and warnings of a block, and in the calls they advise.
-
-    Parameters
-    ----------
-    argument
-        The argument of the public call that holds the cells, such as `"reference"`.
-    """
+    """Name another argument than `adata`, such as `"reference"`, in errors and warnings of a block."""
     outer = _argument.set(argument)
     try:
         yield
@@ -450,16 +317,16 @@ def speaking_of(argument: str) -> Iterator[None]:
 
 
 def is_second_argument() -> bool:
-    """Tell whether the cells being read are those of another argument than `adata` (:func:`speaking_of`)."""
+    """Whether the cells being read are another argument than `adata` (:func:`speaking_of`)."""
     return _argument.get() != "adata"
 
 
 def _about_argument(message: str) -> str:
-    """Name the argument that is read in a message written for `adata`."""
+    """Replace `adata` in a message by the argument of :func:`speaking_of`."""
     argument = _argument.get()
     if argument == "adata":
         return message
-    # layer= and use_raw= are those of both arguments: what is at fault is mended itself
+    # layer= and use_raw= apply to both arguments
     message = message.replace(
         "with layer=... or use_raw=True",
         "in adata.X: adata.X = adata.layers['counts'], or adata = adata.raw.to_adata()",
@@ -469,15 +336,7 @@ def _about_argument(message: str) -> str:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Give a warning of the line that called the package. Python shows a text there once.
-
-    Parameters
-    ----------
-    message
-        The text; within :func:`speaking_of` it names the argument of that block.
-    category
-        Its kind.
-    """
+    """Issue a warning at the line that called the package, for the argument of :func:`speaking_of`."""
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

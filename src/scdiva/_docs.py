@@ -165,22 +165,9 @@ SHARED["reading"] = "".join(SHARED[name] for name in ("layer", "use_raw", "input
 
 
 def with_shared_docs(function: F) -> F:
-    """Replace each line ``%(name)s`` of a docstring by the shared description of that name.
+    """Replace each line ``%(name)s`` of a function's docstring by the shared description of that name.
 
-    Parameters
-    ----------
-    function
-        The function, whose docstring is changed.
-
-    Returns
-    -------
-    Callable
-        The same function.
-
-    Raises
-    ------
-    KeyError
-        If the docstring names a description that does not exist.
+    KeyError if there is no such description. The function is returned.
     """
     lines = (inspect.getdoc(function) or "").splitlines()  # python -OO removes docstrings
     shared = [SHARED[line[2:-2]].strip() if line.startswith("%(") else line for line in lines]

@@ -1,4 +1,4 @@
-"""Files: where results may be written, atomic writes, and size limits for files from untrusted sources."""
+"""Files: size limits for files from untrusted sources, output paths, atomic writes."""
 
 from __future__ import annotations
 
@@ -20,27 +20,21 @@ from typing import Any, BinaryIO
 from scdiva._settings import logger
 
 MOST_TEXT = 1 << 24
-"""Bytes of the largest text file (configuration, model card) that is read."""
+"""Maximum size of a text file (configuration, model card) in bytes."""
 MOST_INDEX = 1 << 26
-"""Bytes of the largest index: that of a packed corpus of 150,000 parts, or what describes the arrays of a zarr."""
+"""Maximum size of an index in bytes: a packed corpus of 150,000 parts, or the metadata of a zarr."""
 MOST_VALUES, MOST_DEPTH = 2_000_000, 64
-"""Values of the largest JSON or YAML file that is parsed, and how deep they may be nested."""
+"""Maximum number of values in a JSON or YAML file, and maximum nesting depth."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Numbers of the system's errors for a disk that is full."""
+"""Error numbers of a full disk."""
 _STALE = 60.0
-"""Seconds after which an unlocked temporary file belongs to no process that is alive."""
+"""Age in seconds above which an unlocked temporary file is deleted."""
 _BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 def printable(text: str) -> str:
-    r"""Escape control characters, which a terminal would obey; newlines and tabs are kept.
-
-    Parameters
-    ----------
-    text
-        Text that may come from a file. An escape character becomes ``\u001b``, as in JSON.
-    """
+    r"""Escape terminal control characters as in JSON (``\u001b``), except newlines and tabs."""
     if text.isprintable():
         return text
     return "".join(
@@ -52,54 +46,28 @@ def printable(text: str) -> str:
 
 
 def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> int:
-    """Refuse what is not a regular file (reading a FIFO may wait forever), or is too large.
-
-    Parameters
-    ----------
-    path
-        An existing path; links are followed.
-    limit
-        Maximum size in bytes.
-
-    Returns
-    -------
-    The size in bytes.
+    """Size of a regular file in bytes; links are followed.
 
     Raises
     ------
     ValueError
-        If it is a device, FIFO or socket, or larger than that.
+        If it is a device, FIFO (reading it may wait forever) or socket, or larger than `limit` bytes.
     """
-    found = os.stat(path)
-    if stat.S_ISDIR(found.st_mode):
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{str(path)!r} is not a regular file. Copy its content to a file.")
-    if limit is not None and found.st_size > limit:
+    if limit is not None and status.st_size > limit:
         raise ValueError(
-            f"{str(path)!r} has {found.st_size:,} bytes, and at most {limit:,} are read: it is damaged or is no file "
+            f"{str(path)!r} has {status.st_size:,} bytes, and at most {limit:,} are read: it is damaged or is no file "
             "of this kind. Fetch or write it anew."
         )
-    return found.st_size
+    return status.st_size
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = MOST_TEXT) -> bytes:
-    """Read a file, or raise an error if it is larger than a limit.
-
-    Parameters
-    ----------
-    path
-        A regular file.
-    limit
-        Maximum size in bytes.
-
-    Raises
-    ------
-    ValueError
-        If it is larger, or no regular file.
-    MemoryError
-        If there is no memory for it; the message names it.
-    """
+    """Read a regular file of at most `limit` bytes; errors as in :func:`check_regular`, or MemoryError."""
     n_bytes = check_regular(path, limit)
     try:
         with open(path, "rb") as file:
@@ -109,40 +77,34 @@ def read_bytes(path: str | os.PathLike[str], limit: int = MOST_TEXT) -> bytes:
 
 
 def parse_json(path: str | os.PathLike[str], data: bytes) -> Any:
-    """Parse the content of a JSON file.
-
-    Parameters
-    ----------
-    path
-        The file, for messages.
-    data
-        Its content.
+    """Parse the content of a JSON file; `path` is for messages.
 
     Raises
     ------
     ValueError
-        If it is no JSON, has too many values or is nested too deep.
+        If it is not JSON, has too many values or is nested too deeply.
     """
     if sum(map(data.count, (b"[", b"{", b","))) > MOST_VALUES:
         raise ValueError(f"{path} is no JSON that is read: it has more than {MOST_VALUES:,} values.")
     try:
-        found = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError, MemoryError) as error:  # numbers of 5,000 digits and lists a thousand deep too
+        content = json.loads(data.decode("utf-8"))
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # also for numbers of 5,000 digits and deeply nested lists
         raise ValueError(f"{path} is no JSON: {error!s:.300}") from error
-    level, depth = [found], 0
+    level, depth = [content], 0
     while level:
         if (depth := depth + 1) > MOST_DEPTH:
             raise ValueError(f"{path} is no JSON that is read: it is nested more than {MOST_DEPTH} deep.")
         nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
         level = [part for one in nested for part in one]
-    return found
+    return content
 
 
 def parse_yaml(path: str | os.PathLike[str], data: bytes, loader: Any = None) -> Any:
-    """Parse the content of a YAML file as :func:`parse_json` does, with a `loader` class; aliases are refused.
-
-    A few aliases can stand for billions of values.
-    """
+    """Parse the content of a YAML file as :func:`parse_json` does; aliases, which may expand without limit, raise."""
     import yaml
 
     depth = 0
@@ -161,25 +123,10 @@ def parse_yaml(path: str | os.PathLike[str], data: bytes, loader: Any = None) ->
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 def output_path(path: str | os.PathLike[str], name: str = "out") -> Path:
-    """Make a local path of where a user wants a result.
-
-    Parameters
-    ----------
-    path
-        What the user gave.
-    name
-        The argument, for the message.
-
-    Raises
-    ------
-    ValueError
-        If it is a URL: a folder with the name of its scheme would be made.
-    TypeError
-        If it is no path.
-    """
+    """Local path of an output; ValueError for a URL, TypeError for no path. `name` is the argument, for messages."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {type(path).__name__}.")
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # also of a Path, which has made one slash of two
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # a Path merges the two slashes of a URL
         raise ValueError(
             f"{name}={str(path)!r} is a URL, and results are written to a local path: pass one, and copy the finished "
             "result to the URL."
@@ -189,22 +136,11 @@ def output_path(path: str | os.PathLike[str], name: str = "out") -> Path:
 
 @contextlib.contextmanager
 def naming_output(out: Path) -> Iterator[None]:
-    """Let an error of a full disk name the output and the remedy.
-
-    Parameters
-    ----------
-    out
-        The file or folder that the block writes.
-
-    Raises
-    ------
-    OSError
-        With the system's number.
-    """
+    """Name the output and the remedy in errors of a full disk."""
     try:
         yield
     except OSError as error:
-        # a temporary file of ours is hidden; the name of any other is right as it is
+        # temporary files of this module are hidden; the name of any other file is kept
         below = "" if error.filename is None else os.path.relpath(os.fspath(error.filename), out.parent)
         if error.errno not in FULL or (below and not re.search(r"(^|/)\.[^./]", below)):
             raise
@@ -218,20 +154,7 @@ def naming_output(out: Path) -> Iterator[None]:
 
 
 def refuse_full(out: Path, n_bytes: int) -> None:
-    """Refuse to write where there is not enough room.
-
-    Parameters
-    ----------
-    out
-        The file to write, in an existing folder.
-    n_bytes
-        Lower bound of its size.
-
-    Raises
-    ------
-    OSError
-        If the disk has less free space than that.
-    """
+    """Raise OSError if the disk of an output has less than `n_bytes` free."""
     if (free := shutil.disk_usage(out.parent).free) < n_bytes:
         raise OSError(
             errno.ENOSPC,
@@ -247,24 +170,14 @@ def _mib(n_bytes: int) -> str:
 
 @contextlib.contextmanager
 def whole_or_not(out: Path) -> Iterator[Path]:
-    """Give a path beside `out` to be written, and put it in the place of `out` if the block ends well.
+    """Write a file or folder atomically: yields a temporary path, and renames it to `out` if the block succeeds.
 
-    Its name is always the same, so that what a killed run left there is found and deleted; one call at a time.
-
-    Parameters
-    ----------
-    out
-        The file or folder to be; one that is there is replaced.
-
-    Yields
-    ------
-    Path
-        Where to write.
+    The temporary path depends on `out` only, so that the next call deletes what a killed one left.
 
     Raises
     ------
     RuntimeError
-        If another call is writing the same.
+        If another call is writing the same output.
     OSError
         If the disk is full, among others; the message names `out`.
     """
@@ -286,7 +199,7 @@ def whole_or_not(out: Path) -> Iterator[Path]:
 
 
 def _settle(out: Path) -> None:
-    """Delete what stands beside an output, or put its old content back if it has none; whoever calls has it locked."""
+    """Delete temporary files of a locked output; restore its former content if it has none."""
     new, old = beside(out, "new"), beside(out, "old")
     with contextlib.suppress(OSError):
         delete(new)
@@ -297,38 +210,21 @@ def _settle(out: Path) -> None:
 
 
 def tidy(out: Path) -> None:
-    """Delete what a killed call left beside its output.
-
-    Parameters
-    ----------
-    out
-        The file or folder that :func:`whole_or_not` wrote.
-    """
+    """Delete temporary files that a killed call of :func:`whole_or_not` left."""
     with open_alone(out.with_name(f".{out.name}.writing")):
         _settle(out)
 
 
 def beside(out: Path, state: str) -> Path:
-    """Name the hidden neighbour of an output that holds its ``"new"`` or ``"old"`` content while it is replaced."""
+    """Hidden path next to an output, for its ``"new"`` or ``"old"`` content while it is replaced."""
     return out.with_name(f".{out.stem}.{state}{out.suffix}")
 
 
 def put_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file atomically: it is on the disk before it gets its name.
+    """Write a file atomically; several processes may write the same one.
 
-    Several processes may write the same file. Temporary files of killed ones are deleted.
-
-    Parameters
-    ----------
-    path
-        The file; one that is there is replaced.
-    write
-        Writes to the open file that it is given.
-
-    Raises
-    ------
-    OSError
-        If the disk is full, among others; the message names `path`.
+    Temporary files of killed processes are deleted. `write` is called with the open file. Errors of a full disk name
+    `path`.
     """
     for left in path.parent.glob(f".{'[0-9a-f]' * 32}.{glob.escape(path.name)}"):
         _delete_stale(left)
@@ -359,7 +255,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def _delete_stale(path: Path) -> None:
-    """Delete a temporary file that no living process writes."""
+    """Delete a temporary file of a process that has ended."""
     with contextlib.suppress(OSError):
         if time.time() - path.stat().st_mtime > _STALE:
             with path.open("rb") as file:
@@ -368,21 +264,19 @@ def _delete_stale(path: Path) -> None:
 
 
 def open_alone(path: Path, *, waits: bool = False) -> BinaryIO:
-    """Open a file to be appended to, for one call at a time.
-
-    The lock goes with the open file, so that a killed process leaves none behind.
+    """Open a file for appending, with an exclusive lock that ends with the process.
 
     Parameters
     ----------
     path
-        The file; made if it is not there. Who holds it may delete it.
+        The file; created if it does not exist.
     waits
-        Whether to wait for whoever has it open.
+        Whether to wait for a lock of another call.
 
     Raises
     ------
     RuntimeError
-        If it is open elsewhere, and this does not wait.
+        If another call has locked it, and `waits` is False.
     """
     import fcntl
 
@@ -397,14 +291,14 @@ def open_alone(path: Path, *, waits: bool = False) -> BinaryIO:
             ) from None
         except OSError as error:  # some network file systems have no locks
             logger.warning("%s can't be locked (%s): calls that begin at once don't know of each other", path, error)
-        # its last owner may have deleted it between our opening and our lock
+        # the previous owner may have deleted it before the lock was taken
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file
         file.close()
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a folder with its content, or a link, if it is there."""
+    """Delete a file, a link, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""Load whatever was saved: a model, an annotator, a perturbation model."""
+"""Load a saved model, annotator or perturbation model."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ def load(model: Any, *, device: str | None = None) -> Any: ...
 def load(
     model: str | os.PathLike[str] | ScDiVa | Annotator | PerturbationModel = DEFAULT_MODEL, *, device: str | None = None
 ) -> ScDiVa | Annotator | PerturbationModel:
-    """Load what `save` of a model, an annotator or a perturbation model wrote: give back what was saved.
+    """Load a saved model, annotator or perturbation model.
 
     Parameters
     ----------
     model
-        A folder, or what :func:`load_model` takes: the name of a bundled model, ``"hf://owner/name"``, a loaded model.
-        A loaded annotator or perturbation model is given back as it is.
+        A folder, the name of a bundled model, or ``"hf://owner/name"``. Loaded objects are returned.
     device
-        A torch device for the model in it; None takes `settings.device`.
+        Torch device of the model. None: `settings.device`.
 
     Returns
     -------
-    :class:`ScDiVa`, also for what `tl.integrate` and `tl.adapt` returned; :class:`Annotator` or
-    :class:`PerturbationModel`.
+    :class:`ScDiVa` (also of `tl.integrate` and `tl.adapt`), :class:`Annotator` or :class:`PerturbationModel`.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such folder, or it lacks a file.
+        If the folder or one of its files does not exist.
     ValueError
-        If a file is damaged, was changed, or is of a newer format; the message names it.
+        If a file is damaged, was changed, or has a newer format; the message names it.
     TypeError
-        If `model` is nothing of these.
+        If `model` is of another type.
 
     Examples
     --------

@@ -1,7 +1,4 @@
-"""Where every random number comes from: the one place that turns a user's `rng` into a torch generator.
-
-torch is imported when a generator is made, so that this module costs nothing to import.
-"""
+"""Random number generators from a user's `rng`, and seeds of independent streams. torch is imported on use."""
 
 from __future__ import annotations
 
@@ -19,25 +16,20 @@ if TYPE_CHECKING:
 def generator(
     rng: int | np.integer | torch.Generator | np.random.Generator | None = None, *, default_seed: int = 0
 ) -> torch.Generator:
-    """Make a torch generator of what a caller gave as `rng`.
+    """Convert `rng` to a torch generator; the global state of torch and numpy is neither read nor changed.
 
     Parameters
     ----------
     rng
-        An int seeds a new generator, on the CPU, whose draws are the same everywhere; a torch generator is returned as
-        it is, on whatever device, and goes on from where it stands; a numpy generator gives the seed (one draw, so that
-        it goes on too); None takes `default_seed`.
+        int: seed of a new CPU generator. A torch generator is returned unchanged, on any device. A numpy generator
+        draws the seed. None: `default_seed`.
     default_seed
-        Seed for `rng=None`; callers with a user pass `settings.seed`.
-
-    Returns
-    -------
-    A generator. Neither torch's nor numpy's global state is touched.
+        Seed for `rng=None`; public calls pass `settings.seed`.
 
     Raises
     ------
     TypeError
-        If `rng` is none of these (a bool or a float among them).
+        If `rng` is of another type, such as bool or float.
     ValueError
         If the seed is negative or does not fit into 63 bits.
     """
@@ -61,45 +53,18 @@ def generator(
 
 
 def step_seed(seed: int, step: int, stream: str) -> int:
-    """Seed of one step of one stream of random numbers, a pure function of its arguments.
-
-    Neighbouring steps and seeds give unrelated numbers (SHA-256), on every platform and in every process.
-
-    Parameters
-    ----------
-    seed
-        Seed of the run.
-    step
-        Which step.
-    stream
-        What the numbers are for, such as `"mask"`; streams are independent of each other.
-
-    Returns
-    -------
-    An int in 0 ... 2**63 - 1.
-    """
+    """Seed in 0 ... 2**63 - 1 of a step of a stream, such as `"mask"`: a SHA-256 hash of the arguments."""
     digest = hashlib.sha256(f"{seed}/{step}/{stream}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def step_generator(seed: int, step: int, stream: str) -> torch.Generator:
-    """Make a CPU generator seeded by :func:`step_seed`.
-
-    Training draws its masks from here, so that a resumed run continues as if it had never stopped.
-
-    Parameters
-    ----------
-    seed, step, stream
-        See :func:`step_seed`.
-    """
+    """CPU generator seeded by :func:`step_seed`, so that a resumed run draws the same numbers."""
     return generator(step_seed(seed, step, stream))
 
 
 def seed_of(rng: int | np.random.Generator | torch.Generator | None) -> int:
-    """Draw the seed of a call from what was given as `rng`; a generator goes on from where it stands.
-
-    It is noted as text, as it is beyond the integers that JSON and h5ad readers agree on.
-    """
+    """Draw the seed of a call from `rng`; it is recorded as text, because it exceeds the integers of JSON and h5ad."""
     import torch
 
     source = generator(rng, default_seed=settings.seed)
@@ -107,6 +72,6 @@ def seed_of(rng: int | np.random.Generator | torch.Generator | None) -> int:
 
 
 def given_seed(rng: int | np.random.Generator | torch.Generator | None) -> int:
-    """Give the seed of a call, an int as it was given; a generator draws one and goes on."""
+    """Seed of a call: an int is returned unchanged, a generator draws one."""
     source = generator(rng, default_seed=settings.seed)
     return seed_of(source) if source is rng else source.initial_seed()

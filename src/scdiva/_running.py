@@ -1,4 +1,4 @@
-"""Cells opened for a model and run through it: window by window, batch by batch, the next window read meanwhile."""
+"""Inference: open cells for a model and run it over them in batches, while the next window of cells is read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 CUDA_TOKENS = 131_072
-"""Tokens of a batch on CUDA: launching its kernels takes the host far less time than running them takes the device."""
+"""Tokens per batch on CUDA, enough that kernels take longer than their launch."""
 COMPILED_CELLS = 20_000
-"""Cells from which on the transformer's blocks are compiled on CUDA: fewer take less time than the compiler."""
+"""Number of cells from which on the transformer blocks are compiled on CUDA; fewer take less time than compiling."""
 
 
 class Cells(Protocol):
@@ -40,20 +40,20 @@ class Cells(Protocol):
         """Number of cells."""
 
     def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
-        """Give cells in order, see :meth:`scdiva.data.cells.CellSource.windows`."""
+        """Row numbers and cells of each window, see :meth:`scdiva.data.cells.CellSource.windows`."""
 
 
 class RunConfig(NamedTuple):
-    """How cells are run through a model; all settled.
+    """Device, precision, batch size and output of inference, with all settings resolved.
 
     Attributes
     ----------
     batch_size
-        Most cells of a batch; None: no bound.
+        Maximum number of cells per batch; None: no limit.
     device, precision
-        As torch and :func:`scdiva.models.inference.open_encoder` take them.
+        As for torch and :func:`scdiva.models.inference.open_encoder`.
     what
-        What is read out, see :func:`scdiva.models.inference.read_out`.
+        Output of the model, see :func:`scdiva.models.inference.read_out`.
     """
 
     batch_size: int | None
@@ -62,25 +62,14 @@ class RunConfig(NamedTuple):
     what: ReadOut
 
     def width(self, model: ScDiVa) -> int:
-        """Width of a row of the result."""
+        """Number of columns of the output."""
         from scdiva.models.inference import width_of
 
         return width_of(model, self.what)
 
 
 def resolve_run_config(batch_size: int | None, device: str | None, precision: str | None) -> RunConfig:
-    """Settle how cells are run, before anything is read.
-
-    Parameters
-    ----------
-    batch_size, device, precision
-        As for :func:`scdiva.tl.embed`; None takes the setting.
-
-    Raises
-    ------
-    ValueError
-        As :func:`scdiva.tl.embed` does.
-    """
+    """Check the arguments of :func:`scdiva.tl.embed` of these names; None takes the setting."""
     batch_size = settings.batch_size if batch_size is None else operator.index(batch_size)
     check_least(batch_size=(1 if batch_size is None else batch_size, 1))
     device = settings.resolve_device(device)
@@ -94,7 +83,7 @@ def open_cells_for_model(
     reading: InputOptions = DEFAULT_INPUT,
     **options: Any,
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
-    """Load a model and open cells as it reads them.
+    """Load a model and open cells for it.
 
     Parameters
     ----------
@@ -103,13 +92,13 @@ def open_cells_for_model(
     data
         The cells, or the path of a file of cells.
     run_config
-        How they will be run.
+        Device and precision of the model.
     reading, **options
         As for :func:`scdiva.data.open_cells`.
 
     Returns
     -------
-    The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
+    The loaded model, the checked cells, and the parameters of the call, as scalars that h5ad can hold.
     """
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
@@ -129,61 +118,48 @@ def open_cells_for_model(
 
 
 def embedding_key(model: ScDiVa) -> str:
-    """Name the key of `obsm` that embeddings of a model have if no other is asked for.
-
-    Those of a model that has integrated batches stand where `tl.integrate` put those of the cells it was fitted on.
-    """
+    """Default key of `obsm` for embeddings of a model; integrated models embed under the key of `tl.integrate`."""
     integrated = model.integration is not None or model.finetuned_for == "integrate"
     return OBSM_INTEGRATED if integrated else OBSM_EMBEDDING
 
 
 def model_name(model: object) -> str:
-    """Say what a call notes of the model that it was given: a name or path, or the class of a loaded one."""
+    """Name of a model in the parameters of a call: its name or path, or the class of a loaded model."""
     return str(model) if isinstance(model, str | PathLike) else type(model).__name__
 
 
 def embed_cells(
     model: ScDiVa, source: Cells, run_config: RunConfig, *, start: int = 0, stop: int | None = None, only: Any = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Run the model over all cells of a source, window by window; the next one is read meanwhile.
+    """Embed all cells of a source, window by window.
 
     Parameters
     ----------
     model
-        The model; left on the device and in the mode in which it was.
+        The model; its device and mode are restored.
     source
-        Cells to embed, read in row order.
+        Cells to embed, in row order.
     run_config
-        How, from :func:`resolve_run_config`.
+        From :func:`resolve_run_config`.
     start, stop
-        First row, and that to end before: 0 and None, or where windows end, so that they hold the same cells.
+        First row, and the row after the last one: 0 and None, or boundaries of windows.
+    only
+        As for :func:`run_cells`.
 
     Yields
     ------
-    Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source leaves out never come.
+    Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source excludes are missing.
     """
     width = run_config.width(model)
     for rows, _, results in run_cells(model, source, run_config, start=start, stop=stop, only=only):
         states = np.empty((len(rows), width), dtype=np.float32)
-        for cells, found in results:
-            states[cells] = found
+        for cells, output in results:
+            states[cells] = output
         yield rows, states
 
 
 def embed_all(model: ScDiVa, source: Cells, run_config: RunConfig) -> np.ndarray:
-    """Run the model over all cells of a source, held in memory.
-
-    Parameters
-    ----------
-    model, run_config
-        As for :func:`embed_cells`.
-    source
-        Opened cells, or cells in memory.
-
-    Returns
-    -------
-    float32 `(n_obs, width)`, rows of NaN for cells that the source leaves out.
-    """
+    """Embed all cells of a source, float32 `(n_obs, width)`; rows that the source excludes are NaN."""
     embedding = np.full((source.n_obs, run_config.width(model)), np.nan, dtype=np.float32)
     for rows, states in embed_cells(model, source, run_config):
         embedding[rows] = states
@@ -201,24 +177,23 @@ def run_cells(
     only: np.ndarray | None = None,
     beside: Callable[[np.ndarray], tuple[Tensor, ...]] | None = None,
 ) -> Iterator[tuple[np.ndarray, Ragged, Iterator[tuple[np.ndarray, np.ndarray]]]]:
-    """Run the model over all cells of a source, and give what it makes of them batch by batch.
+    """Run the model over all cells of a source in batches.
 
     Parameters
     ----------
     model, source, run_config, start, stop
         As for :func:`embed_cells`.
     held_tokens
-        Tokens of the batches whose results may wait to be taken, where these are large; None: those of a window.
+        Maximum number of tokens of batches whose outputs are held at once, if these are large; None: a window.
     only
         bool `(n_obs,)`, the cells to run; None: all.
     beside
-        Gives more tensors of the cells of a batch, by their rows, for a function that reads out.
+        Returns additional tensors for the rows of a batch, which are passed to the read-out.
 
     Yields
     ------
-    For each window the row numbers of its cells `(n,)`, the cells, and an iterator over its batches: the place of each
-    batch's cells within the window, and what was read out of them. It must be used up before the next window is asked
-    for.
+    For each window the row numbers of its cells `(n,)`, the cells, and an iterator over its batches: positions of the
+    batch's cells in the window, and their output. The iterator must be exhausted before the next window is requested.
     """
     from scdiva.data.batch import BATCH_TOKENS, WINDOW, fill_batches, from_ragged, portions
     from scdiva.models.inference import open_encoder, runs_transformer
@@ -226,13 +201,19 @@ def run_cells(
     through_blocks = runs_transformer(model, run_config.what)
     on_cuda = run_config.device.startswith("cuda")
     budget = CUDA_TOKENS if on_cuda else BATCH_TOKENS
-    # on a CPU, cells share a call only where they are as good as free
+    # on a CPU, batches of the transformer are no faster than single cells
     most = 1 if through_blocks and run_config.device.startswith("cpu") else run_config.batch_size
     total = (source.n_obs if stop is None else stop) if only is None else int(only.sum())
     compiled = on_cuda and through_blocks and total - start >= COMPILED_CELLS
-    how: dict[str, Any] = {"device": run_config.device, "precision": run_config.precision, "what": run_config.what}
     with (
-        open_encoder(model, threads=settings.threads, compiled=compiled, **how) as encode,
+        open_encoder(
+            model,
+            device=run_config.device,
+            precision=run_config.precision,
+            what=run_config.what,
+            threads=settings.threads,
+            compiled=compiled,
+        ) as encode,
         progress_bar(desc="running the model", unit="cell", total=total, initial=start) as bar,
     ):
 
@@ -246,28 +227,28 @@ def run_cells(
                 return batch if beside is None else (*batch, *beside(rows[cells]))
 
             for batches in portions(fill_batches(lengths, budget, most), lengths, held_tokens):
-                for cells, found in zip(batches, encode(packed, batches), strict=True):
-                    yield cells, found
+                for cells, output in zip(batches, encode(packed, batches), strict=True):
+                    yield cells, output
                     bar.update(len(cells))
 
         for rows, ragged in _read_ahead(source.windows(WINDOW, start, stop)):
             if only is not None:
-                wanted = np.flatnonzero(only[rows])
-                rows, ragged = rows[wanted], take_cells(ragged, wanted)
+                selected = np.flatnonzero(only[rows])
+                rows, ragged = rows[selected], take_cells(ragged, selected)
             if len(rows):
                 yield rows, ragged, results(rows, ragged)
-        bar.update(total - bar.n)  # cells that are left out
+        bar.update(total - bar.n)  # excluded cells
 
 
 def row_numbers(rows: np.ndarray) -> tuple[Tensor]:
-    """Give the rows of a batch's cells as a tensor: `beside` of a read-out whose draws depend on them."""
+    """Row numbers as a tensor: `beside` of a read-out whose random numbers depend on the cell."""
     import torch
 
     return (torch.from_numpy(rows.astype(np.int64)),)
 
 
 def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Iterate with the next item made in a thread of its own."""
+    """Iterate while the next item is computed in another thread."""
     with ThreadPoolExecutor(1, "scdiva-read") as reader:
         coming = reader.submit(next, items, None)
         while (item := coming.result()) is not None:

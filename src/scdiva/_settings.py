@@ -1,4 +1,4 @@
-"""Session-wide defaults (`scdiva.settings`), the package's one logger, and its progress bar."""
+"""Session-wide defaults (`scdiva.settings`), the logger, and the progress bar."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 logger = logging.getLogger("scdiva")
-"""The one logger. Warnings about a user's data go through `warnings`, news of the work in progress through this."""
+"""The package's logger, for progress; warnings about data are issued by `warnings`."""
 
 _VERBOSITY = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 _NUMBERED = {0: "error", 1: "warning", 2: "info", 3: "info", 4: "debug"} | {n: name for name, n in _VERBOSITY.items()}
-"""Numbers that other packages use for these: scanpy's 0 to 4, in which 3 is for hints, and `logging`'s."""
+"""Verbosity levels of scanpy (0 to 4) and `logging`."""
 DELAY = 1.0
-"""Seconds after which a bar appears."""
+"""Delay in seconds before a bar is shown."""
 LOG_INTERVAL = 30.0
 """Seconds between updates of a bar in a log file."""
 _SHOWN = threading.local()
@@ -33,44 +33,40 @@ _DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d+)?")
 
 @dataclass
 class Settings:
-    """What scdiva's functions fall back on when an argument is left at None.
-
-    A misspelt name or a value that makes no sense is refused when it is set, not when it is used.
+    """Defaults of arguments that are None. Unknown names and invalid values raise an error when they are set.
 
     Parameters
     ----------
     seed
-        Seed of every random generator that is not given a `rng`; numpy's and torch's global state is neither read nor
-        set. The same number twice gives the same result twice.
+        Default seed of random numbers, for `rng=None`. The global state of numpy and torch is neither read nor changed.
     device
-        Where models run: ``"auto"`` (CUDA where there is one, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or
+        Device on which models run: ``"auto"`` (CUDA if available, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or
         ``"mps"``.
     precision
-        Arithmetic of the transformer when cells are embedded: ``"fp32"``, ``"bf16"`` or ``"auto"``, see
+        Precision of the transformer in inference: ``"fp32"``, ``"bf16"`` or ``"auto"``, see
         :meth:`resolve_precision`.
     batch_size
-        Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes, on CUDA 131,072. It
-        changes speed and memory, and results by no more than rounding: lower it where a GPU's memory runs short.
+        Maximum number of cells per forward pass in inference. None: as many as have 32,768 genes in total, on CUDA
+        131,072. Lower it if GPU memory runs out; results change by no more than rounding.
     progress
         Whether calls show a tqdm progress bar. In a terminal and in Jupyter it appears after one second and disappears
         at the end. In a log file it is written every 30 s.
     threads
-        Cells that a CPU works on at once wherever a trained model is run over them, each on one core; None: as many as
-        torch has threads. No result depends on it. Training uses torch's threads (`torch.set_num_threads`).
+        Number of cells that a CPU processes in parallel in inference, each on one core. None: the number of torch's
+        threads. Results do not depend on it. Training uses torch's threads (`torch.set_num_threads`).
     keep_model
-        Whether the model last named in a call stays in memory (four bytes a parameter, 39 MB for the bundled one), so
-        that the next call of that name does not read it again unless its files have changed. False lets it go with the
-        next call.
+        Whether the last model that was loaded by name stays in memory (4 bytes per parameter, 39 MB for the bundled
+        model) for the next call with that name. It is read again if its files have changed.
     verbosity
-        What the logger passes on to stderr: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``. Scanpy's numbers
-        from 0 to 4 and those of `logging` may be given instead. Where logging is configured, the records go to its
-        handlers; which ones is still for this to say. Warnings about data are Python's, see :mod:`warnings`.
+        Level of the logger: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``, or the numbers of scanpy (0 to 4)
+        or `logging`. Messages go to stderr, or to the handlers of `logging` if it is configured. Warnings about data
+        are issued by :mod:`warnings`.
     data_dir
-        Folder where published datasets are looked up and downloaded to, see :mod:`scdiva.datasets`. None: the
-        environment variable ``SCDIVA_DATA_DIR``, or else the user's cache folder.
+        Folder of published datasets, see :mod:`scdiva.datasets`. None: the environment variable
+        ``SCDIVA_DATA_DIR``, or the user's cache folder.
     data_url
-        Address of a mirror of the published datasets, a folder at some ``https://``. None: the environment variable
-        ``SCDIVA_DATA_URL``, or else their public addresses.
+        URL of a mirror of the published datasets, ``https://...``. None: the environment variable
+        ``SCDIVA_DATA_URL``, or their public addresses.
 
     Examples
     --------
@@ -92,9 +88,9 @@ class Settings:
     data_url: str | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Check a value before it is kept."""
-        if name not in (known := [field.name for field in fields(self)]):
-            raise AttributeError(f"scdiva.settings has no {name!r}; it has {', '.join(known)}")
+        """Set a value after checking it."""
+        if name not in self.__dataclass_fields__:
+            raise AttributeError(f"scdiva.settings has no {name!r}; it has {', '.join(self.__dataclass_fields__)}")
         if name == "verbosity" and _is_int(value):
             value = _NUMBERED.get(value, value)
         _check(name, value)
@@ -104,7 +100,7 @@ class Settings:
 
     @contextlib.contextmanager
     def override(self, **values: Any) -> Iterator[Settings]:
-        """Set values for the length of a ``with`` block.
+        """Change settings within a ``with`` block.
 
         Parameters
         ----------
@@ -114,20 +110,20 @@ class Settings:
         Yields
         ------
         Settings
-            These settings, with the values in force.
+            These settings.
         """
-        before = {field.name: getattr(self, field.name) for field in fields(self)}
+        before = dict(vars(self))
         try:
             for name, value in values.items():
                 setattr(self, name, value)
             yield self
         finally:
             for name, value in before.items():
-                if getattr(self, name) != value:  # the logger's level, set again, would take a user's own away
+                if getattr(self, name) != value:  # do not reset a logger level that the user has set
                     setattr(self, name, value)
 
     def resolve_device(self, device: str | None = None) -> str:
-        """Name the device that a call runs on.
+        """Device of a call.
 
         Parameters
         ----------
@@ -137,34 +133,35 @@ class Settings:
         Returns
         -------
         str
-            A device string that torch takes, never ``"auto"``.
+            A torch device string, never ``"auto"``.
 
         Raises
         ------
         ValueError
-            If a CUDA or MPS device is asked for and torch finds none. Nothing falls back in silence.
+            If CUDA or MPS is requested and not available.
         """
         import torch
 
-        asked = self.device if device is None else str(device)
-        _check("device", asked)
-        if asked == "auto":
+        device = self.device if device is None else str(device)
+        _check("device", device)
+        if device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
-        if asked.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"device={asked!r} was asked for, but torch {torch.__version__} finds no CUDA device here")
-        if asked.startswith("mps") and not torch.backends.mps.is_available():
-            raise ValueError(f"device={asked!r} was asked for, but torch {torch.__version__} finds no MPS device here")
-        return asked
+        for kind, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)):
+            if device.startswith(kind) and not backend.is_available():
+                raise ValueError(
+                    f"device={device!r} was asked for, but torch {torch.__version__} finds no {kind.upper()} device "
+                    "here. Pass device='cpu' or 'auto'."
+                )
+        return device
 
     def resolve_precision(self, precision: str | None, device: str) -> str:
-        """Name the arithmetic that a call uses.
+        """Precision of a call.
 
         Parameters
         ----------
         precision
-            ``"fp32"``; ``"bf16"``: matrix products in bfloat16, sums in float32 (on a CPU without bfloat16 arithmetic
-            this is slow); ``"auto"``: bf16 where the device multiplies it in hardware, else fp32. None takes
-            `settings.precision`.
+            ``"fp32"``; ``"bf16"``: matrix products in bfloat16, sums in float32 (slow on CPUs without bfloat16
+            support); ``"auto"``: bf16 if the device supports it in hardware, else fp32. None: `settings.precision`.
         device
             A device string, as :meth:`resolve_device` returns it.
 
@@ -176,57 +173,43 @@ class Settings:
         Raises
         ------
         ValueError
-            If the device cannot do what is asked for. Nothing falls back in silence.
+            If the device does not support the precision.
         """
-        asked = self.precision if precision is None else precision
-        _check("precision", asked)
-        if asked == "auto":
+        precision = self.precision if precision is None else precision
+        _check("precision", precision)
+        if precision == "auto":
             return "bf16" if multiplies_bf16(device) else "fp32"
-        if asked == "bf16" and not device.startswith("cpu") and not multiplies_bf16(device):
+        if precision == "bf16" and not device.startswith("cpu") and not multiplies_bf16(device):
             raise ValueError(
                 f"precision='bf16' was asked for, but {device} has no bfloat16 arithmetic; pass precision='fp32'"
             )
-        return asked
+        return precision
 
 
 def multiplies_bf16(device: str) -> bool:
-    """Tell whether a device multiplies bfloat16 matrices in hardware.
+    """Whether a device multiplies bfloat16 matrices in hardware.
 
-    Parameters
-    ----------
-    device
-        A torch device string.
-
-    Returns
-    -------
-    bool
-        True for CUDA from compute capability 8 on, and CPUs with AVX512-BF16 or AMX that torch makes use of. On others
-        bfloat16 products take up to 120 times as long as those of float32.
+    True for CUDA of compute capability 8 or higher, and CPUs with AVX512-BF16 or AMX. On other CPUs, bfloat16 products
+    take up to 120 times as long as float32.
     """
     import torch
 
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
-    # what torch's kernels were chosen for: ATEN_CPU_CAPABILITY=avx2 makes a CPU one of those without
+    # the capability that torch uses, which ATEN_CPU_CAPABILITY=avx2 lowers
     if not device.startswith("cpu") or torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT"):
         return False
-    # torch has no public question for this; absent in some versions, then no
-    asks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    return any(ask() for ask in asks if ask is not None)
+    # private functions of torch, absent in some versions
+    names = "_is_avx512_bf16_supported", "_is_amx_tile_supported"
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names)
 
 
 @contextlib.contextmanager
 def torch_threads_kept(within: int | None = None) -> Iterator[None]:
-    """Put torch's number of threads back after the block.
+    """Restore torch's number of threads after the block; `within` sets it in the block.
 
-    When numba, on which umap-learn and pynndescent run, starts its OpenMP threads it sets their number for torch too.
-    With fewer free cores than that (a share of a cluster's node), small models then train dozens of times slower.
-
-    Parameters
-    ----------
-    within
-        Number in the block; None: what it is. Threads that share small products wait for each other, and on a busy
-        machine longer than they compute: one is faster.
+    numba (umap-learn, pynndescent) changes torch's number of threads when it starts its own. With fewer free cores,
+    small models then train dozens of times slower.
     """
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch is not None else 0
@@ -244,10 +227,10 @@ def _is_int(value: Any) -> bool:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise ValueError for a value that the setting `name` can't take."""
+    """Raise ValueError for an invalid value of the setting `name`."""
     switch = isinstance(value, bool), "True or False"
     number = value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"
-    valid, what = {
+    valid, expected = {
         "seed": (_is_int(value) and 0 <= value < 2**63, "an integer from 0 to 2**63 - 1"),
         "device": (isinstance(value, str) and _DEVICE.fullmatch(value), '"auto", "cpu", "cuda", "cuda:N" or "mps"'),
         "precision": (value in ("auto", "fp32", "bf16"), '"auto", "fp32" or "bf16"'),
@@ -258,13 +241,13 @@ def _check(name: str, value: Any) -> None:
         "verbosity": (isinstance(value, str) and value in _VERBOSITY, f"one of {', '.join(_VERBOSITY)}"),
     }[name]
     if not valid:
-        raise ValueError(f"settings.{name} must be {what}, not {value!r}")
+        raise ValueError(f"settings.{name} must be {expected}, not {value!r}")
 
 
 if not logger.handlers:
     _handler = logging.StreamHandler(sys.stderr)
     _handler.setFormatter(logging.Formatter("scdiva: %(message)s"))
-    # silent where the user's own logging handles the record already
+    # no output if the user has configured logging
     _handler.addFilter(lambda record: not logging.getLogger().handlers)
     logger.addHandler(_handler)
 

@@ -12,7 +12,6 @@ import pytest
 
 import scdiva as sd
 from scdiva import cli
-from scdiva.cli._parser import parse
 
 
 @pytest.fixture(autouse=True)
@@ -105,18 +104,6 @@ def test_annotate_and_the_annotator_again(run, small, tmp_path):
     assert again.obsm["scdiva_label_probability"].tobytes() == made.obsm["scdiva_label_probability"].tobytes()
 
 
-def test_options_that_are_printed_are_the_options(small, capsys, tmp_path):
-    words = ["integrate", "cells.h5ad", "-o", "x.h5ad", "--batch_key", "[batch, cell_type]", "--use_raw"]
-    with pytest.raises(SystemExit) as ended:
-        parse([*words, "--print_config"])
-    assert ended.value.code == 0
-    file = tmp_path / "run.yaml"
-    file.write_text(capsys.readouterr().out)
-    assert parse(["integrate", "--config", str(file)])[1].items() >= parse(words)[1].items()
-    options = parse(["integrate", "--config", str(file), "--batch_key", "batch", "--use_raw", "false"])[1]
-    assert (options["batch_key"], options["use_raw"], options["file"]) == ("batch", False, "cells.h5ad")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -161,20 +148,6 @@ def test_a_folder_of_another_kind_is_refused_before_the_work(refused, small, tmp
     assert (tmp_path / "kept" / "mine.txt").read_text() == "mine"
 
 
-def test_the_result_stands_where_the_model_cannot_be_kept(small, tmp_path, monkeypatch, capsys):
-    from scdiva.models import Annotator
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Annotator, "save", full)
-    words = ["annotate", "query.h5ad", "--labels_key", "cell_type", "--reference", "cells.h5ad", "--method", "knn"]
-    out = tmp_path / "out.h5ad"
-    assert cli.main([*words, "--model", str(small), "--save", str(tmp_path / "kept"), "-o", str(out)]) == 1
-    assert "No space left" in capsys.readouterr().err
-    assert "scdiva_label" in ad.read_h5ad(out).obs
-
-
 def test_the_file_that_is_read_is_never_written(cells, capsys):
     before = (cells / "query.h5ad").read_bytes()
     words = ["annotate", "query.h5ad", "--labels_key", "cell_type", "--reference", "cells.h5ad", "--overwrite"]
@@ -200,23 +173,6 @@ def test_a_write_that_fails_or_is_stopped_leaves_nothing(refused, small, monkeyp
     ):
         monkeypatch.setattr(of, name, lambda *given, error=error: half(error, *given))
         assert message in refused(*words, out=out, code=code)
-
-
-def test_a_training_that_is_stopped_writes_nothing(refused, small, monkeypatch, tmp_path):
-    from scdiva.integration.objective import IntegrationLoss
-
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(IntegrationLoss, "losses", stopped)
-    words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--model", small, "--save", tmp_path / "kept"]
-    assert refused(*words, code=130) == "scdiva integrate: stopped."
-
-
-def test_a_full_disk_is_seen_beforehand(refused, small, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
-    words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--steps", "2", "--model", small]
-    assert "No space left on device: it takes" in refused(*words)
 
 
 def test_where_an_error_arose_is_said_when_asked(capsys, monkeypatch, tmp_path):

@@ -59,15 +59,6 @@ def test_a_file_is_described(described, small, cells, tmp_path):
     assert described(tmp_path / "a.zarr", "--model", small) == found | {"file": str(tmp_path / "a.zarr")}
 
 
-def test_a_users_own_entry_of_our_name_is_passed_over(described, small, cells, tmp_path):
-    adata = ad.read_h5ad(cells / "cells.h5ad")
-    adata.uns["scdiva"] = 5
-    adata.write_h5ad(tmp_path / "a.h5ad")
-    found = described(tmp_path / "a.h5ad", "--model", small)
-    assert found["expression"]["holds"] == "counts"
-    assert found["parameters"] == {}
-
-
 def test_an_embedding_without_a_matrix_and_one_that_is_refused(described, small, cells, tmp_path, capsys):
     out = sd.tl.embed_file(cells / "cells.h5ad", tmp_path / "e.h5ad", model=small)
     assert described(out)["expression"] == {"holds": "nothing"}

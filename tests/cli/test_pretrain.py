@@ -30,18 +30,6 @@ def test_python_and_the_command_give_the_same_weights(files, options, tmp_path, 
     assert one | {"out": two["out"]} == two
 
 
-def test_a_model_with_a_state_head_is_told_places(options):
-    """The command ranks the cells, so it knows the denominator that the prior of places needs."""
-    file, run = options
-    content = yaml.safe_load(file.read_text())
-    content["model"] |= {"state_head": True, "state_rank": 4}
-    content["training"] |= {"scored_genes": 8, "place_prior": True}
-    file.write_text(yaml.safe_dump(content))
-    assert cli.main(["pretrain", "--config", str(file)]) == 0
-    model = load_model(run / "model", device="cpu")
-    assert model.state_head.gene.abs().max() > 0
-
-
 def test_from_files_to_a_model_that_loads(files, options, capsys):
     from scdiva.pp import corpus_entropy
 
@@ -179,30 +167,6 @@ def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_
     torch.testing.assert_close(decoder, frequency.log().float(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (["--validation", "[missing.h5ad]"], "no file 'missing.h5ad'"),
-        (["--min_genes", "0"], "min_genes must be at least 1"),
-        (["--validation_cells", "0"], "validation_cells must be at least 1"),
-        (["--training.context", "5000"], "exceeds the model's max_length"),
-        (["--accelerator", "abacus"], "invalid accelerator"),
-        (["--devices", "0"], "devices=0"),
-        (["--num_nodes", "0"], "num_nodes"),
-        (["--out", "file"], "file is a file"),
-    ],
-)
-def test_what_is_wrong_is_said_before_entropies_are_counted(options, monkeypatch, tmp_path, capsys, changes, said):
-    monkeypatch.setattr("scdiva.pp.corpus_entropy", None)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("mine")
-    file, run = options
-    assert cli.main(["pretrain", "--config", str(file), *changes]) in (1, 2)
-    assert said in capsys.readouterr().err
-    assert not run.exists()
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatch):
     from scdiva.data.corpus import file_note
     from scdiva.train.pretraining import PretrainingModule
@@ -314,39 +278,3 @@ def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(f
     )
     assert histogram.n_cells == studies["a"]["cells"] + studies["c"]["cells"]
     assert 0 < studies["a"]["cells_dropped"] < 40
-
-
-def test_from_python_a_preset_and_fields_that_differ(files, tmp_path):
-    training = PretrainingConfig.preset("mini", steps=1, batch_size=4, validate_every=1)
-    model = {"dim": 16, "n_heads": 2, "ffn_dim": 24, "anchor_hidden": 12}
-    folder = pretrain(
-        files / "a.h5ad", tmp_path / "run", training, preset="mini", model=model, min_genes=1, accelerator="cpu",
-        vocabulary=files / "genes.safetensors", progress=False,
-    )  # fmt: skip
-    config = load_model(folder, device="cpu").config
-    assert (config.dim, config.n_layers, config.state_head, config.tie_gene_head) == (16, 4, True, True)
-    with pytest.raises(ValueError, match="widht"):
-        pretrain([files / "a.h5ad"], tmp_path / "b", model={"widht": 1}, vocabulary=files / "genes.safetensors")
-
-
-def test_files_of_home_and_what_is_done(files, options, tmp_path, monkeypatch, caplog):
-    from scdiva import settings
-
-    file, run = options
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("a.h5ad", "b.h5ad", "genes.safetensors"):
-        (tmp_path / name).write_bytes((files / name).read_bytes())
-    words = [
-        "--train",
-        "[~/a.h5ad]",
-        "--validation",
-        "[~/b.h5ad]",
-        "--vocabulary",
-        "~/genes.safetensors",
-        "--out",
-        "~/run",
-    ]
-    assert cli.main(["pretrain", "--config", str(file), *words, "--verbosity", "info"]) == 0
-    assert "counting the entropy of each gene over 1 files" in caplog.text
-    assert (run / "model" / "model.safetensors").exists()
-    assert settings.verbosity == "warning"

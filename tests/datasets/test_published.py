@@ -8,11 +8,9 @@ import http.server
 import re
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import anndata as ad
-import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -236,22 +234,6 @@ def test_no_network_and_an_unwritable_folder_are_named(server, tmp_path, monkeyp
         sd.datasets.kang()
 
 
-def test_without_our_header_the_server_refuses(server, monkeypatch):
-    monkeypatch.setattr(_download, "_HEADERS", {})
-    with pytest.raises(ConnectionError, match="403"):
-        sd.datasets.kang()
-
-
-def test_progress_is_shown_where_it_is_wanted(server, monkeypatch, capsys):
-    sd.datasets.kang()
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sd.settings, "progress", True)
-    monkeypatch.setattr(_download, "progress_bar", lambda desc, **_: bars.append(desc) or real(desc=desc, **_))
-    bars, real = [], sd._settings.progress_bar
-    assert sd.datasets.pbmc3k().n_obs == 3
-    assert bars == ["downloading pbmc3k_raw.h5ad"]
-
-
 def test_a_mirror_takes_the_place_of_the_addresses(server, tmp_path, monkeypatch):
     mirror = tmp_path / "there" / "mirror"
     mirror.mkdir()
@@ -292,29 +274,6 @@ def test_without_a_public_file_the_error_says_where_to_get_it(server, name):
     assert not server.asked
 
 
-def test_files_older_than_anndata_07_are_read_without_a_warning(tmp_path):
-    """As scverse's are: tables as compound datasets, categories in `uns`, the old names of a sparse matrix."""
-    with h5py.File(tmp_path / "kang.h5ad", "w") as file:
-        x = file.create_group("X")
-        x.attrs["h5sparse_format"], x.attrs["h5sparse_shape"] = b"csc", (2, 2)
-        x["data"], x["indices"], x["indptr"] = np.array([1, 3], dtype=np.float32), [0, 1], [0, 1, 2]
-        obs = np.zeros(2, dtype=[("index", "S8"), ("label", "i1"), ("replicate", "i1"), ("cell_type", "i1")])
-        obs["index"], obs["label"] = [b"cell1", b"cell2"], [0, 1]
-        file["obs"], file["var"] = obs, np.array([(b"A",), (b"B",)], dtype=[("index", "S8")])
-        names = {"label": ["ctrl", "stim"], "replicate": ["patient_101"], "cell_type": ["B cells"]}
-        for name, values in names.items():
-            file[f"uns/{name}_categories"] = values
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        adata = sd.datasets.kang(tmp_path / "kang.h5ad")
-    np.testing.assert_array_equal(adata.X.toarray(), [[1, 0], [0, 3]])
-    assert isinstance(adata.X, sp.csr_matrix)
-    assert adata.obs[["perturbation", "donor", "cell_type"]].to_numpy().tolist() == [
-        ["control", "101", "B cells"],
-        ["IFN-beta", "101", "B cells"],
-    ]
-
-
 @pytest.mark.parametrize("column", ["perturbation_name", "guide_identity"])
 def test_labels_of_norman(column, tmp_path):
     given = {
@@ -347,14 +306,6 @@ def test_labels_of_adamson(tmp_path):
     assert sd.datasets.adamson(tmp_path / "again.h5ad").obs["perturbation"].equals(adata.obs["perturbation"])
 
 
-def test_counts_of_a_layer_become_x(tmp_path):
-    adata = cells(label=["ctrl", "stim", "stim"])
-    counts = adata.X.copy()
-    adata.layers["counts"], adata.X = counts, np.log1p(adata.X.toarray())
-    adata.write_h5ad(tmp_path / "kang.h5ad")
-    np.testing.assert_array_equal(sd.datasets.kang(tmp_path / "kang.h5ad").X.toarray(), counts.toarray())
-
-
 @pytest.mark.parametrize("name", ["kang", "norman", "adamson"])
 def test_a_file_without_the_columns_is_refused_by_name(name, tmp_path):
     cells(batch=["a", "b"]).write_h5ad(tmp_path / "other.h5ad")
@@ -362,15 +313,3 @@ def test_a_file_without_the_columns_is_refused_by_name(name, tmp_path):
         getattr(sd.datasets, name)(tmp_path / "other.h5ad")
     with pytest.raises(ValueError, match=r"None of the 2 cells is one of PBMC 3k's: the first is \['cell0'\]"):
         sd.datasets.pbmc3k(tmp_path / "other.h5ad")
-
-
-def test_what_is_read_goes_through_the_perturbation_calls(tmp_path):
-    toy = sd.datasets.toy(n_cells=120, n_genes=90)
-    guides = ["NegCtrl0_NegCtrl1", "KLF1_NegCtrl0", "SET_NegCtrl0", "KLF1_SET", "BAK1_NegCtrl0", "BAK1_SET"]
-    toy.obs["guide_identity"] = [f"{guide}__{guide}" for guide in guides] * 20
-    toy.write_h5ad(tmp_path / "screen.h5ad")
-    adata = sd.datasets.norman(tmp_path / "screen.h5ad")
-    sd.pp.split_perturbations(adata, "perturbation", by="combination", n_splits=2)
-    held_out = adata.obs["scdiva_split"] == adata.obs["scdiva_split"].cat.categories[0]
-    assert set(adata.obs["perturbation"]) == {"control", "KLF1", "SET", "KLF1+SET", "BAK1", "BAK1+SET"}
-    assert held_out.any()

@@ -36,26 +36,6 @@ def test_genes_that_can_not_be_imputed_are_named_before_any_are(cells, model, re
     refused(lambda a: sd.tl.impute(a, asked(a), model), cells, error, said)
 
 
-@pytest.mark.fault("genes that can't be imputed")
-def test_a_column_that_another_stands_for_is_not_called_unknown(cells, model, refused):
-    first, second = cells.var_names[0], cells.var["ensembl_id"].iloc[0]
-    cells.var_names = [first, second, *cells.var_names[2:]]
-    busy = cells.X.sum(axis=0)
-    most, least = (first, second) if busy[0, 0] > busy[0, 1] else (second, first)
-    refused(lambda a: sd.tl.impute(a, [least], model), cells, ValueError, f"of which '{most}' has most counts")
-    sd.tl.impute(cells, [most], model)
-    assert sd.get.imputed_df(cells).notna().all(axis=None)
-
-
-@pytest.mark.fault("genes that can't be imputed")
-def test_the_way_round_a_slash_that_the_error_names_leads_there(cells, drawn, model):
-    cells.var["id"] = cells.var_names.to_numpy()
-    cells.var_names = ["A_B", *cells.var_names[1:]]
-    sd.tl.impute(cells, ["A_B"], model, gene_ids="id", rng=0)
-    plain = sd.tl.impute(drawn, [drawn.var_names[0]], model, rng=0, copy=True)
-    assert (sd.get.imputed_df(cells)["A_B"].to_numpy() == sd.get.imputed_df(plain).to_numpy()[:, 0]).all()
-
-
 # --- where a model can't be saved -------------------------------------------------------------------------------------
 def state_of(folder: Path) -> dict[str, str]:
     """Every file below a folder, with what it holds."""

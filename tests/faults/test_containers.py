@@ -6,7 +6,6 @@ import inspect
 from types import SimpleNamespace
 
 import anndata as ad
-import numpy as np
 import pytest
 
 import scdiva as sd
@@ -63,34 +62,6 @@ def test_a_container_of_anndata(drawn, function, parameter):
 
 @pytest.mark.fault("MuData and SpatialData")
 @pytest.mark.parametrize(
-    ("names", "kinds", "said"),
-    [
-        (("a", "b"), (), r": mdata\['a'\] or mdata\['b'\]\.$"),
-        (("only",), (), r": mdata\['only'\]\.$"),
-        ((), (), "holds none"),
-    ],
-)
-def test_the_modality_is_named(drawn, names, kinds, said):
-    with pytest.raises(TypeError, match=said):
-        sd.tl.embed(multimodal(drawn, names, kinds))
-
-
-@pytest.mark.fault("MuData and SpatialData")
-def test_mudata_itself(drawn, model):
-    mudata = pytest.importorskip("mudata")
-    proteins = drawn[:, :5].copy()
-    proteins.var_names = [f"protein {i}" for i in range(5)]
-    both = mudata.MuData({"rna": drawn.copy(), "prot": proteins})
-    for one in (both, both[:20]):
-        with pytest.raises(
-            TypeError, match=r"got a MuData of 2 AnnData objects\. Pass the one of RNA: .*mdata\['rna'\]"
-        ):
-            sd.tl.embed(one, model)
-    sd.tl.embed(both["rna"], model)
-
-
-@pytest.mark.fault("MuData and SpatialData")
-@pytest.mark.parametrize(
     ("name", "within", "said"),
     [
         ("cells.h5mu", "mod", r"holds several AnnData objects: prot, rna\. .*\['rna'\]\.write_h5ad"),
@@ -123,47 +94,15 @@ OTHERS = {
     "None": (lambda a: None, r"None\. Calls that write into adata return None"),
     "a path": (lambda a: "cells.h5ad", r"str\. Of a file: (adata|reference) = anndata\.read_h5ad"),
     "a list": (lambda a: [a, a], "a list of 2. Pass one at a time, or join them: .*anndata.concat"),
-    "a dictionary": (lambda a: {"one": a}, "a dict of 1. Pass one at a time, or join them"),
     "raw": (lambda a: a.raw, r"Raw, which is (adata|reference)\.raw\? .*use_raw=True"),
     "an array": (lambda a: a.X.toarray(), "ndarray. If it holds counts, cells × genes, make one"),
-    "a sparse matrix": (lambda a: a.X, "csr_matrix. If it holds counts, cells × genes"),
     "a table": (lambda a: a.to_df(), r"DataFrame\. If it holds counts"),
-    "annotation": (lambda a: a.obs, r"DataFrame\..*If it is part of one, pass that"),
-    "a column": (lambda a: a.obs["batch"], "Series"),
-    "a number": (lambda a: 3, r"int\. Of a file: (adata|reference) = anndata\.read_h5ad"),
 }
 
 
 @pytest.mark.fault("something else for AnnData")
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize(("function", "parameter"), [*calls()])
-def test_what_is_no_anndata(drawn, function, parameter, other):
+def test_what_is_no_anndata(drawn, other):
     make, said = OTHERS[other]
-    given = make(drawn)
-    default = inspect.signature(function).parameters[parameter].default
-    if (given is None and default is None) or other in allowed(function, parameter):
-        pytest.skip("the call takes it")
     with pytest.raises(TypeError, match=f"expected an AnnData object, got {said}"):
-        called(function, parameter, given, drawn)
-
-
-def allowed(function, parameter):
-    """What calls take beside AnnData by their own annotation."""
-    annotation = str(inspect.signature(function).parameters[parameter].annotation)
-    return [
-        *(["a list"] if "Sequence[AnnData" in annotation else []),
-        *(["a path"] if "str" in annotation else []),
-        *(["a table", "annotation", "a column"] if "DataFrame" in annotation else []),
-    ]
-
-
-@pytest.mark.fault("something else for AnnData")
-def test_annotation_that_is_read_lazily(drawn, model, tmp_path):
-    """`anndata.experimental.read_lazy` gives AnnData with annotation that is no pandas DataFrame."""
-    pytest.importorskip("xarray")
-    drawn.copy().write_h5ad(tmp_path / "cells.h5ad")
-    lazy = ad.experimental.read_lazy(tmp_path / "cells.h5ad")
-    with pytest.raises(TypeError, match="Dataset2D"):
-        sd.tl.embed(lazy.obs, model)
-    sd.tl.embed(lazy, model)
-    assert np.array_equal(lazy.obsm["X_scdiva"], sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"])
+        sd.tl.embed(make(drawn))

@@ -72,19 +72,6 @@ def test_a_former_name_means_its_gene(column):
     assert set(how) <= {"symbol", "previous", "alias", "unknown", "ensembl"}
 
 
-@pytest.mark.fault("renamed genes")
-def test_cells_under_former_names_are_the_same_cells(drawn, result):
-    table = load_vocabulary("human").table.set_index("symbol")["previous"]
-    former = [table.get(name, "").split("|")[0] for name in drawn.var_names]
-    matched = load_vocabulary("human").match(former)
-    now = load_vocabulary("human").match(list(drawn.var_names))
-    use = (matched.tokens == now.tokens) & (now.tokens >= 0)
-    assert use.sum() >= 3
-    renamed = drawn.copy()
-    renamed.var_names = np.where(use, former, drawn.var_names)
-    assert np.array_equal(result(renamed), result(drawn))
-
-
 # --- several columns of one gene --------------------------------------------------------------------------------------
 def halves(drawn):
     """Cells with each count in one of two columns of its gene."""
@@ -107,16 +94,6 @@ def test_columns_of_one_gene_are_summed(drawn, model, second):
     assert np.array_equal(twice.obsm["X_scdiva"], CALLS["tl.embed"](drawn, model))
 
 
-@pytest.mark.fault("duplicate genes")
-@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.tl.impute, sd.tl.generate])
-def test_columns_of_one_gene_are_refused_if_asked_for(drawn, model, refused, call):
-    twice = halves(drawn)
-    twice.var_names = [*drawn.var_names, *ensembl(drawn)]
-    args = (4,) if call is sd.tl.generate else ()
-    said = "55 names mean a gene that another name means already", "'.*' and 'ENSG", "sum"
-    refused(lambda a: call(a, *args, model=model, duplicates="error"), twice, ValueError, *said)
-
-
 # --- genes without a name, or a foreign one ---------------------------------------------------------------------------
 @pytest.mark.fault("blank genes")
 @pytest.mark.parametrize("name", ["", " ", "nan", "None"])
@@ -130,14 +107,6 @@ def test_a_gene_without_a_name_is_an_unknown_gene(drawn, model, name):
         found.append(CALLS["tl.embed"](blank, model))
     assert np.array_equal(*found)
     assert not np.array_equal(found[0], CALLS["tl.embed"](drawn, model))
-
-
-@pytest.mark.fault("blank genes")
-@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.pp.match_genes])
-def test_no_gene_has_a_name(cells, model, refused, call):
-    cells.var_names = [""] * cells.n_vars
-    options = {} if call is sd.pp.match_genes else {"model": model}
-    refused(lambda a: call(a, **options), cells, ValueError, "only 0.0% of the counts", "0 of 60 names", "gene_ids=")
 
 
 MOUSE = ["Actb", "Gapdh", "Cd3e", "Cd4", "Cd8a", "Ms4a1", "Lyz2", "Nkg7", "Ptprc", "Malat1", "Xist", "Gm12345"]

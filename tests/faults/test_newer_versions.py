@@ -15,7 +15,6 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.data import output
 
 from .conftest import ENTRIES, QUICK
 
@@ -147,47 +146,6 @@ def test_text_of_any_dtype(drawn, model, expected, name, dtype, categorical):
     assert_alike(results(CALLS[name], with_text(drawn, TEXT[dtype], categorical), model), expected(name))
 
 
-@pytest.fixture
-def stored(request, drawn, tmp_path):
-    """Write cells whose text has a dtype, as anndata 0.13 writes that of pandas 3: values beside a mask."""
-
-    def write(dtype):
-        cells, file = with_text(drawn, TEXT[dtype], False), tmp_path / f"cells.{request.param}"
-        with ad.settings.override(allow_write_nullable_strings=True):
-            getattr(cells, f"write_{request.param}")(file)
-        return file
-
-    return write
-
-
-FROM_FILE = {
-    "tl.embed_file": lambda file, out, m: sd.tl.embed_file(file, out, model=m),
-    "written whole": lambda file, out, m: output.write_cells(
-        ad.read_h5ad(file) if file.suffix == ".h5ad" else ad.read_zarr(file), out
-    ),
-}
-
-
-@pytest.mark.fault("string dtypes")
-@pytest.mark.parametrize(
-    ("stored", "dtype", "ending"),
-    [("h5ad", "str", "zarr"), ("zarr", "string[pyarrow]", "h5ad")],
-    indirect=["stored"],
-)
-@pytest.mark.parametrize("name", FROM_FILE)
-def test_text_of_any_dtype_in_a_file(drawn, model, stored, tmp_path, name, dtype, ending):
-    out = tmp_path / f"out.{ending}"
-    before = ad.settings.allow_write_nullable_strings
-    FROM_FILE[name](stored(dtype), out, model)
-    made = ad.read_h5ad(out) if ending == "h5ad" else ad.read_zarr(out)
-    assert list(map(str, made.obs_names)) == list(map(str, drawn.obs_names))
-    assert list(map(str, made.obs["batch"])) == list(map(str, drawn.obs["batch"]))
-    assert ad.settings.allow_write_nullable_strings == before
-    if name == "tl.embed_file":
-        sd.tl.embed(cells := drawn.copy(), model)
-        np.testing.assert_array_equal(made.obsm["X_scdiva"], cells.obsm["X_scdiva"])
-
-
 @pytest.mark.fault("string dtypes")
 @pytest.mark.parametrize(
     ("dtype", "key"),
@@ -218,25 +176,3 @@ def test_x_as_a_layer_is_no_other_matrix(drawn, model, expected, name):
         {key: value for key, value in found.items() if key not in drop},
         {key: value for key, value in expected(name).items() if key not in drop},
     )
-
-
-@pytest.mark.fault("a layer named None")
-@pytest.mark.parametrize("layer", ["None", "Nones", "count"])
-def test_x_is_not_offered_as_a_layer(drawn, model, refused, layer):
-    message = refused(
-        lambda a: sd.tl.embed(a, model, layer=layer), with_nameless_layer(drawn), KeyError, "Pass layer='counts'"
-    )
-    assert "'None'" not in message.replace("layer 'None'", "")
-    assert ("did you mean 'counts'" in message) == (layer == "count")
-
-
-@pytest.mark.fault("a layer named None")
-def test_x_takes_its_room_once(drawn, tmp_path, monkeypatch):
-    """Where the disk is looked at for room, before anything is written; the file takes no less."""
-    asked = []
-    monkeypatch.setattr(output, "refuse_full", lambda out, size: asked.append(size))
-    output.write_cells(drawn.copy(), tmp_path / "out.h5ad")
-    monkeypatch.setattr(ad.io, "write_elem", lambda *_: None)
-    output.write_cells(with_nameless_layer(drawn), tmp_path / "other.h5ad")
-    matrices = sum(one.data.nbytes + one.indices.nbytes for one in (drawn.X, drawn.layers["counts"], drawn.raw.X))
-    assert matrices < asked[0] == asked[1] < (tmp_path / "out.h5ad").stat().st_size

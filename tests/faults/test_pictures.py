@@ -64,13 +64,6 @@ def test_no_cell_leaves_the_picture_for_a_missing_number(cells, name):
     assert "grey: NA" in fig.axes[0].get_xlabel()
 
 
-@pytest.mark.fault("numbers missing as colours")
-def test_cells_of_unknown_confidence_stay_in_view(cells):
-    cells.obs["cell_type_confidence"] = MISSING["NaN"](80)
-    fig = sd.pl.annotation(cells, key="cell_type", basis="X_own", return_fig=True)
-    assert len(dots(fig.axes[1])) == 80
-
-
 # --- colours that are not there ---------------------------------------------------------------------------------------
 COLOURS = {
     "misspelt column": ("cell_types", {}, KeyError, "did you mean 'cell_type'"),
@@ -92,9 +85,3 @@ def test_a_colour_that_is_not_there_is_said_before_a_map_is_made(cells, refused,
     monkeypatch.delattr("scdiva.embedding.umap.umap_of")
     refused(lambda a: sd.pl.umap(a, color, **options), cells, error, said)
     assert plt.get_fignums() == []
-
-
-@pytest.mark.fault("colours that are not there")
-def test_a_gene_of_raw_alone_is_pointed_to(cells, refused):
-    few = cells[:, 1:].copy()
-    refused(lambda a: sd.pl.umap(a, cells.var_names[0], basis="X_own"), few, KeyError, "pass use_raw=True")

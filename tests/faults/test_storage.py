@@ -53,11 +53,6 @@ def test_what_is_no_number(small, model, refused, make, name):
     refused(lambda a: do(a, model=model, layer="odd"), adata, TypeError, "real numbers", "dtype")
 
 
-@pytest.mark.fault("every dtype")
-def test_a_binarised_matrix(small, model, refused):
-    refused(lambda a: sd.tl.embed(a, model), stored(small, small.X.toarray() > 0), ValueError, "is binary", "use_raw")
-
-
 def unsorted(x):
     """Entries of each row from the last to the first; scipy is told that they are in order."""
     x = sp.csr_matrix(x)
@@ -105,13 +100,6 @@ def test_every_form_that_anndata_holds(small, call, hashed, form):
 
 
 @pytest.mark.fault("every sparse format")
-@pytest.mark.parametrize("form", ["coo", "lil", "dok", "bsr", "dia"])
-def test_forms_that_anndata_does_not_hold_are_read_by_rows(small, form):
-    blocks = [block.toarray() for _, block in sd.data.row_blocks(small.X.asformat(form), block_rows=33)]
-    assert np.array_equal(np.vstack(blocks), small.X.toarray())
-
-
-@pytest.mark.fault("every sparse format")
 @pytest.mark.parametrize("at", [0, -1])
 def test_an_index_beyond_the_columns(small, model, refused, at):
     adata = stored(small, small.X.copy())
@@ -130,16 +118,6 @@ def test_dask_arrays(small, call, form):
     x = small.X.toarray() if form != "sparse" else small.X
     matrix = da.from_array(x, chunks=(17, 20 if form == "columns" else 60), asarray=False)
     assert np.array_equal(call(stored(small, matrix)), call(small.copy()))
-
-
-@pytest.mark.fault("dask")
-@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
-def test_a_fault_within_a_chunk(small, model, refused, value):
-    da = pytest.importorskip("dask.array")
-    x = small.X.toarray()
-    x[50, 7] = value
-    adata = stored(small, da.from_array(x, chunks=(17, 60)))
-    refused(lambda a: sd.tl.embed(a, model), adata, ValueError, "holds 1 ", "cell 'cell50', gene '")
 
 
 @pytest.fixture
@@ -172,15 +150,6 @@ def test_backed_files(small, backed, call, form):
 
 
 @pytest.mark.fault("backed")
-@pytest.mark.parametrize("form", ["csr", "csc", "dense"])
-def test_a_fault_within_a_file(backed, model, refused, form):
-    adata, file = backed(form, spoil=np.nan)
-    before = file.read_bytes()
-    refused(lambda a: sd.tl.embed(a, model), adata, ValueError, "holds 1 NaN", "cell 'cell50', gene '")
-    assert file.read_bytes() == before
-
-
-@pytest.mark.fault("backed")
 @pytest.mark.parametrize("do", [sd.tl.embed, sd.tl.grn, sd.tl.impute, sd.tl.reconstruct])
 def test_a_copy_of_a_backed_file_is_refused(backed, model, do):
     adata, _ = backed("csr")
@@ -205,13 +174,3 @@ def test_a_view_is_what_its_copy_is(small, call, hashed, view):
         found = call(VIEWS[view](parent))
     assert np.array_equal(found, call(VIEWS[view](parent).copy()))
     assert hashed(parent) == before
-
-
-@pytest.mark.fault("views")
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_refused_view_stays_a_view(small, model, refused, view):
-    parent = stored(small, small.X.toarray())
-    parent.X[21, 9] = np.nan
-    part = VIEWS[view](parent)
-    refused(lambda a: sd.tl.embed(a, model), part, ValueError, "holds 1 NaN")
-    assert part.is_view

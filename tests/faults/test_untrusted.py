@@ -60,7 +60,6 @@ ELSEWHERE = {
     "a part above": lambda i, f: i["parts"][0].update(file="../secret.bin"),
     "a part by its absolute path": lambda i, f: i["parts"][0].update(file=str(f.parent / "secret.bin")),
     "an array by its absolute path": lambda i, f: i["arrays"].update(lengths=str(f / i["arrays"]["lengths"])),
-    "no text": lambda i, f: i["parts"][0].update(file=["x"]),
     "a folder": lambda i, f: i["parts"][0].update(file=".."),
 }
 
@@ -79,11 +78,7 @@ LIES = {
     "a negative offset": lambda i: i["parts"][1]["at"].update(values=-4),
     "fewer tokens": lambda i: i.update(n_tokens=5),
     "more cells": lambda i: i["parts"][0].update(cells=51),
-    "negative cells": lambda i: i["parts"][0].update(cells=-50),
-    "another size": lambda i: i["parts"][0].update(bytes=7),
     "another checksum": lambda i: i["parts"][0].update(sha256="0" * 64),
-    "another study": lambda i: i["parts"][0].update(study="another"),
-    "parts that are no list": lambda i: i.update(parts=5),
     "a depth of 900": lambda i: i.update(x=eval("[" * 80 + "]" * 80)),
 }
 
@@ -96,44 +91,21 @@ def test_an_index_that_lies(packed, what):
         read(packed)
 
 
-def spoilt(packed, name, change):
-    """Change a column of the first part on the disk."""
-    (part,) = packed.glob("part-*-000000000-*.h5")
-    with h5py.File(part, "r+") as file:
-        column = file[name]
-        column[0] = change
-
-
 @pytest.mark.fault("untrusted corpus")
-@pytest.mark.parametrize(("name", "value"), [("values", np.nan), ("values", 1.5), ("tokens", 3), ("tokens", 60_000)])
+@pytest.mark.parametrize(("name", "value"), [("values", np.nan), ("tokens", 60_000)])
 @pytest.mark.parametrize("sums", [False, True])
 def test_a_part_that_was_changed(packed, name, value, sums):
     """Detected by the checksum, or, if that was changed too, by an unknown token or a value that is not a number."""
-    spoilt(packed, name, value)
-    if sums:
+    (part,) = packed.glob("part-*-000000000-*.h5")
+    with h5py.File(part, "r+") as file:
+        column = file[name]
+        column[0] = value
         lengths = np.load(next(packed.glob("lengths-*")))[:50].astype(np.int64)
-        (part,) = packed.glob("part-*-000000000-*.h5")
-        with h5py.File(part) as file:
-            content = np.concatenate([[0], lengths]).cumsum().tobytes()
-            content += file["tokens"][:].tobytes() + file["values"][:].tobytes()
+        content = np.concatenate([[0], lengths]).cumsum().tobytes()
+        content += file["tokens"][:].tobytes() + file["values"][:].tobytes()
+    if sums:
         index(packed, lambda i: i["parts"][0].update(sha256=hashlib.sha256(content).hexdigest()), sums=True)
-    if sums and value in (1.5, 3):
-        read(packed)  # it can't be told from another corpus
-        return
-    with pytest.raises(
-        ValueError, match=r"packed' is damaged: .*(does not match its checksum|tokens outside|not finite)"
-    ):
-        read(packed)
-
-
-@pytest.mark.fault("untrusted corpus")
-@pytest.mark.parametrize("dtype", [np.int64, np.float32, "U3"])
-def test_lengths_that_are_none(packed, dtype):
-    (file,) = packed.glob("lengths-*")
-    lengths = np.load(file).astype(np.int64)
-    lengths[0] = -5
-    np.save(file, lengths.astype(dtype))
-    with pytest.raises(ValueError, match="packed' is damaged"):
+    with pytest.raises(ValueError, match=r"damaged: .*(does not match its checksum|tokens outside|not finite)"):
         read(packed)
 
 
@@ -145,18 +117,6 @@ def test_what_is_no_file_is_not_waited_for(packed, name):
     os.mkfifo(file)
     with pytest.raises(ValueError, match=r"is not a regular file"):
         PackedCells(packed)
-
-
-@pytest.mark.fault("untrusted corpus")
-def test_links_to_the_files_are_followed(corpus, packed):
-    """Caches of downloads are made of links."""
-    for file in packed.iterdir():
-        if file.is_file():
-            file.unlink()
-            file.symlink_to(corpus / file.name)
-    (packed.parent / "link").symlink_to(packed)
-    for one, two in zip(read(corpus), read(packed.parent / "link"), strict=True):
-        np.testing.assert_array_equal(one, two)
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -273,18 +233,6 @@ def test_escape_codes_do_not_reach_the_terminal(folder, drawn, tmp_path, capsys,
             load_model(folder, device="cpu")
 
 
-@pytest.mark.fault("escape codes in files")
-@pytest.mark.parametrize("label", ["T\x1b[2J", "T\x9b2J", "T\u202egnp"])
-def test_a_repr_shows_them_escaped_and_the_label_stays(drawn, model, tmp_path, label):
-    cells = drawn.copy()
-    cells.obs["cell_type"] = np.where(np.arange(80) % 2, label, "B")
-    annotator = sd.tl.annotate(cells[:20].copy(), "cell_type", cells[20:].copy(), model=model, method="knn", rng=0)
-    loaded = load(annotator.save(tmp_path / "annotator"))
-    assert loaded.labels == ("B", label)
-    assert label not in repr(loaded)
-    assert f"\\u{ord(label[1]):04x}" in repr(loaded)
-
-
 # --- a checkpoint -----------------------------------------------------------------------------------------------------
 class Evil:
     def __reduce__(self):
@@ -321,11 +269,8 @@ def weights(change):
 
 
 CHECKPOINTS = {
-    "empty": lambda f: f.write_bytes(b""),
     "cut short": lambda f: f.write_bytes(f.read_bytes()[:5000]),
     "code": lambda f: torch.save({"scdiva": Evil()}, f),
-    "no training state": lambda f: torch.save({"scdiva": {"batches_seen": 1}}, f),
-    "a list": lambda f: torch.save([1, 2], f),
     "other weights": weights(lambda c: c["state_dict"].popitem()),
     "weights of another shape": weights(lambda c: c["state_dict"].update({next(iter(c["state_dict"])): torch.ones(3)})),
 }

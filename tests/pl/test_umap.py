@@ -94,13 +94,6 @@ def test_a_bar_shows_how_far_the_map_is_if_asked_for(drawn, progress, monkeypatc
     np.testing.assert_array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
 
 
-def test_groups_that_are_apart_stay_apart_on_the_map(drawn):
-    xy, kind = drawn.obsm["X_scdiva_umap"], drawn.obs["kind"].cat.codes.to_numpy()
-    centres = np.stack([xy[kind == i].mean(axis=0) for i in range(3)])
-    nearest = np.linalg.norm(xy[:, None] - centres, axis=2).argmin(axis=1)
-    assert (nearest == kind).all()
-
-
 def test_the_map_is_reused_until_embedding_or_seed_changes(drawn, monkeypatch):
     made = []
     monkeypatch.setattr(
@@ -128,16 +121,6 @@ def test_a_map_of_the_users_own_is_drawn_and_never_replaced():
     assert "scdiva" not in adata.uns
     shown = np.asarray(fig.axes[0].collections[0].get_offsets())
     assert sorted(map(tuple, shown)) == sorted(map(tuple, theirs))
-
-
-@pytest.mark.parametrize("store", ["h5ad", "zarr"])
-def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch, store):
-    path = tmp_path / f"cells.{store}"
-    getattr(drawn, f"write_{store}")(path)
-    adata = getattr(ad, f"read_{store}")(path)
-    monkeypatch.delattr("scdiva.embedding.umap.umap_of")
-    umap(adata, "kind")
-    assert np.array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
 
 
 def test_colours_follow_the_kind_of_column(drawn):
@@ -198,23 +181,6 @@ def test_names_stand_off_each_other_and_off_the_cells_and_in_the_frame():
     write_names(other, dots, anchors[:0], [], [])
 
 
-def test_names_of_dots_hide_none_and_their_lines_end_at_the_name():
-    rng = np.random.default_rng(0)
-    fig, axes = plt.subplots()
-    dots = rng.normal(0, 1, (300, 2))
-    axes.scatter(*dots.T, s=10)
-    write_names(axes, dots, dots[:8], [f"gene {i}" for i in range(8)], ["k"] * 8, fontsize=7, clear=3)
-    fig.canvas.draw()
-    at = axes.transData.transform(dots)
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert sum(box.count_contains(at) for box in boxes) <= 1
-    assert len(axes.lines) > 4
-    for line in axes.lines:
-        ends = axes.transData.transform(line.get_xydata())
-        along = ends[0] + np.linspace(0, 1, 50)[:, None] * (ends[1] - ends[0])
-        assert sum(box.count_contains(along) for box in boxes) <= 2  # at most its end
-
-
 def test_scanpys_colours_are_used(drawn):
     adata = drawn.copy()
     adata.uns["kind_colors"] = ["#ff0000", "#00ff00", "#0000ff"]
@@ -232,13 +198,6 @@ def test_cells_without_a_label_are_grey_and_unnamed(drawn):
     grey = np.isclose(fig.axes[0].collections[0].get_facecolors()[:, :3], 0.83, atol=0.005).all(axis=1)
     assert grey[:20].all()
     assert not grey[20:].any()
-
-
-def test_text_with_missing_values_makes_groups(drawn):
-    adata = drawn.copy()
-    adata.obs["note"] = ["a", None, "b"] * 20
-    fig = umap(adata, "note", return_fig=True)
-    assert sorted(text.get_text() for text in fig.axes[0].texts) == ["a", "b"]
 
 
 @pytest.mark.parametrize("dtype", [object, "category"])
@@ -303,12 +262,6 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
     assert dict(adata.uns) == {}
 
 
-def test_five_cells_are_enough():
-    adata = cells(5)
-    umap(adata, "kind")
-    assert np.isfinite(adata.obsm["X_scdiva_umap"]).all()
-
-
 @pytest.mark.parametrize("store", ["dask", "dask sparse", "csr_array"])
 def test_a_gene_is_drawn_from_any_storage(drawn, store):
     import dask.array as da
@@ -325,17 +278,6 @@ def test_a_gene_is_drawn_from_any_storage(drawn, store):
     umap(adata, "LYZ")
 
 
-def test_columns_with_missing_values_of_any_type_are_drawn(drawn):
-    adata = drawn.copy()
-    adata.obs["flag"] = pd.array([None, True] * 30, dtype="boolean")
-    adata.obs["number"] = pd.array([None, 1] * 30, dtype="Int64")
-    adata.obs["text"] = pd.array([None, "a"] * 30, dtype="string")
-    assert list(_umap._values(adata, "flag", None, False).cat.categories) == ["True"]
-    assert _umap._values(adata, "text", None, False).isna().sum() == 30
-    for column in ("flag", "number", "text"):
-        umap(adata, column)
-
-
 def test_a_gene_that_can_not_be_drawn_is_refused(drawn):
     adata = drawn.copy()
     with pytest.raises(TypeError, match=r"color must be .*got 3"):
@@ -346,28 +288,6 @@ def test_a_gene_that_can_not_be_drawn_is_refused(drawn):
     adata.X = None
     with pytest.raises(ValueError, match=r"adata\.X is None"):
         umap(adata, "CD3E")
-
-
-def test_a_sparse_embedding_is_drawn_like_a_dense_one(drawn):
-    import scipy.sparse as sp
-
-    adata = drawn.copy()
-    adata.obsm["X_scdiva"] = sp.csr_matrix(adata.obsm["X_scdiva"])
-    umap(adata)
-    np.testing.assert_array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
-
-
-def test_scanpy_finds_the_map_of_tl_umap(drawn):
-    import scanpy as sc
-
-    adata = drawn.copy()
-    sd.tl.umap(adata)
-    sc.pl.umap(adata, show=False)
-    np.testing.assert_array_equal(adata.obsm["X_umap"], drawn.obsm["X_scdiva_umap"])
-    shown = [umap(adata, "kind", basis=basis, return_fig=True) for basis in ("umap", "X_umap", "scdiva")]
-    offsets = [np.asarray(fig.axes[0].collections[0].get_offsets()) for fig in shown]
-    np.testing.assert_array_equal(offsets[0], offsets[1])
-    np.testing.assert_array_equal(offsets[0], offsets[2])
 
 
 def test_a_umap_of_the_users_own_is_kept_and_ours_is_replaced(drawn, monkeypatch):
@@ -403,10 +323,3 @@ def test_the_warning_about_a_view_names_the_line_of_the_call(drawn):
     with pytest.warns(ad.ImplicitModificationWarning) as caught:
         sd.tl.umap(view)
     assert {one.filename for one in caught} == {__file__}
-
-
-def test_an_embedding_under_the_name_of_a_map_is_no_map():
-    adata = cells()
-    adata.obsm["X_scdiva_umap"] = adata.obsm["X_scdiva"]
-    with pytest.raises(ValueError, match=r"'X_scdiva_umap'.* would be overwritten"):
-        umap(adata)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import anndata as ad
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-import scanpy as sc
 import scipy.sparse as sp
-from matplotlib.figure import Figure
 
 import scdiva as sd
 from scdiva.pl import umap
@@ -129,63 +126,12 @@ def test_cells_without_a_number_are_grey_below_the_others_and_named(adata, lost)
     assert fig.axes[0].get_xlabel() == "UMAP 1\ngrey: NA"
 
 
-def test_values_that_are_all_missing_are_drawn_grey(adata):
-    adata.obs["depth"] = np.nan
-    adata.obs["text"] = pd.Categorical([np.nan] * 60, ["a"])
-    for column in ("depth", "text"):
-        fig = umap(adata, column, basis="X_umap", return_fig=True)
-        assert len(fig.axes) == 1  # no colour bar of nothing
-        fig.canvas.draw()
-        assert np.allclose(fig.axes[0].collections[0].get_facecolors(), GREY, atol=0.005)
-        assert len(drawn_at(fig.axes[0])) == 60
-        assert "grey: NA" in fig.axes[0].get_xlabel()
-
-
-def test_a_gene_without_values_in_some_cells_keeps_them_in_view(adata):
-    values = adata.X.toarray()
-    values[:9, 2] = np.nan
-    adata.layers["holes"] = values
-    fig = umap(adata, "LYZ", basis="X_umap", layer="holes", return_fig=True)
-    assert len(drawn_at(fig.axes[0])) == 60
-    assert np.isnan(np.ma.filled(fig.axes[0].collections[0].get_array(), np.nan)).sum() == 9
-
-
 def test_a_legend_names_cells_without_a_group_and_no_group_without_cells(adata):
     adata.obs.loc[adata.obs_names[::3], "kind"] = np.nan
     fig = umap(adata, "kind", basis="X_umap", legend="right", return_fig=True)
     assert [text.get_text() for text in fig.axes[0].get_legend().get_texts()] == ["B cell", "Monocyte", "NA"]
     colours = fig.axes[0].collections[0].get_facecolors()
     assert np.isclose(colours, GREY, atol=0.005).all(axis=1).sum() == 20
-
-
-def test_one_number_for_all_cells_is_one_colour(adata):
-    adata.obs["depth"] = 3.0
-    fig = umap(adata, "depth", basis="X_umap", return_fig=True)
-    low, high = fig.axes[1].get_ylim()
-    assert low < 3.0 < high
-    assert len(np.unique(fig.axes[0].collections[0].to_rgba(np.full(60, 3.0)), axis=0)) == 1
-
-
-def test_other_figures_and_scanpys_settings_are_left_alone(adata, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    before, own = plt.get_fignums(), Figure()
-    sc.settings.autosave = True
-    try:
-        umap(adata, "depth", basis="X_umap", ax=own.add_subplot())
-    finally:
-        sc.settings.autosave = False
-    assert plt.get_fignums() == before
-    assert len(own.axes) == 2  # the colour bar is in the figure of the axes
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_thousand_groups_get_no_legend(adata):
-    adata.obs["barcode"] = adata.obs_names
-    cells = ad.concat([adata] * 3, keys=["a", "b", "c"], index_unique="-")
-    cells.obs["barcode"] = cells.obs_names
-    fig = umap(cells, "barcode", basis="X_umap", return_fig=True)
-    assert fig.axes[0].get_legend() is None
-    assert fig.get_figwidth() < 7
 
 
 def test_genes_are_read_where_it_is_asked(adata):
@@ -218,14 +164,6 @@ def test_genes_that_are_asked_for_elsewhere_are_refused(adata):
     few = adata[:, :2].copy()
     with pytest.raises(KeyError, match=r"adata\.raw .*use_raw=True"):
         umap(few, "LYZ", basis="X_umap")
-
-
-def test_panels_look_as_they_did(adata, looks_as_it_did):
-    adata.obs.loc[adata.obs_names[::4], "depth"] = np.nan
-    adata.obs.loc[adata.obs_names[::5], "kind"] = np.nan
-    assert mpl.rcParams["figure.dpi"] == mpl.rcParamsDefault["figure.dpi"]
-    fig = umap(adata, ["kind", "depth", "LYZ"], basis="X_umap", legend="right", return_fig=True)
-    looks_as_it_did(fig, "umap_panels")
 
 
 @pytest.mark.parametrize(

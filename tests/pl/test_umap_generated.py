@@ -3,7 +3,6 @@ from __future__ import annotations
 import anndata as ad
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
 
@@ -109,22 +108,6 @@ def test_cells_have_the_colours_of_their_origin_and_group(cells, mapped):
     assert len(set.union(*seen.values())) == 5
     assert [text.get_text() for text in left.get_legend().get_texts()] == ["real (90)", "generated (30)"]
     assert {text.get_text() for text in right.texts} == set(names)
-
-
-def test_one_panel_without_groups_and_a_legend_for_many(cells, mapped):
-    real, made = cells
-    assert len(generated(real, made, return_fig=True).axes) == 1
-    for these, n in ((real, 90), (made, 30)):
-        these.obs["clone"] = pd.Categorical([f"clone {i % 36}" for i in range(n)])
-    _, right = generated(real, made, color="clone", return_fig=True).axes
-    assert len(right.get_legend().get_texts()) == 36
-
-
-def test_scanpys_colours_are_taken(cells, mapped):
-    real, made = cells
-    real.uns["cell_type_colors"] = ["red", "lime", "blue", "black"]
-    _, right = generated(real, made, color="cell_type", return_fig=True).axes
-    assert set(colours_at(right).values()) == {(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)}
 
 
 def test_what_cannot_be_drawn_is_refused(cells, mapped, tmp_path):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import anndata as ad
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,13 +23,6 @@ def cells(n: int = 90) -> ad.AnnData:
     adata.obsm["X_scdiva"] = rng.normal(size=(n, 4)).astype(np.float32)
     adata.obsm["X_scdiva_integrated"] = rng.normal(size=(n, 4)).astype(np.float32)
     return adata
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"), [("integration", ("donor", "cell type")), ("integration_batches", (["donor", "run"],))]
-)
-def test_looks_as_it_did(looks_as_it_did, name, keys):
-    looks_as_it_did(integration(cells(), *keys, return_fig=True), name)
 
 
 def test_rows_are_the_columns_of_obs_and_columns_before_and_after():
@@ -84,25 +76,6 @@ def test_other_embeddings_can_be_compared():
         adata.obsm[f"{key}_umap"] = adata.obsm["X_scdiva_umap"]
     fig = integration(adata, "donor", before="X_pca", after="X_harmony", return_fig=True)
     assert [ax.get_title() for ax in fig.axes] == ["before: UMAP of X_pca", "after: UMAP of X_harmony"]
-
-
-def test_many_types_stand_at_the_side():
-    adata = cells()
-    adata.obs["clone"] = [f"clone {i % 40:02d}" for i in range(90)]
-    fig = integration(adata, "donor", "clone", return_fig=True)
-    assert len(fig.axes[3].get_legend().get_texts()) == 40
-    assert all(len(ax.texts) == 0 for ax in fig.axes)
-    fig.canvas.draw()
-    inside = fig.axes[3].get_legend().get_window_extent()
-    assert inside.x1 <= fig.bbox.x1 + 1
-    assert fig.axes[0].get_window_extent().width > 200
-
-
-def test_the_file_is_written_and_the_figure_closed(tmp_path):
-    before = plt.get_fignums()
-    assert integration(cells(), "donor", "cell type", save=tmp_path / "a.png") is None
-    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert plt.get_fignums() == before
 
 
 def test_bad_input_is_refused_and_adata_left_alone(tmp_path):

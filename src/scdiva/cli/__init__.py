@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv
-        Arguments without the program's name; None reads the process's.
+        Arguments without the program's name. None: `sys.argv`.
 
     Returns
     -------
@@ -38,34 +38,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbosity = options.get("verbosity")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *where, **more: _say(command, f"warning: {message}")
-            written = _run(command, dict(options))
+            warnings.showwarning = lambda message, *where, **more: _print_error(command, f"warning: {message}")
+            result = _run(command, dict(options))
     except _EXPECTED as error:
         if verbosity == "debug":
             traceback.print_exc()
         message = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
-        _say(command, re.sub(r"\b(\w+)=True\b", r"--\1", message))  # arguments are written as options
+        _print_error(command, re.sub(r"\b(\w+)=True\b", r"--\1", message))  # arguments are options here
         return 1
     except KeyboardInterrupt:
-        how = {
+        remedy = {
             "pretrain": f" Continue with the same options and --resume true (out: {options.get('out')})",
             **dict.fromkeys(("embed", "pack"), " The same command continues where it stopped."),
         }
-        _say(command, f"stopped.{how.get(command, '')}")
+        _print_error(command, f"stopped.{remedy.get(command, '')}")
         return 130
-    if written is not None:
-        sys.stdout.write(f"{printable(str(written))}\n")
+    if result is not None:
+        sys.stdout.write(f"{printable(str(result))}\n")
     return 0
 
 
 def _run(command: str, options: dict[str, Any]) -> Any:
-    """Run a command and return what is printed; of several processes that pretrain together only in the first."""
+    """Run a command and return its output; in distributed pretraining, only in the first process."""
     from scdiva._settings import settings
     from scdiva.cli._calls import info, run_call
     from scdiva.cli._parser import SETTINGS
     from scdiva.tokenizer.names import read_species
 
-    shown = {"progress": options["progress"]} if command == "pretrain" and "progress" in options else {}
+    progress = {"progress": options["progress"]} if command == "pretrain" and "progress" in options else {}
     with settings.override(**{name: options.pop(name) for name in SETTINGS if name in options}):
         if command == "pretrain":
             from scdiva.train import _pretrain
@@ -73,7 +73,7 @@ def _run(command: str, options: dict[str, Any]) -> Any:
 
             preset, fields = options.get("preset"), options.pop("training", {})
             training = PretrainingConfig(**fields) if preset is None else PretrainingConfig.preset(preset, **fields)
-            folder = _pretrain.pretrain(**{"train": None} | options | shown, training=training)
+            folder = _pretrain.pretrain(**{"train": None} | options | progress, training=training)
             from scdiva.train.runner import is_first_process
 
             return folder if is_first_process() else None
@@ -85,6 +85,6 @@ def _run(command: str, options: dict[str, Any]) -> Any:
         return info(**options) if command == "info" else run_call(command, options)
 
 
-def _say(command: str, text: str) -> None:
-    """Write to stderr, in one line."""
+def _print_error(command: str, text: str) -> None:
+    """Write one line to stderr."""
     sys.stderr.write(f"scdiva {command}: {printable(' '.join(text.split()))}\n")

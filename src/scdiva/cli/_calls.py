@@ -1,4 +1,4 @@
-"""The commands that read a file and write another, and `scdiva info`."""
+"""Commands that read a file and write another, and `scdiva info`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 CELLS_READ = 4096
-"""Cells at the beginning of a file by which its expression is judged."""
+"""Number of cells, from the first, whose expression `info` checks."""
 _LONG = 300
-"""Characters of a value in the text; JSON holds all."""
-
-
+"""Maximum number of characters of a value in the text; JSON is complete."""
 FITTED = {"integrate": "model", "annotate": "annotator"}
-"""Kind of folder that `--save` writes, by command."""
+"""Kind of folder that `--save` writes."""
 
 
 def run_call(command: str, options: dict[str, Any]) -> str:
@@ -43,7 +41,7 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     command
         Its name.
     options
-        The options that were given, without settings.
+        Its options, without settings.
 
     Returns
     -------
@@ -69,31 +67,31 @@ def run_call(command: str, options: dict[str, Any]) -> str:
         raise ValueError(f"{str(out)!r} must end in .h5ad or .zarr.")
     if command == "embed":
         return str(tl.embed_file(file, out, overwrite=overwrite, **options))
-    # before anything is read and torch is imported
+    # checks before anything is read and torch is imported
     files = {"adata": file}
     if options.get("reference") is not None:
         files["reference"] = as_path(options["reference"]).expanduser()
-    for one in files.values():
-        if isinstance(one, Path) and not one.exists():
-            raise FileNotFoundError(f"no file {str(one)!r}.")
+    for path in files.values():
+        if isinstance(path, Path) and not path.exists():
+            raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, *files.values())
     if save is not None:
         _refuse_folder(save, overwrite, out, FITTED[command])
     if "model" in options:
         find_model(options["model"])
-    options |= {name: _read(one) for name, one in files.items()}
+    options |= {name: _read(path) for name, path in files.items()}
     adata = options["adata"]
     fitted = getattr(tl, command)(**options)
     key = INTEGRATE if command == "integrate" else options.get("key_added", OBS_LABEL)
     if adata.uns.get(UNS, {}).get(key, {}).get("stopped") == "interrupted":
-        raise KeyboardInterrupt  # a session keeps what was fitted by then; a file would not show that it is unfinished
+        raise KeyboardInterrupt  # a file would not show that the fit is incomplete
     write_cells(adata, out)
-    # after the result, which is kept if the folder can't be written
+    # the model is saved last, so that the result is kept if this fails
     return str(out) if save is None else f"{out}\n{fitted.save(save, overwrite=overwrite)}"
 
 
 def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
-    """Refuse a folder for `--save` before hours are spent on what it would hold."""
+    """Check the folder of `--save` before the model is fitted."""
     refuse_unwritable(folder)
     if folder.resolve() == out.resolve():
         raise FileExistsError(f"{str(folder)!r} is the --out. Pass another folder to --save.")
@@ -107,7 +105,7 @@ def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
 
 
 def _read(file: Path) -> AnnData:
-    """Read a file of cells whole; errors name it."""
+    """Read a file of cells into memory; errors name it."""
     import anndata
 
     root, opened = open_root(file)
@@ -125,12 +123,12 @@ def info(what: str, *, model: str = DEFAULT_MODEL, json: bool = False) -> str:
     Parameters
     ----------
     what
-        An .h5ad or .zarr file; or a model: a bundled name, a folder, also of what was fitted, or hf://owner/name,
-        which is fetched into the Hub's cache.
+        An .h5ad or .zarr file; or a model: a bundled name, a folder of a model, annotator or perturbation model, or
+        hf://owner/name, which is downloaded into the cache of the Hugging Face Hub.
     model
-        Of a file: the model whose genes its own are held against.
+        For a file: the model whose vocabulary its genes are matched to.
     json
-        Say it as JSON, for machines.
+        Whether to print JSON.
 
     Returns
     -------
@@ -144,56 +142,31 @@ def info(what: str, *, model: str = DEFAULT_MODEL, json: bool = False) -> str:
         If it is damaged.
     """
     path = Path(what).expanduser() if what.startswith("hf://") else as_path(what).expanduser()
-    found = about_cells(path, model) if path.suffix in (".h5ad", ".zarr") or path.is_file() else about_model(what)
-    # plain values; what is no number is null
-    text = dumps(found, indent=2, ensure_ascii=False, default=lambda value: getattr(value, "tolist", value.__str__)())
-    found = loads(text, parse_constant=lambda name: None)
-    return dumps(found, indent=2, ensure_ascii=False) if json else "\n".join(_lines(found))
+    content = about_cells(path, model) if path.suffix in (".h5ad", ".zarr") or path.is_file() else about_model(what)
+    # numpy values become plain values, and NaN null
+    text = dumps(content, ensure_ascii=False, default=lambda value: getattr(value, "tolist", value.__str__)())
+    content = loads(text, parse_constant=lambda name: None)
+    return dumps(content, indent=2, ensure_ascii=False) if json else "\n".join(_lines(content))
 
 
 def about_model(model: str) -> dict[str, Any]:
-    """Describe a model by its folder; its weights are not read.
-
-    Parameters
-    ----------
-    model
-        As for :func:`scdiva.models.load_model`, or the folder of an annotator or of a perturbation model.
-
-    Returns
-    -------
-    Plain values by name.
-    """
+    """Describe a model, annotator or perturbation model by its folder, without reading weights."""
     folder = find_model(model)
     for kind in ("annotator", "perturbation_model"):
         if (settings := folder / f"{kind}.json").is_file():
+            header = {"kind": kind.replace("_", " "), "folder": str(folder)}
             try:
-                found = {
-                    "kind": kind.replace("_", " "),
-                    "folder": str(folder),
-                    **parse_json(settings, read_bytes(settings)),
-                }
+                header |= parse_json(settings, read_bytes(settings))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{settings} is damaged: {error}") from error
-            return found | {"model": about_model(str(folder / "model"))}
-    found = read_config(folder, sums := read_sums(folder))
-    found["config"] = found.pop("model")
-    return {"kind": "model", "name": str(model), "folder": str(folder), **found, "sha256": sums[WEIGHTS]}
+            return header | {"model": about_model(str(folder / "model"))}
+    entries = read_config(folder, sums := read_sums(folder))
+    entries["config"] = entries.pop("model")
+    return {"kind": "model", "name": str(model), "folder": str(folder), **entries, "sha256": sums[WEIGHTS]}
 
 
 def about_cells(path: Path, model: str) -> dict[str, Any]:
-    """Describe a file of cells: its shape, its names, the first rows of its matrix, and what scdiva wrote into it.
-
-    Parameters
-    ----------
-    path
-        The file.
-    model
-        As for :func:`info`.
-
-    Returns
-    -------
-    Plain values by name.
-    """
+    """Describe a file of cells: shape, keys, the expression of its first cells, and results of scdiva."""
     from anndata.io import read_elem
 
     root, opened = open_root(path)
@@ -206,11 +179,13 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
         keys = {part: list(map(str, of.attrs.get("column-order", list(of)))) for part, of in parts.items()}
         ours = read_elem(root[f"uns/{UNS}"]) if UNS in root.get("uns", ()) else {}
         has_x = "X" in root and n_cells > 0
-    ours = ours if isinstance(ours, dict) else {}  # something of the user's own under that name
+    ours = ours if isinstance(ours, dict) else {}  # an entry of the user with this name
     written = {part: [name for name in of if name in ours or "scdiva" in name] for part, of in keys.items()}
-    found = {"kind": "cells", "file": str(path), "n_cells": n_cells, "n_genes": n_genes}
     return {
-        **found,
+        "kind": "cells",
+        "file": str(path),
+        "n_cells": n_cells,
+        "n_genes": n_genes,
         **(_expression(path, model) if has_x else {"expression": {"holds": "nothing"}}),
         "keys": keys,
         "written_by_scdiva": {part: of for part, of in written.items() if of},
@@ -221,27 +196,27 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
 def _expression(path: Path, model: str) -> dict[str, Any]:
     """Check the first cells of a matrix, and match its genes to the model's."""
     folder = find_model(model)
-    fitted = folder / "model"
-    genes = Vocabulary.read((fitted if fitted.is_dir() else folder) / VOCABULARY)
+    inner = folder / "model"  # of an annotator or perturbation model
+    vocabulary = Vocabulary.read((inner if inner.is_dir() else folder) / VOCABULARY)
     with open_matrix(path) as opened:
-        matched = match_columns(opened.var, genes)
-        known = {"name": model, "n_genes": genes.n_genes, "n_known": int((matched.tokens >= 0).sum())}
-        holds: dict[str, Any] = {"cells_read": min(opened.shape[0], CELLS_READ)}
+        matched = match_columns(opened.var, vocabulary)
+        genes = {"name": model, "n_genes": vocabulary.n_genes, "n_known": int((matched.tokens >= 0).sum())}
+        expression: dict[str, Any] = {"cells_read": min(opened.shape[0], CELLS_READ)}
         try:
-            blocks = itertools.islice(row_blocks(opened.matrix, BLOCK_ROWS), CELLS_READ // BLOCK_ROWS)
-            found = opened.scan(blocks)
-            holds |= {"holds": found.kind, "integer": found.integer, "max": float(found.max)}
-            report = judge_genes(matched, genes, found.counts_per_gene, obs_names=opened.obs_names, n_obs=found.n_obs)
-            known["share_of_counts"] = report["share_counts"]
+            scan = opened.scan(itertools.islice(row_blocks(opened.matrix, BLOCK_ROWS), CELLS_READ // BLOCK_ROWS))
+            expression |= {"holds": scan.kind, "integer": scan.integer, "max": float(scan.max)}
+            genes["share_of_counts"] = judge_genes(
+                matched, vocabulary, scan.counts_per_gene, obs_names=opened.obs_names, n_obs=scan.n_obs
+            )["share_counts"]
         except ValueError as error:
-            holds["refused"] = str(error)
-    return {"expression": holds, "model": known}
+            expression["refused"] = str(error)
+    return {"expression": expression, "model": genes}
 
 
-def _lines(found: dict[str, Any], indent: str = "") -> list[str]:
-    """Write names and values below each other, what is nested further in."""
+def _lines(content: dict[str, Any], indent: str = "") -> list[str]:
+    """One line per name and value; nested values are indented."""
     lines = []
-    for name, value in found.items():
+    for name, value in content.items():
         if isinstance(value, dict) and value and not indent:
             lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
         else:

@@ -41,7 +41,7 @@ TYPES: dict[str, Any] = {
     "vocabulary": str | None,
     "train": list[str] | str | None,
 }
-"""Types of arguments that also take objects in Python."""
+"""Types of arguments that also accept objects in Python."""
 HELP = {
     "file": "The .h5ad or .zarr file to read; may also be the first argument. It is not changed.",
     "out": "The file or folder to write, written atomically.",
@@ -57,13 +57,13 @@ HELP = {
 SETTINGS: dict[str, Any] = {"progress": bool, "threads": int | None, "verbosity": str}
 """Settings that are options of every command."""
 FIRST = {"pretrain": "train", "pack": "paths", "info": "what"}
-"""Option that the first argument stands for; of other commands `file`."""
+"""Option that the first argument sets; `file` for other commands."""
 MAX_CONFIG = 1 << 20
 """Maximum size of `--config` in bytes."""
 
 
 class _Texts(yaml.SafeLoader):  # type: ignore[misc]
-    """Read scalars as text, such as clusters 0 and 1 or a gene NO; options of other types convert them."""
+    """Read scalars as text, such as clusters 0 and 1; jsonargparse converts them to the type of their option."""
 
 
 _NULL = "tag:yaml.org,2002:null"
@@ -92,15 +92,9 @@ class _Parser(ArgumentParser):
 
 
 def command_parser(command: str) -> ArgumentParser:
-    """Parser of the options of a command.
-
-    Parameters
-    ----------
-    command
-        Its name.
-    """
-    function, line = COMMANDS[command]
-    parser = _Parser(description=line, parser_mode="texts", allow_abbrev=False)
+    """Parser of the options of a command."""
+    function, description = COMMANDS[command]
+    parser = _Parser(description=description, parser_mode="texts", allow_abbrev=False)
     texts = _descriptions(function) | HELP
     if command != "info":
         parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options below.")
@@ -119,20 +113,19 @@ def command_parser(command: str) -> ArgumentParser:
         default = parameters[name].default
         if name == "train":
             default = None  # or --soma
-        required = default is inspect.Parameter.empty
-        how = {"required": True} if required else {"default": default}
-        parser.add_argument(f"--{name}", type=TYPES[name], help=texts[name], **how)
+        needed = {"required": True} if default is inspect.Parameter.empty else {"default": default}
+        parser.add_argument(f"--{name}", type=TYPES[name], help=texts[name], **needed)
     if command == "pretrain":
         skipped.add("training")
         parser.add_class_arguments(PretrainingConfig, "training")
-        parser.add_class_arguments(ScDiVaConfig, "model", skip={"n_genes"})  # that number is the vocabulary's
+        parser.add_class_arguments(ScDiVaConfig, "model", skip={"n_genes"})  # set by the vocabulary
     parser.add_function_arguments(function, skip=skipped.intersection(parameters), fail_untyped=False)
     for name, kind in SETTINGS.items():
         if name not in parameters:
             texts = _descriptions(Settings)
             parser.add_argument(f"--{name}", type=kind, default=getattr(settings, name), help=texts[name])
     for action in parser._actions:
-        if getattr(action, "_typehint", None) is bool:  # a switch may stand alone
+        if getattr(action, "_typehint", None) is bool:  # `--option` means true
             action.nargs, action.const = "?", True
     return parser
 
@@ -142,17 +135,7 @@ def _descriptions(thing: Any) -> dict[str, str]:
 
 
 def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
-    """Read the command line.
-
-    Parameters
-    ----------
-    words
-        Arguments without the program's name.
-
-    Returns
-    -------
-    The command, and the options that were given.
-    """
+    """Parse arguments: the command, and the options that were passed."""
     parser = ArgumentParser(
         prog="scdiva",
         description="Single-cell embeddings from masked discrete diffusion.",
@@ -165,7 +148,7 @@ def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
         commands.add_subcommand(name, command_parser(name) if words[:1] == [name] else ArgumentParser(), help=line)
     if len(words) > 1 and words[0] in COMMANDS and not words[1].startswith("-"):
         words = [words[0], f"--{FIRST.get(words[0], 'file')}", *words[1:]]
-    given = parser.parse_args(words, defaults=False)
-    options: dict[str, Any] = given[given.command].as_dict()
+    arguments = parser.parse_args(words, defaults=False)
+    options: dict[str, Any] = arguments[arguments.command].as_dict()
     options.pop("config", None)
-    return given.command, options
+    return arguments.command, options

@@ -1,4 +1,4 @@
-"""Published datasets by name, small ones of real cells and with known truth, and gene families."""
+"""Published, bundled and simulated datasets, and gene families."""
 
 from scdiva.datasets._bundled import pbmc3k_small
 from scdiva.datasets._cells import pbmc68k_reduced, toy

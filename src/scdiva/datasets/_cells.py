@@ -28,29 +28,29 @@ def toy(
     *,
     rng: int | np.random.Generator | None = 0,
 ) -> AnnData:
-    """Draw raw counts of cell types and batches from known programs, under real human gene symbols.
+    """Simulate counts of cell types and batches with known gene programs and human gene symbols.
 
     The count of gene g in cell c is negative binomial with mean m = d_c · p_cg and variance m + m²/4, where d_c is
     log-normal around 5 counts per gene (sd 0.3 of its logarithm), and p_c is proportional to
-    exp(baseline_g + program[type of c, g] + batch_effect[batch of c, g]). Each type has a module of its own, 8% of the
-    genes, raised by 2 on the natural log scale; baselines have sd 1, batch effects sd 0.3.
+    exp(baseline_g + program[type of c, g] + batch_effect[batch of c, g]). Each type has a module of 8% of the genes,
+    increased by 2 on the natural log scale; baselines have sd 1, batch effects sd 0.3.
 
     Parameters
     ----------
     n_cells, n_genes
-        Shape. Genes are drawn from the named protein-coding genes of the human vocabulary.
+        Numbers of cells and genes. Genes are sampled from the protein-coding genes of the human vocabulary.
     n_types, n_batches
-        Cell types and batches, both drawn evenly and independently of one another.
+        Numbers of cell types and batches, of equal size and independent of each other.
     rng
-        Seed or generator; the same seed gives the same data.
+        Seed or generator.
 
     Returns
     -------
     AnnData
-        `X` raw counts (CSR, float32); `obs["cell_type"]`, `obs["batch"]` (categorical); `var["ensembl_id"]`. The truth
-        is in `uns["truth"]`: `markers` (type → symbols of its module), `module` (int32 per gene: the number of the
-        type whose module it is in, -1 = none), and on the natural log scale `baseline` (float64 per gene), `program`
-        (float64, types × genes) and `batch_effect` (float64, batches × genes).
+        `X` raw counts (CSR, float32); `obs["cell_type"]`, `obs["batch"]` (categorical); `var["ensembl_id"]`. The
+        parameters of the simulation are in `uns["truth"]`: `markers` (symbols of the module of each type), `module`
+        (int32 per gene: number of the type, -1 = none), and on the natural log scale `baseline` (float64 per gene),
+        `program` (float64, types × genes) and `batch_effect` (float64, batches × genes).
 
     Raises
     ------
@@ -85,7 +85,7 @@ def toy(
     baseline = rng.normal(0.0, _BASE_LOG_SD, n_genes)
     program = _MODULE_LOG_FOLD * (module == np.arange(n_types)[:, None]).astype(np.float64)
     batch_effect = rng.normal(0.0, _BATCH_LOG_SD, (n_batches, n_genes))
-    # every type and batch is there, in random order
+    # equal numbers of cells, in random order
     cell_type = rng.permutation(np.arange(n_cells) % n_types)
     batch = rng.permutation(np.arange(n_cells) % n_batches)
 

@@ -95,7 +95,7 @@ def _folder() -> Path:
 
 
 def _verify(file: Path, sums: set[str]) -> None:
-    """Refuse a file that is neither a published one nor the one that was downloaded."""
+    """Raise an error if a file matches neither a published checksum nor the one recorded after its download."""
     recorded = file.with_name(f"{file.name}.sha256")
     if recorded.is_file():
         sums = sums | set(recorded.read_text(encoding="utf-8").split()[:1])
@@ -175,7 +175,7 @@ def _check(part: Path, address: str, sums: set[str], remedy: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Say in a few words why a download failed."""
+    """Reason of a failed download, for messages."""
     from requests import exceptions
 
     if isinstance(error, exceptions.Timeout) or "timed out" in str(error):

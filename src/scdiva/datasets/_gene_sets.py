@@ -1,4 +1,4 @@
-"""Genes that belong together, by name."""
+"""Gene sets: transcription factors and gene families."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from scdiva.tokenizer.vocabulary import Vocabulary
 Family = Literal["HLA", "HLA class I", "HLA class II", "TNF", "interleukin", "CD"]
 
 _TNF = "TNF|TNFSF.*|TNFRSF.*|LT[AB]|LTBR|CD40|CD40LG|FAS|FASLG|CD27|CD70|NGFR|EDA|EDAR|EDA2R|RELT"
-"""Ligands and receptors of the superfamily, those that do not bear its name among them."""
+"""Ligands and receptors of the superfamily, including those with other names."""
 _PATTERNS: dict[str, str] = {
     "HLA": r"HLA-[A-Z]+\d*",
     "HLA class I": r"HLA-[ABCEFG]",
     "HLA class II": r"HLA-D[MOPQR][AB]\d*",
     "TNF": _TNF,
-    # I: induced by it
+    # not IL4I1 ("induced")
     "interleukin": r"IL\d+(?!I)[A-Z]*\d?[A-Z]*",
-    "CD": r"CD\d+(?!L)[A-Z]?\d?",  # L: like that marker, but another gene
+    "CD": r"CD\d+(?!L)[A-Z]?\d?",  # not CD5L ("like")
 }
 
 
 def transcription_factors() -> list[str]:
-    """Name the human transcription factors (Lambert et al. 2018).
+    """Human transcription factors (Lambert et al. 2018).
 
     Returns
     -------
-    1,633 symbols, sorted; the 1,639 genes of the census under their present names, without six that have none.
+    1,633 current symbols, sorted, of the 1,639 genes in the census; six have no current symbol.
 
     References
     ----------
@@ -49,13 +49,13 @@ def transcription_factors() -> list[str]:
 
 
 def gene_family(name: Family) -> list[str]:
-    """Name the protein-coding human genes of a family, as the paper's figure of gene networks has them.
+    """Protein-coding human genes of a family, as in the paper's figure of gene networks.
 
     Parameters
     ----------
     name
         `"HLA"`, `"HLA class I"`, `"HLA class II"`; `"TNF"`, ligands and receptors of its superfamily;
-        `"interleukin"`, with their receptors; `"CD"`, the surface markers whose symbols are CD and a number.
+        `"interleukin"`, with their receptors; `"CD"`, surface markers named CD and a number.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def gene_family(name: Family) -> list[str]:
     Raises
     ------
     ValueError
-        If the family is none of these.
+        If `name` is another family.
 
     Examples
     --------

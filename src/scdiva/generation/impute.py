@@ -157,8 +157,8 @@ def impute(
     if device is not None or precision is not None:
         resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
-    from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept
+    from scdiva._validate import one_count
     from scdiva.data.memory import read_cells
     from scdiva.generation.imputation import expected_values, predict_by_state_head, predict_by_transformer
     from scdiva.generation.state_head import on_cpu

@@ -1,4 +1,4 @@
-"""Plots. They read adata, never a model, and take `ax`, `return_fig` and `save`."""
+"""Plots of results in AnnData."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every plot does before and after it draws: checks, axes, legends, names, heatmaps, files."""
+"""Figures: checks, axes, legends, labels, heatmaps, files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Names: TypeAlias = Sequence[str] | NDArray[np.object_]
 F = TypeVar("F", bound=Callable[..., Figure | None])
 
 _REACH, _STEP = 150.0, 8.0
-"""Pixels that a name may stand off its anchor, and between the places that are tried."""
+"""Maximum distance of a label from its anchor, and step of the search, in pixels."""
 _LEGENDS: dict[str, dict[str, Any]] = {
     "right": {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)},
     "above": {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2},
@@ -37,40 +37,42 @@ _LEGENDS: dict[str, dict[str, Any]] = {
 
 
 def plot(function: F) -> F:
-    """Make a public plot of a function that draws and gives its figure, whatever `return_fig` and `save` are.
+    """Decorate a plot: check arguments and `save`, write and close the figure, and restore adata if drawing fails.
 
-    Before it draws, what is declared as AnnData and is none is refused, and so is a file that can't be written. If
-    drawing fails, maps that were computed are taken back. Else the figure is written to `save`, closed if nobody else
-    will see it, and returned if `return_fig`. Shared descriptions are filled into the docstring.
+    The function returns its figure; the decorated one returns it only if `return_fig`. Shared descriptions are filled
+    into the docstring.
     """
     signature = inspect.signature(function)
     cells = {name for name, parameter in signature.parameters.items() if "AnnData" in str(parameter.annotation)}
 
     @functools.wraps(function)
     def drawn(*args: Any, **kwargs: Any) -> Figure | None:
-        given = signature.bind(*args, **kwargs).arguments
-        for name in cells & given.keys():
-            if given[name] is not None or signature.parameters[name].default is inspect.Parameter.empty:
-                check_anndata(given[name])
-        _check_file(given.get("save"))
-        own = given.get("ax") is None
-        with contextlib.ExitStack() as failed:
-            for name in cells & given.keys():
-                if given[name] is not None:
-                    failed.callback(_restore, given[name], dict(given[name].obsm), dict(given[name].uns))
+        arguments = signature.bind(*args, **kwargs).arguments
+        for name in cells & arguments.keys():
+            if arguments[name] is not None or signature.parameters[name].default is inspect.Parameter.empty:
+                check_anndata(arguments[name])
+        save, return_fig = arguments.get("save"), arguments.get("return_fig", False)
+        _check_file(save)
+        with contextlib.ExitStack() as on_error:
+            for name in cells & arguments.keys():
+                if (adata := arguments[name]) is not None:
+                    on_error.callback(_restore, adata, dict(adata.obsm), dict(adata.uns))
             fig = cast(Figure, function(*args, **kwargs))
-            fig_or_none = _finish(fig, own=own, return_fig=given.get("return_fig", False), save=given.get("save"))
-            failed.pop_all()
-        return fig_or_none
+            if save is not None:
+                path = output_path(save, "save")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with whole_or_not(path) as new:
+                    fig.savefig(new, dpi=200, bbox_inches="tight")
+                if arguments.get("ax") is None and not return_fig:
+                    plt.close(fig)
+            on_error.pop_all()
+        return fig if return_fig else None
 
     return with_shared_docs(check_arguments(cast("F", drawn)))
 
 
 def axes_for(ax: Axes | None, size: tuple[float, float], *, framed: bool = False) -> tuple[Figure, Axes]:
-    """Figure and axes to draw on: the user's axes, or those of a new figure (`size` in inches).
-
-    Unless `framed`, they have lines at the left and below alone.
-    """
+    """Figure and axes: the user's axes, or a new figure of `size` inches; without `framed`, no top and right spines."""
     axes: Axes = grid_of_axes(1, 1, size)[1][0, 0] if ax is None else ax
     if not framed:
         axes.spines[["top", "right"]].set_visible(False)
@@ -83,7 +85,7 @@ def grid_of_axes(n_rows: int, n_columns: int, size: tuple[float, float], **optio
 
 
 def draw_legend(axes: Axes, where: str = "right", **options: Any) -> Any:
-    """Draw a legend beside the axes, ``"right"`` or ``"above"``, so that it never covers data."""
+    """Draw a legend next to the axes, ``"right"`` or ``"above"``, so that it does not cover data."""
     return axes.legend(**{"frameon": False, "fontsize": 8, "handletextpad": 0.4, **_LEGENDS[where], **options})
 
 
@@ -102,30 +104,29 @@ def write_names(
     fontsize: float = 8.0,
     clear: float = 0.0,
 ) -> None:
-    """Write each name as near its anchor as there is room, outlined in white, with a thin line where it stands off.
+    """Place each label close to its anchor without overlaps, connected by a thin line if it is moved.
 
     Parameters
     ----------
     axes
-        Axes on which everything else is drawn already.
+        Axes that are otherwise complete.
     dots
-        Points that names should not hide, (n, 2), in data coordinates.
+        Points that labels should not cover, (n, 2), in data coordinates.
     anchors
-        Point that each name belongs to, (n_names, 2).
+        Point of each label, (n_names, 2).
     names, colours
-        Names and their colours; the first have the choice of room.
+        Labels and their colours; the first ones are placed first.
     fontsize
-        Size of the letters in points.
+        Font size in points.
     clear
-        Pixels around dots that names keep off, where each dot should be seen; 0: dots are a cloud, and names may lie
-        on a small share of it.
+        Distance from dots in pixels, if every dot should be visible; 0: labels may cover a small share of the dots.
     """
     axes.autoscale_view()
-    axes.figure.canvas.draw()  # a constrained layout and equal scales settle only now, and pixels count from here on
+    axes.figure.canvas.draw()  # applies constrained layout and aspect, which change pixels
     axes.autoscale(False)
     pixels, frame = axes.transData, axes.get_window_extent()
     at_dots = pixels.transform(np.asarray(dots))
-    at_dots = at_dots[:: max(len(at_dots) // 3_000, 1)]  # of more, every so many-th
+    at_dots = at_dots[:: max(len(at_dots) // 3_000, 1)]  # a subsample of many dots
     turn, radii = np.arange(16) * np.pi / 8, np.arange(_STEP, _REACH, _STEP)
     rings = radii[:, None, None] * np.stack([np.cos(turn), np.sin(turn)], axis=1)
     steps = np.concatenate([np.zeros((1, 2)), rings.reshape(-1, 2)])
@@ -147,7 +148,7 @@ def write_names(
         for centre, size in taken:
             cost += 10 * (np.abs(places - centre) < half + size).all(axis=1)
             cost += 3 * (np.abs(to_places - centre) < size).all(axis=2).any(axis=0)
-        best = int(cost.round(6).argmin())  # rounded: ties fall the same way on every machine
+        best = int(cost.round(6).argmin())  # rounded, for the same choice on every machine
         taken.append(np.stack([places[best], half]))
         text.set(position=pixels.inverted().transform(places[best]))
         if (np.abs(places[best] - start) > half).any():
@@ -167,18 +168,18 @@ def draw_heatmap(
     extend: str = "neither",
     **look: Any,
 ) -> None:
-    """Draw `values`, (n_rows, n_columns), from the top, NaN as grey, with names and a colour bar.
+    """Draw a heatmap of `values`, (n_rows, n_columns), with names and a colour bar; NaN are grey.
 
     Parameters
     ----------
     axes, values, rows, columns
-        Where, what, and the names of rows and columns, which are left out where there are too many to be read.
+        Axes, values, and names of rows and columns; more than 120 names are not drawn.
     label
-        What the colours are.
+        Label of the colour bar.
     framed
         Row and column of fields with a frame.
     extend
-        At which ends of the colour bar values go on, as matplotlib's ``colorbar`` has it.
+        As for matplotlib's ``colorbar``.
     **look
         Passed to matplotlib's ``pcolormesh``.
     """
@@ -188,7 +189,7 @@ def draw_heatmap(
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=7)
     for names, set_ticks, angle in ((columns, axes.set_xticks, 90), (rows, axes.set_yticks, 0)):
-        shown = list(names) if len(names) <= 120 else []  # more can't be read
+        shown = list(names) if len(names) <= 120 else []
         set_ticks(np.arange(len(shown)) + 0.5, shown, rotation=angle)
     for row, column in framed:
         axes.add_patch(Rectangle((column, row), 1, 1, fill=False, clip_on=False, edgecolor="0.2", zorder=3))
@@ -198,14 +199,9 @@ def draw_heatmap(
 
 
 def similar_order(profiles: NDArray[np.floating], metric: str = "euclidean") -> NDArray[np.intp]:
-    """Order rows by hierarchical clustering, so that similar ones stand beside each other.
+    """Order of rows (n, n_features) by hierarchical clustering, with a `metric` of scipy's ``pdist``.
 
-    Parameters
-    ----------
-    profiles
-        What is compared, (n, n_features).
-    metric
-        Distance, as scipy's ``pdist`` has it; of a constant row, which has no correlation, it is 1.
+    Constant rows have no correlation and the distance 1 to all others.
     """
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import pdist
@@ -218,7 +214,7 @@ def similar_order(profiles: NDArray[np.floating], metric: str = "euclidean") -> 
 
 
 def _check_file(save: str | os.PathLike[str] | None) -> None:
-    """Refuse a file that names no picture format, or can't be written, before anything is computed."""
+    """Check the format and folder of a figure file before anything is computed."""
     if save is None:
         return
     path = output_path(save, "save")
@@ -233,8 +229,8 @@ def _check_file(save: str | os.PathLike[str] | None) -> None:
 
 
 def _restore(adata: AnnData, obsm: dict[str, Any], uns: dict[str, Any]) -> None:
-    """Take back the maps that a plot computed before it failed."""
-    if adata.is_view:  # writing into a view makes it a copy
+    """Remove UMAPs that a plot computed before it failed."""
+    if adata.is_view:  # writing to a view would make it a copy
         return
     for key in set(adata.obsm) - obsm.keys():
         del adata.obsm[key]
@@ -245,15 +241,3 @@ def _restore(adata: AnnData, obsm: dict[str, Any], uns: dict[str, Any]) -> None:
         adata.uns[UNS] = uns[UNS]
     else:
         adata.uns.pop(UNS, None)
-
-
-def _finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike[str] | None) -> Figure | None:
-    """Write the figure if asked to, and close it where nobody else will see it."""
-    if save is not None:
-        path = output_path(save, "save")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_or_not(path) as new:
-            fig.savefig(new, dpi=200, bbox_inches="tight")
-        if own and not return_fig:
-            plt.close(fig)
-    return fig if return_fig else None

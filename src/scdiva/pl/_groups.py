@@ -1,4 +1,4 @@
-"""Columns of obs as groups of cells, their colours, and names of genes."""
+"""Groups of cells from columns of obs, their colours, and gene names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from scdiva._checks import no_column, no_entry, warn
 from scdiva._labels import is_missing, refuse_continuous
 
 MAX_GROUPS = 100
-"""More than this are no groups that a picture could tell apart, but numbers or names of cells."""
+"""Maximum number of groups in a figure."""
 MISSING = (0.83, 0.83, 0.83, 1.0)
 """Colour of cells without a value."""
 _HUES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
-"""Colours that colour-blind readers tell apart (Okabe & Ito, Color Universal Design, 2008)."""
+"""Colours for colour-blind readers (Okabe & Ito, Color Universal Design, 2008)."""
 
 
 def column_of(adata: AnnData, key: str) -> pd.Series:
-    """Give a column of obs; refuse a name that several have."""
+    """Column of obs; an error if several have the name."""
     values = adata.obs[key]
     if isinstance(values, pd.DataFrame):
         raise ValueError(f"{values.shape[1]} columns of adata.obs are called {key!r}: rename them, or drop one")
@@ -32,36 +32,37 @@ def column_of(adata: AnnData, key: str) -> pd.Series:
 
 
 def is_number(values: pd.Series) -> bool:
-    """Whether a column holds numbers, which truth values are not."""
+    """Whether a column is numeric; booleans are not."""
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
 def as_groups(values: pd.Series, key: str) -> pd.Series:
-    """Make categories of a column, numbers in their order, "nan" and the like missing.
+    """Convert a column to categories, with numbers in order and texts such as "nan" as missing values.
 
-    The categories stay where no cell has them any more, so that the others keep their colours.
+    Unused categories are kept, so that the others keep their colours.
     """
     if not isinstance(values.dtype, pd.CategoricalDtype):
         texts = values if is_number(values) else values.astype(object).where(values.isna(), values.astype(str))
         values = texts.astype("category")
     names = values.cat.categories
     missing = names[is_missing(np.array([str(name) for name in names], dtype=str))]
-    which = values.isin(list(missing)).to_numpy()
-    if which.any():
+    is_text = values.isin(list(missing)).to_numpy()
+    if is_text.any():
         warn(
-            f"adata.obs[{key!r}] is {' or '.join(repr(str(name)) for name in missing)} for {which.sum()} of "
-            f"{len(values)} cells, the first is {str(values.index[which.argmax()])!r}: they are drawn as cells without "
-            "a value."
+            f"adata.obs[{key!r}] is {' or '.join(repr(str(name)) for name in missing)} for {is_text.sum()} of "
+            f"{len(values)} cells, the first is {str(values.index[is_text.argmax()])!r}: they are drawn as cells "
+            "without a value."
         )
-        values = values.where(~which)
+        values = values.where(~is_text)
     return values
 
 
 def groups_of(adata: AnnData, key: str, made_by: str | None = None) -> pd.Series:
-    """Give a column of obs as categories, numbers in their order; `made_by` is the call that writes it."""
+    """Column of obs as categories, 1 to `MAX_GROUPS`; `made_by` is the call that writes it, for the error."""
     if key not in adata.obs:
-        asked = "adata.obs", key, adata.obs.columns
-        raise no_column(*asked) if made_by is None else no_entry(*asked, made_by)
+        if made_by is not None:
+            raise no_entry("adata.obs", key, adata.obs.columns, made_by)
+        raise no_column("adata.obs", key, adata.obs.columns)
     values = as_groups(column_of(adata, key), key)
     n = values.nunique()
     if not 1 <= n <= MAX_GROUPS:
@@ -75,19 +76,19 @@ def groups_of(adata: AnnData, key: str, made_by: str | None = None) -> pd.Series
 
 
 def predicted_groups(adata: AnnData, key: str) -> pd.Series:
-    """Give the column of predicted types as categories; say how it comes about if it is not there."""
+    """Column of predicted cell types as categories; an error with the call that writes it."""
     return groups_of(adata, key, made_by=f"scdiva.tl.annotate(adata, ..., key_added={key!r})")
 
 
 def palette(adata: AnnData, key: str, names: Sequence[Hashable]) -> dict[Hashable, Any]:
-    """Give a colour to each category: the user's in ``uns``, where scanpy puts them, then well-separated ones."""
-    given = _stored_colours(adata, f"{key}_colors")
-    others = [colour for colour in distinct_colours(len(names)) if colour not in given]
-    return dict(zip(names, itertools.cycle([*given, *others]), strict=False))
+    """Colour of each category: scanpy's in ``uns``, then distinct ones."""
+    stored = _stored_colours(adata, f"{key}_colors")
+    others = [colour for colour in distinct_colours(len(names)) if colour not in stored]
+    return dict(zip(names, itertools.cycle([*stored, *others]), strict=False))
 
 
 def _stored_colours(adata: AnnData, key: str) -> list[tuple[float, float, float]]:
-    """Give the colours in uns; none, with a warning, if matplotlib does not know one of them."""
+    """Colours in uns; a warning and none if matplotlib does not know one of them."""
     stored: Any = adata.uns.get(key, ())
     each: Any = [stored] if isinstance(stored, str | Mapping) or not np.iterable(stored) else stored
     colours = []
@@ -104,7 +105,7 @@ def _stored_colours(adata: AnnData, key: str) -> list[tuple[float, float, float]
 
 
 def distinct_colours(n: int) -> list[tuple[float, float, float]]:
-    """Give up to 102 colours: up to 21 for colour-blind readers too, seven hues, then darker, paler; else scanpy's."""
+    """Up to 102 distinct colours: up to 21 for colour-blind readers (seven hues, darker, paler), else scanpy's."""
     if n > 3 * len(_HUES):
         from scanpy.plotting.palettes import godsnot_102
 
@@ -114,7 +115,7 @@ def distinct_colours(n: int) -> list[tuple[float, float, float]]:
 
 
 def gene_names(var: pd.DataFrame, gene_symbols: str | None, called: str = "adata.var") -> NDArray[np.object_]:
-    """Give the names of genes as they are written, those of the index where the column has none."""
+    """Gene names from the column `gene_symbols`, or from the index where it is missing."""
     if gene_symbols is None:
         return np.asarray(var.index, dtype=object)
     if gene_symbols not in var:

@@ -1,10 +1,10 @@
-"""Maps of cells: by any colour, before and after integration, annotated and predicted, generated among real ones."""
+"""UMAPs of cells: coloured by obs or genes, before and after integration, annotated, and with generated cells."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,14 +43,14 @@ def umap(
 ) -> Figure | None:
     """Draw cells on the UMAP of an embedding, coloured by columns of obs or by genes.
 
-    The map, (n_obs, 2), is computed from ``obsm[basis]`` by UMAP [1]_ (15 neighbours, least distance 0.5; as by
-    `scdiva.tl.umap`) and kept in ``obsm[basis + "_umap"]``, with its parameters in ``uns["scdiva"]["umap"]``, so that
-    the next picture is at once the same. It is computed anew when the embedding or the seed has changed. A map of that
-    name that did not come from here is drawn as it is and never written over. ``obsm["X_umap"]`` is written by
-    `scdiva.tl.umap` only; without it, scanpy draws the map by ``scanpy.pl.embedding(adata, "X_scdiva_umap")``.
+    UMAP coordinates, (n_obs, 2), are computed from ``obsm[basis]`` [1]_ (15 neighbours, minimum distance 0.5, as in
+    `scdiva.tl.umap`) and stored in ``obsm[basis + "_umap"]``, with their parameters in ``uns["scdiva"]["umap"]``. They
+    are computed again if the embedding or the seed has changed. Coordinates of that name from another source are drawn
+    and not overwritten. ``obsm["X_umap"]`` is written by `scdiva.tl.umap` only; scanpy draws the coordinates with
+    ``scanpy.pl.embedding(adata, "X_scdiva_umap")``.
 
-    A `basis` that is a map already is drawn as it is, and nothing is computed: one of two columns, such as
-    ``obsm["X_umap"]`` or ``obsm["spatial"]``, or the first two of one whose name ends in ``umap`` or ``tsne``.
+    A two-dimensional `basis`, such as ``obsm["X_umap"]`` or ``obsm["spatial"]``, or one whose name ends in ``umap`` or
+    ``tsne``, is drawn without UMAP (the first two columns).
 
     Parameters
     ----------
@@ -58,24 +58,23 @@ def umap(
         Cells with an embedding, see `scdiva.tl.embed`.
     color
         A column of ``adata.obs`` (text, categories and booleans as groups, numbers on a scale) or a gene of
-        ``adata.var_names``; or several of them, with a panel each. None draws all cells grey. Colours of groups are
-        those in ``uns[color + "_colors"]`` where scanpy has put them. Cells without a value are grey, below the others,
-        and named ``NA`` in the legend.
+        ``adata.var_names``; or several of them, with a panel each. None draws all cells grey. Groups have the colours
+        of scanpy in ``uns[color + "_colors"]`` if they exist. Cells without a value are grey, below the others, and
+        named ``NA`` in the legend.
     basis
         Key of the embedding in ``adata.obsm``, (n_obs, dim), with or without ``X_``: ``"umap"`` is ``"X_umap"``.
     layer
-        Where the values of genes stand: a key of ``adata.layers``, or of a table in ``adata.obsm`` with a column for
-        each gene, as `scdiva.tl.impute` writes it; None takes ``adata.X``. Values are drawn as they are, not
-        normalised.
+        Values of genes: a key of ``adata.layers``, or of a table in ``adata.obsm`` with a column for each gene, as
+        `scdiva.tl.impute` writes it. None: ``adata.X``. Values are not normalised.
     use_raw
-        Whether to take genes and their values from ``adata.raw``.
+        Whether to read genes and their values from ``adata.raw``.
     legend
-        Where the names of groups stand: ``"on data"``, ``"right"``, ``"none"``, or ``"auto"``: on the data, up to 14
-        groups, at the right, up to 100, and else nowhere.
+        Place of group names: ``"on data"``, ``"right"``, ``"none"``, or ``"auto"``: on the data for up to 14 groups, at
+        the right for up to 100, else none.
     size
-        Area of a dot in points squared; None fits it to the number of cells.
+        Area of a dot in points squared. None: chosen by the number of cells.
     title
-        Above the plot, or one above each; None writes `color`.
+        Title, or one for each panel. None: `color`.
     %(rng)s
     %(ax)s
     %(return_fig)s
@@ -144,29 +143,28 @@ def integration(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw what integration did: UMAPs before and after, by batch and by cell type.
+    """Draw UMAPs before and after integration, coloured by batch and by cell type.
 
-    The left column is the embedding before, the right one after; there is a row for each batch column and one for the
-    labels. Batches should mix on the right, and cell types stay apart. How well they do, a map does not tell: for that
-    see `scdiva.metrics.avg_batch` and `scdiva.metrics.shuffle_control`.
+    The left column shows the embedding before integration, the right column after; there is a row for each batch column
+    and one for the labels. Batches should mix on the right, and cell types remain separated. Quantify both with
+    `scdiva.metrics.avg_batch` and `scdiva.metrics.shuffle_control`.
 
-    Both maps are computed and kept as `scdiva.pl.umap` does, (n_obs, 2) in ``obsm[before + "_umap"]`` and
-    ``obsm[after + "_umap"]``, with their parameters in ``uns["scdiva"]["umap"]``. The map of principal components that
-    are computed for the picture is not kept.
+    UMAP coordinates are computed and stored as by `scdiva.pl.umap`, (n_obs, 2) in ``obsm[before + "_umap"]`` and
+    ``obsm[after + "_umap"]``, with their parameters in ``uns["scdiva"]["umap"]``. Those of principal components that
+    are computed for the figure are not stored.
 
     Parameters
     ----------
     adata
-        Cells with the integrated embedding of `scdiva.tl.integrate`, and one from before, such as that of
+        Cells with the integrated embedding of `scdiva.tl.integrate` and an embedding from before, such as
         `scdiva.tl.embed`.
     batch_key
-        A column of ``adata.obs`` with the batch of each cell, or several; numbers are taken as names.
+        A column of ``adata.obs`` with the batch of each cell, or several; numbers are treated as names.
     labels_key
-        A column of ``adata.obs`` with the cell types; None draws the batches only. Cells without one are grey.
+        A column of ``adata.obs`` with the cell types. None: batches only. Cells without a type are grey.
     before
         Key of the embedding before integration in ``adata.obsm``, (n_obs, dim). None: ``"X_scdiva"``, or without it
-        ``"X_pca"``, or without either 30 principal components of the log-normalised expression in ``adata.X``, which
-        are computed for the picture only.
+        ``"X_pca"``, or without either 30 principal components of the log-normalised expression in ``adata.X``.
     after
         Key of the embedding after integration in ``adata.obsm``, (n_obs, dim).
     %(rng)s
@@ -198,7 +196,7 @@ def integration(
     if not batches:
         raise ValueError("batch_key must name a column of adata.obs, or several; got none.")
     rows = {key: groups_of(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
-    # Both before either map is computed: a call that fails leaves adata as it was.
+    # both are checked before UMAP is computed
     after = basis_of(adata, after)
     embedding_of(adata, after, made_by=f"scdiva.tl.integrate(adata, {batches[0]!r})")
     if before is None:
@@ -214,7 +212,7 @@ def integration(
             title = f"{when}: {basis if is_map(adata, basis) else f'UMAP of {basis}'}"
             xy = coordinates(adata, basis, rng)
         for key, values in rows.items():
-            # Mixed batches have no place where their names could stand; a few cell types have.
+            # mixed batches have no centre for their names
             on_data = key not in batches and values.nunique() <= ON_DATA
             legend = "on data" if on_data else "none" if when == "before" else "right"
             names = ("", key if when == "before" else "")
@@ -225,7 +223,7 @@ def integration(
 
 
 def _map_of_expression(adata: AnnData, rng: int | None) -> NDArray[np.floating]:
-    """Compute the UMAP of principal components of the expression in X."""
+    """UMAP of principal components of the expression in X."""
     try:
         values = log_normalised(adata)[0]
     except ValueError as error:
@@ -235,7 +233,7 @@ def _map_of_expression(adata: AnnData, rng: int | None) -> NDArray[np.floating]:
 
 
 def _principal_components(values: sp.csr_matrix, seed: int) -> Any:
-    """Fit 30 principal components; arpack reads sparse matrices, and fewer components than rows and columns."""
+    """Fit 30 principal components, or fewer than rows and columns, with arpack for sparse matrices."""
     from sklearn.decomposition import PCA
 
     return PCA(min(30, *(n - 1 for n in values.shape)), svd_solver="arpack", random_state=seed).fit(values)
@@ -252,20 +250,20 @@ def annotation(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw annotated and predicted types side by side on one UMAP, and the confidence of the prediction.
+    """Draw annotated and predicted cell types, and the confidence of the prediction, on a UMAP.
 
-    A type has one colour in both panels. "unknown" is near black; cells without a label are light grey. The map is
-    computed and kept as `scdiva.pl.umap` does, (n_obs, 2) in ``obsm[basis + "_umap"]``.
+    A cell type has the same colour in both panels. "unknown" is near black; cells without a label are light grey. UMAP
+    coordinates are computed and stored as by `scdiva.pl.umap`, (n_obs, 2) in ``obsm[basis + "_umap"]``.
 
     Parameters
     ----------
     adata
         Cells that `scdiva.tl.annotate` annotated, with an embedding.
     labels_key
-        A column of ``adata.obs`` with the true types; None leaves out its panel.
+        A column of ``adata.obs`` with the true types. None: no such panel.
     key
         A column of ``adata.obs`` with the predicted types; the last panel shows ``adata.obs[key + "_confidence"]``, 0
-        to 1, and is left out if there is none.
+        to 1, if it exists.
     basis
         Key of the embedding in ``adata.obsm``, (n_obs, dim).
     %(rng)s
@@ -296,15 +294,15 @@ def annotation(
     """
     columns = {} if labels_key is None else {f"annotated: {labels_key}": groups_of(adata, labels_key)}
     columns[f"predicted: {key}"] = predicted_groups(adata, key)
-    sure = adata.obs.get(f"{key}_{CONFIDENCE}")
+    confidence = adata.obs.get(f"{key}_{CONFIDENCE}")
     xy = coordinates(adata, basis_of(adata, basis), rng)
     columns = {title: values.cat.rename_categories(str) for title, values in columns.items()}
-    # a name has one colour in both, that which umap gives it in the first column
+    # the same colour in both panels
     names = list(dict.fromkeys(name for values in columns.values() for name in values.cat.categories))
     colours = palette(adata, labels_key or key, names) | {REJECTED: "#262626"}
     maps = [Panel(title, xy, values, colours) for title, values in columns.items()]
-    if sure is not None:
-        maps.append(Panel(CONFIDENCE, xy, sure, limits=(0.0, 1.0)))
+    if confidence is not None:
+        maps.append(Panel(CONFIDENCE, xy, confidence, limits=(0.0, 1.0)))
     return draw_maps(maps)
 
 
@@ -318,12 +316,12 @@ def generated(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw generated cells on one map with real cells, coloured by where they come from and by group.
+    """Draw generated and real cells on a joint UMAP, coloured by origin and by group.
 
-    The map is a UMAP [1]_ of all cells together, in the first 30 principal components of the real cells' log-normalised
-    expression, onto which the generated ones are projected; both are normalised to ten thousand counts a cell over the
-    genes that they have here. What generated cells have beside those components is not seen: cells that mix on the map
-    may differ still. Neither object is written to; the map is computed at each call.
+    UMAP [1]_ of all cells is computed from the first 30 principal components of the real cells' log-normalised
+    expression, onto which the generated cells are projected; both are normalised to 10,000 counts per cell over the
+    shared genes. Differences outside these components are not visible: cells that mix on the UMAP may still differ.
+    Neither object is changed; UMAP is computed in each call.
 
     Parameters
     ----------
@@ -333,9 +331,8 @@ def generated(
         Generated cells; `X` holds log-normalised values, as `scdiva.tl.generate` writes them. All of its genes must
         be in `real`, in any order; other genes of `real` are ignored.
     color
-        A column of obs of both, such as a cell type, for the second panel; colours are those in
-        ``real.uns[color + "_colors"]`` where scanpy has put them. Cells without a value are grey. None draws the first
-        panel only.
+        A column of obs of both, such as a cell type, for the second panel, in the colours of scanpy in
+        ``real.uns[color + "_colors"]`` if they exist. Cells without a value are grey. None: the first panel only.
     %(rng)s
     %(return_fig)s
     %(save)s
@@ -351,8 +348,8 @@ def generated(
         If `color` is not in obs of both.
     ValueError
         If `real` lacks genes of `generated`, genes repeat or are fewer than three, there are fewer than five real cells
-        or no generated one, a matrix holds something else, `color` has no or more than 100 groups, or `save` ends in no
-        picture format.
+        or no generated one, a matrix is neither counts nor log-normalised, `color` has no or more than 100 groups, or
+        `save` ends in no picture format.
 
     References
     ----------
@@ -379,13 +376,16 @@ def generated(
             f"{len(alone):,} genes of the generated cells are not among those of the real ones (first: {alone[0]!r}): "
             "pass generated[:, generated.var_names.isin(real.var_names)], or the real cells with all of their genes."
         )
-    real = real[:, shared]  # scdiva.tl.generate draws the genes that the model knows
+    real = real[:, shared]  # generated cells have only genes of the model
     groups = None if color is None else _groups_of_both(real, generated, color)
     seed = settings.seed if rng is None else int(rng)
-    known = _to_one_total(real, "real", "auto")
-    made = _to_one_total(generated, "generated", "lognorm")[:, generated.var_names.get_indexer(real.var_names)]
-    pca = _principal_components(known, seed)
-    xy = umap_of(np.concatenate([pca.transform(known), pca.transform(made)]).astype(np.float32), seed)
+    with speaking_of("real"):
+        real_values = log_normalised(real)[0]
+    with speaking_of("generated"):
+        generated_values = log_normalised(generated, input="lognorm")[0]
+    generated_values = generated_values[:, generated.var_names.get_indexer(real.var_names)]
+    pca = _principal_components(real_values, seed)
+    xy = umap_of(np.concatenate([pca.transform(x) for x in (real_values, generated_values)]).astype(np.float32), seed)
 
     names = [f"real ({real.n_obs:,})", f"generated ({generated.n_obs:,})"]
     origin = pd.Series(pd.Categorical.from_codes(np.repeat([0, 1], [real.n_obs, generated.n_obs]), names))
@@ -397,7 +397,7 @@ def generated(
 
 
 def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
-    """Give the groups of all cells, real ones first, in the order of the real ones' categories."""
+    """Groups of real, then generated cells, with the categories of the real cells first."""
     both = []
     for cells, which in ((real, "real"), (generated, "generated")):
         if color not in cells.obs:
@@ -407,14 +407,8 @@ def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
     return pd.concat([groups.cat.set_categories(names) for groups in both], ignore_index=True)
 
 
-def _to_one_total(cells: AnnData, what: str, input: Literal["auto", "lognorm"]) -> sp.csr_matrix:
-    """Read `X`, to one total of counts, and say whose it is where it is refused."""
-    with speaking_of(what):
-        return log_normalised(cells, input=input)[0]
-
-
 def _listed(color: str | Sequence[str] | None) -> list[str | None]:
-    """Give what each panel is coloured by."""
+    """Colour of each panel."""
     if color is None or isinstance(color, str):
         return [color]
     names = list(color) if isinstance(color, Sequence | np.ndarray | pd.Index | pd.Series) else [color]
@@ -426,7 +420,7 @@ def _listed(color: str | Sequence[str] | None) -> list[str | None]:
 
 
 def _check_layer(adata: AnnData, layer: str | None, use_raw: bool) -> None:
-    """Refuse a place of values that does not exist."""
+    """Check `layer` and `use_raw`."""
     if use_raw and layer is not None:
         raise ValueError(f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers")
     if use_raw and adata.raw is None:
@@ -436,7 +430,7 @@ def _check_layer(adata: AnnData, layer: str | None, use_raw: bool) -> None:
 
 
 def _values(adata: AnnData, color: str, layer: str | None, use_raw: bool) -> pd.Series:
-    """Give what colours the cells: a categorical series for groups, a numeric one for numbers."""
+    """Values that colour the cells: a categorical series for groups, or a numeric one."""
     if color in adata.obs:
         values = column_of(adata, color)
         return values if is_number(values) else as_groups(values, color)

@@ -1,4 +1,4 @@
-"""Tools: what the model makes of cells and genes."""
+"""Tools: embedding, integration, annotation, perturbation, networks and generation."""
 
 from scdiva.annotation.annotate import annotate
 from scdiva.embedding.adapt import adapt

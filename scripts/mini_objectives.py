@@ -467,9 +467,7 @@ class Asked(NamedTuple):
     thinned: bool
 
 
-def draw(
-    batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator
-) -> tuple[Asked, tuple[Tensor, Counts, Tensor] | None]:
+def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator) -> tuple[Asked, Around]:
     """Draw queries for the first cells of a batch of one study; the other cells are the context, or None.
 
     Parameters

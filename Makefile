@@ -107,7 +107,7 @@ package: $(VENV)/.core
 
 # The lower bounds of pyproject.toml; TORCH=2.6.0 where the index has that build for CPUs.
 minimum: $(VENV)/.core
-	$(PY) scripts/check_minimum.py $(if $(TORCH),--torch "$(TORCH)")
+	$(PY) scripts/check_package.py --minimum $(if $(TORCH),--torch "$(TORCH)")
 
 # The suite on the newest of everything but torch, in an environment of its own for each Python; PYTHON=python3.13 names
 # one. It stays as it was built: `make clean` before it takes what is newest today.

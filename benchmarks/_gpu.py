@@ -1,4 +1,4 @@
-"""What the sections of gpu.py share: sizes, clocks, goals with a profile where they are missed, counters, FLOPs."""
+"""Sizes, timing, profiles, counters and FLOPs for gpu.py; FLOPs and lengths for speed.py too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch._dynamo
-from _timing import judge_times
+from _record import ratio_goal
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
@@ -154,7 +154,7 @@ def ratio(setting: Setting, what: str, times: Times, above: str, below: str, arm
     for name, samples in ((above, one), (below, other)):
         if isinstance(samples, str):
             return {"what": what, "error": f"{name} did not run: {samples}"}
-    return with_profile(setting, judge_times(what, one, other, **bound), arm)  # type: ignore[arg-type]
+    return with_profile(setting, ratio_goal(what, one, other, **bound), arm)  # type: ignore[arg-type]
 
 
 @contextmanager

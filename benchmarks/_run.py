@@ -1,86 +1,319 @@
-"""What every benchmark needs: labelled datasets, seconds of a call, hashes, intervals over datasets.
-
-It imports neither scdiva nor torch, so that a rival's own environment can read the same cells.
-"""
+"""Runner of the task benchmarks: datasets, rivals, fits in their own processes, seeds, intervals and result rows."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from importlib.util import find_spec
+from math import sqrt
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from statistics import fmean, pstdev
+from typing import Any
 
 import anndata as ad
 import numpy as np
 import pandas as pd
+import scanpy as sc
+import scipy.sparse as sp
+import torch
+from _record import commit, machine, record, recorded_rows, replaced, resident
+from scipy.stats import t, ttest_rel
 
-NO_TYPE = ("", "nan", "None", "ND", "Other", "unknown", "Unknown", "unlabelled")
+import scdiva as sd
+
+MAX_CELLS = 6000
+BATCH, LABELS, TRAINING_LABELS = "batch", "cell_type", "training_label"
+"""Columns of obs: batches and cell types of a prepared dataset, and the labels that a method receives."""
+UNLABELLED = "unlabelled"
+NO_TYPE = ("", "nan", "None", "ND", "Other", "unknown", "Unknown", UNLABELLED)
 """Labels of cells without a cell type."""
-LEAST_TYPE, LEAST_CELLS = 5, 100
-"""Cells of a type, and cells of such types in a dataset, below which a score says nothing."""
-DRAWS = 10_000
+MIN_CELLS_PER_TYPE, MIN_LABELLED_CELLS = 5, 100
+N_HVG, N_PCS, CLIP = 2000, 50, 10.0
+RIVALS = {
+    "harmony": ("harmonypy", "harmonypy"), "scvi": ("scvi-tools", "scvi"), "scvi_batch": ("scvi-tools", "scvi"),
+    "scanvi": ("scvi-tools", "scvi"), "gears": ("cell-gears", "gears"),
+}  # fmt: skip
+"""Package and module of the arms that need one."""
+Result = dict[str, Any]
 
-Made = TypeVar("Made")
+
+# datasets
 
 
 def cell_types(obs: pd.DataFrame) -> np.ndarray:
-    """The label of each cell as text, empty where it names no cell type."""
-    if "cell_type" not in obs:
+    """The cell type of each cell as text, empty for cells without one."""
+    if LABELS not in obs:
         return np.full(len(obs), "", dtype=str)
-    labels = obs["cell_type"].astype(str).to_numpy(dtype=str)
+    labels = obs[LABELS].astype(str).to_numpy(dtype=str)
     return np.where(np.isin(labels, NO_TYPE), "", labels)
 
 
 def labelled_datasets(folder: Path) -> list[str]:
-    """Names of the files of a folder with two cell types of 5 cells or more and 100 such cells."""
-    found = []
+    """Files with at least two cell types of 5 cells, and 100 cells of such types."""
+    names = []
     for file in sorted(folder.glob("*.h5ad")):
-        cells = ad.read_h5ad(file, backed="r")
-        counts = pd.Series(cell_types(cells.obs)).value_counts().drop("", errors="ignore")
-        cells.file.close()
-        counts = counts[counts >= LEAST_TYPE]
-        if len(counts) > 1 and counts.sum() >= LEAST_CELLS:
-            found.append(file.stem)
-    return found
+        adata = ad.read_h5ad(file, backed="r")
+        sizes = pd.Series(cell_types(adata.obs)).value_counts().drop("", errors="ignore")
+        adata.file.close()
+        sizes = sizes[sizes >= MIN_CELLS_PER_TYPE]
+        if len(sizes) > 1 and sizes.sum() >= MIN_LABELLED_CELLS:
+            names.append(file.stem)
+    return names
 
 
-def read_dataset(folder: Path, name: str, max_cells: int, seed: int = 0) -> ad.AnnData:
-    """Read a dataset; of more than `max_cells` cells, so many are drawn."""
-    adata = ad.read_h5ad(folder / f"{name}.h5ad")
-    if adata.n_obs > max_cells:
-        adata = adata[np.sort(np.random.default_rng(seed).permutation(adata.n_obs)[:max_cells])].copy()
-    return adata
+def subsampled(adata: ad.AnnData, max_cells: int) -> ad.AnnData:
+    """At most `max_cells` cells, always the same ones."""
+    return adata[np.sort(np.random.default_rng(0).permutation(adata.n_obs)[:max_cells])].copy()
 
 
-def batch_column(adata: ad.AnnData) -> str | None:
-    """`"batch"` if half of the cell types or more have cells of two batches: else batch and type are confounded."""
-    if "batch" not in adata.obs:
+def prepared(adata: ad.AnnData, max_cells: int, *columns: str) -> ad.AnnData:
+    """Counts of at most `max_cells` cells with `BATCH`, `LABELS` and other columns of obs."""
+    adata = subsampled(adata, max_cells)
+    counts = sp.csr_matrix(adata.X, dtype=np.float32)
+    if (counts.data < 0).any():
+        raise ValueError(f"X has {(counts.data < 0).sum()} negative values; benchmarks need counts.")
+    names = [name for name in dict.fromkeys((BATCH, LABELS, *columns)) if name in adata.obs]
+    obs = adata.obs[names].astype(str).astype("category")
+    return ad.AnnData(counts, obs=obs, var=adata.var.copy())
+
+
+def fingerprint(adata: ad.AnnData, keys: Sequence[str] = (BATCH, LABELS)) -> str:
+    """A hash of counts, genes and columns of obs."""
+    digest = hashlib.sha256()
+    for part in (adata.X.data, adata.X.indices, adata.X.indptr):
+        digest.update(part.tobytes())
+    for names in (adata.var_names, *(adata.obs[key] for key in keys if key in adata.obs)):
+        digest.update("\n".join(names.astype(str)).encode())
+    return digest.hexdigest()[:16]
+
+
+def log_normalised(adata: ad.AnnData) -> ad.AnnData:
+    """A copy with log1p of counts per ten thousand."""
+    work = ad.AnnData(adata.X.copy(), obs=adata.obs.copy(), var=adata.var[[]].copy())
+    sc.pp.normalize_total(work, target_sum=1e4)
+    sc.pp.log1p(work)
+    return work
+
+
+def variable_genes(adata: ad.AnnData) -> list[str]:
+    """The 2,000 highly variable genes that every rival uses."""
+    work = log_normalised(adata)
+    sc.pp.highly_variable_genes(work, n_top_genes=min(N_HVG, work.n_vars))
+    return list(work.var_names[work.var["highly_variable"]])
+
+
+def scaled(reference: ad.AnnData, query: ad.AnnData) -> tuple[np.ndarray, np.ndarray]:
+    """Both on the reference's variable genes, scaled by its mean and standard deviation, clipped at ten."""
+    genes = variable_genes(reference)
+    first, second = (log_normalised(cells)[:, genes].X.toarray() for cells in (reference, query))
+    mean, std = first.mean(axis=0), first.std(axis=0, ddof=1)
+    std[std == 0] = 1.0
+    return np.clip((first - mean) / std, -CLIP, CLIP), np.clip((second - mean) / std, -CLIP, CLIP)
+
+
+# rivals
+
+
+def pca(adata: ad.AnnData, n_components: int = N_PCS, *, scale: bool = True) -> np.ndarray:
+    """Principal components of the 2,000 variable genes, scaled or not."""
+    values = scaled(adata, adata)[0] if scale else log_normalised(adata)[:, variable_genes(adata)].X
+    work = ad.AnnData(values)
+    sc.pp.pca(work, n_comps=min(n_components, min(work.shape) - 1))
+    return work.obsm["X_pca"]
+
+
+def projected_pca(reference: ad.AnnData, query: ad.AnnData) -> tuple[np.ndarray, np.ndarray]:
+    """50 principal components of the reference's scaled variable genes, and the query projected on them."""
+    first, second = scaled(reference, query)
+    work = ad.AnnData(first)
+    sc.pp.pca(work, n_comps=min(N_PCS, min(first.shape) - 1))
+    return work.obsm["X_pca"], (second - first.mean(axis=0)) @ work.varm["PCs"]
+
+
+def harmony(adata: ad.AnnData, seed: int) -> np.ndarray:
+    """Harmony on 50 principal components."""
+    import harmonypy
+
+    components = pca(adata).astype(np.float64)
+    corrected = np.asarray(harmonypy.run_harmony(components, adata.obs, BATCH, random_state=seed, verbose=False).Z_corr)
+    return corrected if corrected.shape == components.shape else corrected.T  # versions differ
+
+
+def combat(adata: ad.AnnData) -> np.ndarray:
+    """50 principal components of variable genes corrected by ComBat."""
+    work = log_normalised(adata)[:, variable_genes(adata)].copy()
+    work.X = work.X.toarray()
+    sc.pp.combat(work, BATCH)
+    sc.pp.scale(work, max_value=CLIP)
+    sc.pp.pca(work, n_comps=min(N_PCS, min(work.shape) - 1))
+    return work.obsm["X_pca"]
+
+
+def fitted_scvi(adata: ad.AnnData, seed: int, genes: list[str] | None = None, batch_key: str | None = BATCH) -> Any:
+    """scVI with its defaults and early stopping on variable genes; counts are rounded."""
+    import scvi
+
+    part = adata[:, variable_genes(adata) if genes is None else genes]
+    counts = sp.csr_matrix(part.X, copy=True)
+    counts.data = np.round(counts.data)
+    cells = ad.AnnData(counts, obs=part.obs.copy(), var=part.var[[]].copy())
+    scvi.settings.seed = seed
+    threads = torch.get_num_threads()
+    scvi.model.SCVI.setup_anndata(cells, batch_key=batch_key)
+    network = scvi.model.SCVI(cells)
+    network.train(early_stopping=True, accelerator="cpu", enable_progress_bar=False)
+    torch.set_num_threads(threads)
+    return network
+
+
+def fitted_scanvi(adata: ad.AnnData, seed: int, genes: list[str] | None = None) -> Any:
+    """scANVI with `TRAINING_LABELS`, started from such an scVI, with its defaults."""
+    from scvi.model import SCANVI
+
+    fitted = SCANVI.from_scvi_model(fitted_scvi(adata, seed, genes), UNLABELLED, labels_key=TRAINING_LABELS)
+    fitted.train(accelerator="cpu", enable_progress_bar=False)
+    return fitted
+
+
+def missing(arm: str) -> str | None:
+    """Why an arm cannot run here; None if it can."""
+    if arm not in RIVALS or find_spec(RIVALS[arm][1]) is not None:
         return None
-    types = cell_types(adata.obs)
-    shared = adata.obs["batch"].astype(str).groupby(types).nunique().drop("", errors="ignore") > 1
-    return "batch" if shared.mean() >= 0.5 else None
+    return f"{RIVALS[arm][0]} is not installed: pip install -c constraints.txt {RIVALS[arm][0]}"
 
 
-def timed(call: Callable[[], Made]) -> tuple[Made, float]:
-    """What a call returns, and its CPU seconds."""
-    begun = time.process_time()
-    made = call()
-    return made, round(time.process_time() - begun, 2)
+# fits and rows
 
 
-def digest(*arrays: np.ndarray) -> str:
-    """A hash of the values of arrays, 16 hexadecimal digits."""
-    found = hashlib.sha256()
-    for array in arrays:
-        text = array.dtype.kind == "U"
-        found.update("\n".join(array.tolist()).encode() if text else np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
+def _apart(function: Callable[..., Any], arguments: tuple, threads: int) -> tuple[Any, dict]:
+    torch.set_num_threads(threads)
+    sd.settings.progress, sd.settings.threads = False, threads
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric", "harmonypy", "scvi"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    cpu, wall = time.process_time(), time.perf_counter()
+    result = function(*arguments)
+    cost = {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.perf_counter() - wall}
+    return result, {**cost, "peak_mib": resident() / 2**20}
 
 
-def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """The percentile interval of a mean over datasets, each drawn with replacement."""
-    drawn = np.asarray(values, dtype=float)
-    means = drawn[np.random.default_rng(seed).integers(len(drawn), size=(DRAWS, len(drawn)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def apart(function: Callable[..., Any], *arguments: Any, threads: int = 1) -> tuple[Any, dict]:
+    """Call a function of a module in its own process; its result, and the seconds and memory of the call."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_apart, function, arguments, threads).result()
+
+
+def over_seeds(runs: Sequence[Mapping[str, Any]]) -> Result:
+    """Mean of each score over the seeds, its standard deviation (`_sd`) and its values (`_seeds`).
+
+    Of dictionaries only the means; other values are those of the first seed.
+    """
+    row: Result = {}
+    for key, first in runs[0].items():
+        values = [run[key] for run in runs if key in run]
+        if isinstance(first, Mapping):
+            row[key] = _means(values)
+        elif not isinstance(first, float):
+            row[key] = first
+        elif np.isfinite(values).all():  # undefined scores, such as a correlation with a constant, are not recorded
+            row |= {key: round(fmean(values), 4), f"{key}_sd": round(pstdev(values), 4)}
+            row[f"{key}_seeds"] = [round(value, 5) for value in values]
+    return row
+
+
+def _means(some: Sequence[Any]) -> Any:
+    if isinstance(some[0], Mapping):
+        keys = dict.fromkeys(key for one in some for key in one)
+        return {key: _means([one[key] for one in some if key in one]) for key in keys}
+    return round(fmean(some), 4) if isinstance(some[0], float) else some[0]
+
+
+def lead(ours: dict, theirs: dict, key: str) -> tuple[float, tuple[float, float] | None]:
+    """Difference of a score between two rows, and its 95% interval over seeds; None where nothing was random.
+
+    Paired where both rows have the score of each seed, otherwise Welch's interval.
+    """
+    value = round(ours[key] - theirs[key], 5)
+    one, other = (row.get(f"{key}_seeds", []) for row in (ours, theirs))
+    if len(one) == len(other) > 1:
+        if np.ptp(np.subtract(one, other)) == 0:
+            return value, None
+        interval = ttest_rel(one, other).confidence_interval(0.95)
+        width = (interval.high - interval.low) / 2
+    else:
+        errors = []  # squared standard error and degrees of freedom of each row
+        for row in (ours, theirs):
+            n = int(row.get("n_seeds", len(row.get("seeds", ()))))
+            if n > 1 and row.get(f"{key}_sd"):
+                errors.append((row[f"{key}_sd"] ** 2 / (n - 1), n - 1))
+        if not errors:
+            return value, None
+        total = sum(square for square, _ in errors)
+        width = t.ppf(0.975, total**2 / sum(square**2 / n for square, n in errors)) * sqrt(total)
+    return value, (value - width, value + width)
+
+
+def measure(
+    name: str,
+    place: dict[str, Any],
+    same: dict[str, Any],
+    fit: Callable[..., Result],
+    arguments: tuple,
+    score: Callable[[Result, int], dict],
+    options: argparse.Namespace,
+    *,
+    deterministic: bool = False,
+) -> None:
+    """Fit an arm for each seed in its own process, score it, and write the row into the results.
+
+    `place` identifies the row (its `arm` too); if a row with the same `same` (cells, seeds) exists, the arm is skipped
+    without `--again`. `fit(*arguments, seed)` must be a function of a module. A deterministic arm is fitted once and
+    scored for every seed.
+    """
+    same = {**same, "seeds": options.seeds}
+    if not options.again and any({**place, **same}.items() <= row.items() for row in recorded_rows(name)):
+        return
+    what = " ".join(map(str, place.values()))
+    if (why := missing(place["arm"])) is not None:
+        print(f"{what} not run: {why}", flush=True)
+        return
+    runs, costs = [], []
+    for seed in options.seeds:
+        if not (deterministic and costs):
+            result, cost = apart(fit, *arguments, seed, threads=options.threads)
+            costs.append(cost)
+        runs.append(score(result, seed))
+    package = RIVALS[place["arm"]][0] if place["arm"] in RIVALS else "scdiva"
+    row = {
+        **place, **same, "fits": len(costs), "commit": commit(), "processor": machine()["processor"],
+        "package": f"{package} {version(package)}",
+        **{key: round(fmean(cost[key] for cost in costs), 1) for key in costs[0]}, **over_seeds(runs),
+    }  # fmt: skip
+    record(name, replaced(recorded_rows(name), row, tuple(place)), model=options.model)
+    scores = " ".join(f"{key} {value:.3f}" for key, value in row.items() if isinstance(value, float))
+    print(f"{what}: {scores}", flush=True)
+
+
+def parser_of(text: str, datasets: Sequence[str], arms: Sequence[str], parts: Sequence[str]) -> argparse.ArgumentParser:
+    """The options of every task; without `datasets` any name is accepted."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the benchmark h5ad files")
+    parser.add_argument("--sets", nargs="+", default=list(datasets), choices=list(datasets) or None)
+    parser.add_argument("--part", nargs="+", default=list(parts), choices=list(parts))
+    parser.add_argument("--arms", nargs="+", default=list(arms), choices=list(arms))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--model", default="scdiva-mini")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--max-cells", type=int, default=MAX_CELLS, help="of a dataset, drawn at random")
+    parser.add_argument("--again", action="store_true", help="repeat rows that exist")
+    return parser

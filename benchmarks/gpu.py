@@ -25,7 +25,6 @@ embedding >= 60% of the bf16 matrix product rate           embed: tl.embed, full
 packed vs padded, median-900 cells >= 1.3 of 1.41          embed: tl.embed: packed over padded
 training >= 50% of the bf16 matrix product rate            train: training step, full cells: share
 the same through `fit` and its loader                      fit: fit, packed cells: share
-fused vs FlexAttention with a document mask >= 1.1         flex: forward, packed typical cells: rotation + Flex
 nothing is compiled again by the number of tokens, embed   embed: tl.embed: graphs and kernels compiled again
 the same in training                                       fit: fit: graphs and kernels compiled again
 the host waits for the device once a step at most          fit: fit: waits of the host for the device, a step
@@ -49,19 +48,605 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
 import torch
-from _gpu import Setting, ceilings, dry_setting, embed_flops, spread_lengths, train_flops
-from _gpu_attention import against_flex, against_sdpa, parity, tuning
-from _gpu_fit import fitting
-from _gpu_model import embedding, gene_head, padded_encoder, training
-from _record import RESULTS, commit, machine, record
-from _timing import report
+import torch.nn.functional as F
+from _gpu import (
+    Arm,
+    Setting,
+    attention_flops,
+    bounds_of,
+    ceilings,
+    compiled,
+    count_compilations,
+    dry_setting,
+    embed_flops,
+    free_memory,
+    host_waits,
+    peak_gib,
+    profiled,
+    ratio,
+    spread_lengths,
+    synchronize,
+    time_rows,
+    timed,
+    train_flops,
+    with_profile,
+)
+from _record import RESULTS, commit, goal, machine, record, replaced, report
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from scdiva._constants import N_SPECIAL
+from scdiva._running import COMPILED_CELLS, CUDA_TOKENS, embed_all, resolve_run_config
+from scdiva.data.batch import CellBatch
+from scdiva.data.datamodule import CellDataModule
+from scdiva.diffusion.loss import masked_cross_entropy
+from scdiva.kernels import autotune_attention, keep_attention_plan, rope_attention, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.models.inference import at_precision
+from scdiva.tokenizer import Vocabulary, load_vocabulary
+from scdiva.tokenizer.serialize import score_denominator
+from scdiva.train import PretrainingConfig, PretrainingModule, fit
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+from carry_corpus import write_packed
+from triton_cases import CASES  # the cases of the kernel's tests
+
+AGREEMENT = 0.02
+"""Maximum relative difference (norms, bfloat16) between arms of one row: they must compute one function."""
+COMPILERS = 12
+"""Maximum number of processes that compile and check the kernels; each takes up to 3 GiB of the device."""
+TRAIN_CELLS = (64, 96)
+"""Batch sizes that are tried, ascending."""
+PROFILED = 3
+"""Steps of `fit` whose profile is kept."""
+BF16 = torch.bfloat16
+Inputs = tuple[Tensor, Tensor, Tensor]
+Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+# attention
+
+
+def keep_plan(setting: Setting) -> None:
+    """Launch the kernels in this process as they were tuned in an earlier section."""
+    if setting.plan is not None and setting.cuda:
+        keep_attention_plan(setting.plan, head_dim=setting.head_dim, dtype=BF16, device=setting.device)
+
+
+def _judged(name: str, device: str, backend: str) -> str:
+    """What is wrong in a case; empty: nothing."""
+    torch.set_num_threads(1)
+    try:
+        CASES[name](device=device, backend=backend)
+    except Exception as error:  # noqa: BLE001 whatever it is, the kernel failed the case
+        return f"{type(error).__name__}: {str(error)[:500]}"
+    return ""
+
+
+def parity(setting: Setting) -> Iterator[dict]:
+    """Every case of the kernel's tests in a few processes, bf16 first; the counts are written after each case."""
+    names = list(CASES) if setting.cuda else ["new memory is poisoned", "nothing is waited for", "float32, 32, rope"]
+    context = multiprocessing.get_context("fork")  # this process has not touched the device
+    passed = failed = 0
+    workers = min(COMPILERS, max(1, (os.cpu_count() or 1) - 2)) if setting.cuda else 1
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        jobs = {pool.submit(_judged, name, setting.device.type, setting.backend): name for name in names}
+        for done in as_completed(jobs):
+            wrong = done.result()
+            passed, failed = passed + (not wrong), failed + bool(wrong)
+            if wrong:
+                yield {"what": f"parity: {jobs[done]}", "failed": wrong}
+            counts = {"passed": passed, "of": len(names)}
+            yield goal("parity: cases beyond their limit", failed, at_most=0, counted=True, **counts)
+    yield goal("parity: cases within their limit", passed, at_least=len(names), counted=True)
+
+
+def packed_inputs(setting: Setting, lengths: list[int] | Tensor) -> tuple[Inputs, Tensor]:
+    """Random bf16 q, k, v `(T, H, D)` that want gradients, and cu_seqlens."""
+    shape = (int(torch.as_tensor(lengths).sum()), setting.heads, setting.head_dim)
+    q, k, v = (torch.randn(*shape, device=setting.device, dtype=BF16, requires_grad=True) for _ in range(3))
+    return (q, k, v), bounds_of(lengths, setting.device)
+
+
+def fused_arm(
+    setting: Setting, inputs: Inputs, bounds: Tensor, longest: int, *, rotate: bool = True
+) -> Callable[[], Tensor]:
+    """Our attention; the caller vouches for the longest cell, so that no call waits for the device."""
+    cos, sin = rope_tables(setting.length, setting.head_dim, device=setting.device) if rotate else (None, None)
+
+    def run() -> Tensor:
+        return rope_attention(*inputs, cos=cos, sin=sin, cu_seqlens=bounds, max_seqlen=longest, backend=setting.backend)
+
+    return run
+
+
+def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """RoPE as most code has it: in the dtype of q, tables `(tokens, 1, D)` that hold each angle twice."""
+
+    def one(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+    return one(q), one(k)
+
+
+def wide_tables(setting: Setting, where: Tensor | slice) -> tuple[Tensor, ...]:
+    """Tables for :func:`rotate_both` of the positions `where`."""
+    tables = rope_tables(setting.length, setting.head_dim, device=setting.device)
+    return tuple(torch.cat([t, t], dim=-1)[where].unsqueeze(1).to(BF16) for t in tables)
+
+
+def sdpa_arm(
+    setting: Setting, name: str, inputs: Inputs, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+) -> Callable[[], Tensor]:
+    """A kernel of SDPA on cells of full length, after a rotation if one is given; a CPU has but one for certain."""
+    shape = (-1, setting.length, setting.heads, setting.head_dim)
+    wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}[name]
+
+    def run() -> Tensor:
+        q, k, v = (x.view(shape) for x in inputs)
+        if rotate is not None:
+            q, k = rotate(q, k)
+        with sdpa_kernel(wanted if setting.cuda else SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return out.transpose(1, 2)
+
+    return run
+
+
+def forward_only(arms: dict[str, Callable[[], Tensor]]) -> dict[str, Arm]:
+    """The arms without gradients."""
+    return {name: torch.no_grad()(arm) for name, arm in arms.items()}
+
+
+def both_ways(arms: dict[str, Callable[[], Tensor]], inputs: Inputs, grad: Tensor) -> dict[str, Arm]:
+    """The arms, forward and backward."""
+
+    def grown(arm: Callable[[], Tensor]) -> Arm:
+        def run() -> object:
+            out = arm()
+            return torch.autograd.grad(out, inputs, grad.view(out.shape))
+
+        return run
+
+    return {name: grown(arm) for name, arm in arms.items()}
+
+
+def backward_only(arms: dict[str, Callable[[], Tensor]], inputs: Inputs, grad: Tensor) -> dict[str, Arm]:
+    """The arms' backward passes, after one forward pass (at the first call, so that a failure stays the arm's)."""
+
+    def back(arm: Callable[[], Tensor]) -> Arm:
+        kept: list[Tensor] = []
+
+        def run() -> object:
+            if not kept:
+                kept.append(arm())
+            return torch.autograd.grad(kept[0], inputs, grad.view(kept[0].shape), retain_graph=True)
+
+        return run
+
+    return {name: back(arm) for name, arm in arms.items()}
+
+
+def agree(arms: dict[str, Arm], *names: str) -> float:
+    """Largest relative difference of the named arms' results from those of the first; raises if they are two things."""
+
+    def result(name: str) -> list[Tensor]:
+        out = arms[name]()
+        return [x.detach().double().flatten() for x in (out if isinstance(out, tuple) else (out,))]
+
+    first, worst = result(names[0]), 0.0
+    for name in names[1:]:
+        try:
+            other = result(name)
+        except Exception:  # noqa: BLE001 an arm that can't run gets its row from the timing
+            continue
+        for a, b in zip(first, other, strict=True):
+            difference = float((a - b).norm() / a.norm())
+            if not difference <= AGREEMENT:  # so that NaN is none
+                raise AssertionError(f"{names[0]} and {name} differ by {difference:.3g}: they do not compute the same.")
+            worst = max(worst, difference)
+    return worst
+
+
+def against_sdpa(setting: Setting) -> Iterator[dict]:
+    """Cells of full length: rotation + SDPA, eager and compiled, and SDPA's kernels without any rotation."""
+    keep_plan(setting)
+    lengths = [setting.length] * setting.cells
+    inputs, bounds = packed_inputs(setting, lengths)
+    grad = torch.randn_like(inputs[0])
+    flops = attention_flops(lengths, setting.heads, setting.head_dim)
+    said = f"{setting.cells} cells of {setting.length}"
+    tables = wide_tables(setting, slice(None))
+
+    def eager(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate_both(q, k, *tables)
+
+    arms = {
+        "fused": fused_arm(setting, inputs, bounds, setting.length),
+        "fused, no rotation": fused_arm(setting, inputs, bounds, setting.length, rotate=False),
+        "eager rotation + flash": sdpa_arm(setting, "flash", inputs, eager),
+        "compiled rotation + flash": sdpa_arm(setting, "flash", inputs, compiled(setting, eager)),
+        "flash, no rotation": sdpa_arm(setting, "flash", inputs),
+        "compiled rotation + cuDNN": sdpa_arm(setting, "cuDNN", inputs, compiled(setting, eager)),
+        "cuDNN, no rotation": sdpa_arm(setting, "cuDNN", inputs),
+    }
+    same = ("fused", "eager rotation + flash", "compiled rotation + flash", "compiled rotation + cuDNN")
+
+    forward = forward_only(arms)
+    yield {"what": "forward: largest difference from fused", "relative": round(agree(forward, *same), 5)}
+    agree(forward, "fused, no rotation", "flash, no rotation", "cuDNN, no rotation")
+    times = timed(setting, forward)
+    yield from time_rows(f"forward, {said}", times, flops)
+    for above, below, bound in (
+        ("eager rotation + flash", "fused", {"at_least": 1.5}),
+        ("compiled rotation + flash", "fused", {"at_least": 1.15}),
+        ("cuDNN, no rotation", "fused", {"at_least": 0.9}),
+        ("fused", "fused, no rotation", {"at_most": 1.10}),
+    ):
+        yield ratio(setting, f"forward: {above} over {below}", times, above, below, forward["fused"], **bound)
+
+    whole = both_ways(arms, inputs, grad)
+    yield {"what": "gradients: largest difference from fused", "relative": round(agree(whole, *same), 5)}
+    times = timed(setting, whole)
+    yield from time_rows(f"forward + backward, {said}", times, 3.5 * flops)
+    above = "compiled rotation + flash"
+    yield ratio(
+        setting, f"forward + backward: {above} over fused", times, above, "fused", whole["fused"], at_least=1.05
+    )
+    backward = backward_only({name: arms[name] for name in ("fused", "cuDNN, no rotation")}, inputs, grad)
+    times = timed(setting, backward)
+    yield from time_rows(f"backward, {said}", times, 2.5 * flops)
+    above = "cuDNN, no rotation"
+    yield ratio(setting, f"backward: {above} over fused", times, above, "fused", backward["fused"], at_least=0.7)
+
+
+def tuning(setting: Setting) -> Iterator[dict]:
+    """How long the kernel's tuning takes, as training does it, and what it gains over the plan by default."""
+    inputs, bounds = packed_inputs(setting, [setting.length] * setting.cells)
+    fused = {"fused": fused_arm(setting, inputs, bounds, setting.length)}
+    ways = {
+        "forward": forward_only(fused)["fused"],
+        "forward + backward": both_ways(fused, inputs, torch.randn_like(inputs[0]))["fused"],
+    }
+    before = timed(setting, ways)
+    yield from time_rows("attention by default", before)
+    begun, plan = time.perf_counter(), None
+    if setting.cuda:
+        sizes = {"n_heads": setting.heads, "head_dim": setting.head_dim, "length": setting.length}
+        plan = autotune_attention(**sizes, dtype=BF16, device=setting.device)
+    synchronize(setting)
+    seconds = time.perf_counter() - begun
+    yield goal("tuning attention: seconds, the kernels of the default plan compiled before", seconds, at_most=60)
+    yield {"what": "tuning attention: plan, by which the sections below run", "plan": plan}
+    after = timed(setting, ways)
+    yield from time_rows("attention as tuned", after)
+    for way in ways:
+        slow, fast = before[way], after[way]
+        if isinstance(slow, list) and isinstance(fast, list):
+            yield {"what": f"attention, {way}: time by default over time as tuned", "value": min(slow) / min(fast)}
+
+
+# embedding and training
+
+
+@cache
+def vocabulary(setting_cuda: bool) -> Vocabulary:
+    """All human genes, or a hundred of them, with entropies drawn: what is timed does not depend on them."""
+    genes = load_vocabulary("human")
+    genes = genes if setting_cuda else genes.subset(np.arange(N_SPECIAL, N_SPECIAL + 100))
+    return genes.with_entropy(np.random.default_rng(0).uniform(0.3, 2.0, genes.n_genes))
+
+
+def model_config(setting: Setting) -> ScDiVaConfig:
+    """The paper's preset, or a toy of its kind."""
+    config = ScDiVaConfig.paper()
+    if setting.cuda:
+        return config
+    return replace(config, n_genes=100, dim=32, n_layers=2, n_heads=2, ffn_dim=48, max_length=setting.length - 1)
+
+
+def build(setting: Setting) -> ScDiVa:
+    """The model with random weights on the device: what is timed does not depend on them."""
+    return ScDiVa(model_config(setting), generator=torch.Generator().manual_seed(0)).to(setting.device)
+
+
+def cells_of(setting: Setting, lengths: Tensor, seed: int = 0) -> Ragged:
+    """Random cells of so many genes: indptr, tokens and values, as the serialiser gives them."""
+    draw, n = np.random.default_rng(seed), int(lengths.sum())
+    indptr = np.concatenate([[0], np.cumsum(lengths.numpy())])
+    tokens = draw.integers(N_SPECIAL, N_SPECIAL + model_config(setting).n_genes, n, dtype=np.int32)
+    return indptr, tokens, draw.random(n, dtype=np.float32) * 3
+
+
+def kinds_of_cells(setting: Setting, n_cells: int) -> dict[str, Tensor]:
+    """Genes of full cells, 1,200 each, and of typical ones, median 900."""
+    genes = setting.length - 1
+    return {"full cells": torch.full((n_cells,), genes), "typical cells": spread_lengths(n_cells, genes)}
+
+
+def rate_row(setting: Setting, what: str, n_cells: int, flops: float, seconds: float, **details: object) -> dict:
+    """Cells/s, and the share of this run's matrix product rate where that was measured."""
+    row = {"what": what, "cells": n_cells, "cells_per_s": round(n_cells / seconds, 1)}
+    row["gflop_per_cell"] = round(flops / n_cells / 1e9, 1)
+    share = {"share_of_matmul": round(flops / seconds / setting.matmul, 4)} if setting.matmul else {}
+    return {**row, **share, **details}
+
+
+class CellsInMemory:
+    """Cells as `tl.embed` opens them (`scdiva._running.Cells`), without AnnData: ranked ones in memory, by windows."""
+
+    def __init__(self, ragged: Ragged) -> None:
+        self.indptr, self.tokens, self.values = ragged
+        self.n_obs = len(self.indptr) - 1
+
+    def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
+        """Give cells in order, so many at a time."""
+        stop = self.n_obs if stop is None else stop
+        for first in range(start, stop, n_cells):
+            last = min(first + n_cells, stop)
+            span = slice(self.indptr[first], self.indptr[last])
+            bounds = self.indptr[first : last + 1] - self.indptr[first]
+            yield np.arange(first, last), (bounds, self.tokens[span], self.values[span])
+
+
+def embedding(setting: Setting) -> Iterator[dict]:
+    """`tl.embed` from ranked cells to states on the host, full and typical cells; and its model on one batch alone."""
+    n_cells, config, model = (COMPILED_CELLS if setting.cuda else 24), model_config(setting), build(setting)
+    run_config = resolve_run_config(None, setting.device.type, "bf16" if setting.cuda else "fp32")
+    kinds = kinds_of_cells(setting, n_cells)
+    sources = {kind: CellsInMemory(cells_of(setting, genes)) for kind, genes in kinds.items()}
+    seconds = dict.fromkeys(kinds, np.inf)
+    (full, _), (typical, genes) = kinds.items()
+    bound = setting.length * n_cells / float((genes + 1).sum())
+    compilations = count_compilations()
+
+    def embed(kind: str) -> float:
+        begun = time.perf_counter()
+        states = embed_all(model, sources[kind], run_config)  # on the host: what was asked of the device is done
+        if not np.isfinite(states).all():
+            raise FloatingPointError(f"{int((~np.isfinite(states)).sum())} numbers of the states are not finite")
+        return time.perf_counter() - begun
+
+    for kind in kinds:
+        yield {"what": f"tl.embed, {kind}: first call, compiling included", "seconds": round(embed(kind), 2)}
+    first = compilations()
+    free_memory(setting)
+    for turn in range(2):  # what the first one says stands there if the second is cut off
+        for kind, genes in kinds.items():
+            seconds[kind], flops = min(seconds[kind], embed(kind)), embed_flops(config, genes + 1)
+            about = {"calls": turn + 1, "peak_gib": peak_gib(setting)}
+            yield rate_row(setting, f"tl.embed, {kind}", n_cells, flops, seconds[kind], **about)
+            if setting.matmul:
+                share = flops / seconds[kind] / setting.matmul
+                yield goal(f"tl.embed, {kind}: share of the bf16 matrix product rate", share, at_least=0.6)
+        yield goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=3000)
+        packed = seconds[full] / seconds[typical]
+        yield goal("tl.embed: packed over padded to full length", packed, at_least=1.3, bound=bound)
+        again = {name: number - first[name] for name, number in compilations().items()}
+        new = again["graphs"] + again["kernels"]
+        yield goal("tl.embed: graphs and kernels compiled again in warm calls", new, at_most=0, counted=True)
+    yield goal("tl.embed: graph breaks", compilations()["graph_breaks"], at_most=0, counted=True)
+    with host_waits(setting) as waits:
+        embed(typical)
+    what = f"tl.embed, {typical}: waits of the host for the device in a call"
+    yield {"what": what, "value": float(sum(waits.values())), "where": dict(waits.most_common(8))}
+    row = goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=3000)
+    yield with_profile(setting, row, lambda: embed(full))
+
+    network = at_precision(model, run_config.precision)
+    if setting.cuda:
+        network.compile_blocks()
+    few = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}
+    batches = {kind: batch_of(setting, genes) for kind, genes in few.items()}
+
+    def encode(batch: CellBatch) -> Arm:
+        return torch.inference_mode()(lambda: network.encode(*batch.packed, backend=setting.backend))
+
+    for kind, samples in timed(setting, {kind: encode(batch) for kind, batch in batches.items()}, calls=2).items():
+        what, flops = f"model.encode, {kind}, one batch on the device", embed_flops(config, few[kind] + 1)
+        if isinstance(samples, str):
+            yield {"what": what, "error": samples}
+            continue
+        row = rate_row(setting, what, len(few[kind]), flops, min(samples) / 1e3)
+        whole = n_cells / seconds[kind] / (len(few[kind]) / min(samples) * 1e3)
+        yield {**row, "share_that_tl_embed_reaches": round(whole, 3)}
+
+
+def batch_of(setting: Setting, genes: Tensor) -> CellBatch:
+    """A batch of random cells on the device."""
+    _, tokens, values = cells_of(setting, genes)
+    bounds = bounds_of(genes, torch.device("cpu"))
+    return CellBatch(torch.from_numpy(tokens).long(), torch.from_numpy(values), bounds).to(setting.device)
+
+
+def module_of(setting: Setting, **options: object) -> PretrainingModule:
+    """The paper's training of the paper's model."""
+    return PretrainingModule(build(setting).train(), replace(PretrainingConfig.paper(), **options))
+
+
+def fits(setting: Setting, arm: Arm) -> bool:
+    """Run once; False if the device's memory does not do."""
+    try:
+        arm()
+        synchronize(setting)
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+def training(setting: Setting) -> Iterator[dict]:
+    """The whole step on a batch that lies on the device: masks, forward, dual loss, backward, fused AdamW."""
+    keep_plan(setting)
+    config, module = model_config(setting), module_of(setting)
+    if setting.cuda:
+        module.model.compile_blocks()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=setting.cuda)
+    draw = torch.Generator().manual_seed(1)
+
+    def step(batch: CellBatch) -> Arm:
+        def run() -> None:
+            with torch.autocast(setting.device.type, dtype=BF16):
+                loss, _ = module.compute_loss(batch, draw)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return run
+
+    best: dict[str, tuple[float, Arm]] = {}
+    for n_cells in TRAIN_CELLS if setting.cuda else (4,):
+        for kind, genes in kinds_of_cells(setting, n_cells).items():
+            free_memory(setting)
+            run, what = step(batch_of(setting, genes)), f"training step, {kind}, {n_cells} cells"
+            if not fits(setting, run):
+                optimizer.zero_grad(set_to_none=True)
+                yield {"what": what, "left_out": "does not fit in memory"}
+                continue
+            samples = timed(setting, {"step": run}, calls=2)["step"]
+            if isinstance(samples, str):
+                yield {"what": what, "error": samples}
+                continue
+            # times are spread evenly over (0, 1), so that half of the genes are masked
+            flops = train_flops(config, genes + 1, float(genes.sum()) / 2)
+            row = rate_row(setting, what, n_cells, flops, min(samples) / 1e3, peak_gib=peak_gib(setting))
+            yield row
+            if row.get("share_of_matmul", 0.0) > best.get(kind, (0.0, run))[0]:
+                best[kind] = (row["share_of_matmul"], run)
+    for kind, (share, run) in best.items():
+        what = f"training step, {kind}: share of the bf16 matrix product rate"
+        yield with_profile(setting, goal(what, share, at_least=0.5), run)
+
+
+def gene_head(setting: Setting) -> Iterator[dict]:
+    """The gene head's loss, forward and backward, beside one of as many genes rounded up to a multiple of 64."""
+    n_rows, dim, n_genes = (16_384, 512, 41_818) if setting.cuda else (32, 32, 100)
+    targets = torch.randint(0, n_genes, (n_rows,), device=setting.device)
+    weight = torch.full((n_rows,), 1.0 / n_rows, device=setting.device)
+    hidden = torch.randn(n_rows, dim, device=setting.device, dtype=BF16, requires_grad=True)
+    loss: dict[str, Arm] = {}
+    products: dict[str, Arm] = {}
+    for number in (n_genes, -(-n_genes // 64) * 64):
+        head = torch.randn(number, dim, device=setting.device, requires_grad=True)
+        narrow = head.detach().to(BF16)
+
+        def both(head: Tensor = head) -> object:
+            with torch.autocast(setting.device.type, dtype=BF16):
+                found = masked_cross_entropy(hidden, head, targets, weight)[0]
+            return torch.autograd.grad(found, (hidden, head))
+
+        loss[f"{number:,} genes"] = both
+        products[f"{number:,} genes"] = torch.no_grad()(lambda narrow=narrow: F.linear(hidden, narrow))
+    flops = 2.0 * n_rows * dim * n_genes
+    yield from time_rows(f"gene head, one bf16 product of {n_rows:,} rows", timed(setting, products), flops)
+    times = timed(setting, loss)
+    yield from time_rows(f"gene head, masked_cross_entropy of {n_rows:,} rows, both ways", times, 3 * flops)
+    ours, aligned = loss
+    what = "gene head: its loss over that of aligned rows"
+    yield ratio(setting, what, times, ours, aligned, loss[ours], at_most=1.05)
+
+
+class Span(Callback):
+    """What `fit` does between two steps, timed and counted; then where the host waits in the steps after them."""
+
+    def __init__(self, setting: Setting, steps: tuple[int, ...], compilations: Callable[[], dict[str, int]]) -> None:
+        self.setting, self.compilations = setting, compilations
+        self.first, self.last, self.end = steps
+        self.begun = time.perf_counter()
+        self.bounds: list[Tensor] = []
+        self.marks: list[float] = []
+        self.waited = 0
+        self._stack, self._profile = ExitStack(), ExitStack()
+
+    def on_train_batch_start(self, trainer: object, module: object, batch: CellBatch, number: int) -> None:
+        if number in (self.first, self.last):
+            if number == self.first:
+                free_memory(self.setting)
+            synchronize(self.setting)
+            self.marks.append(time.perf_counter())
+            if number == self.first:
+                self.before = self.compilations()
+            else:
+                self.again = {name: n - self.before[name] for name, n in self.compilations().items()}
+                self.peak = peak_gib(self.setting)
+                self.waits = self._stack.enter_context(host_waits(self.setting))
+        if self.first <= number < self.last:
+            self.bounds.append(batch.cu_seqlens)
+
+    def on_train_batch_end(self, trainer: object, module: object, out: object, batch: object, number: int) -> None:
+        self.waited += self.last <= number < self.end
+        if number + 1 == self.end:
+            self._stack.close()
+            self.profile = self._profile.enter_context(profiled(self.setting, on_host=True))
+        elif number + 1 == self.end + PROFILED:  # before the checkpoint at the end of the run
+            self._profile.close()
+
+
+def packed_corpus(setting: Setting, folder: Path, n_cells: int) -> Path:
+    """Random cells of typical lengths as a packed corpus of one study: what training reads."""
+    genes = vocabulary(setting.cuda)
+    indptr, tokens, values = cells_of(setting, spread_lengths(n_cells, setting.length - 1))
+    floor, n_tokens = model_config(setting).entropy_floor, genes.n_genes + N_SPECIAL
+    content = {
+        "indptr": indptr, "tokens": tokens.astype(np.uint16), "values": values, "study": np.zeros(n_cells, np.int32),
+        "measured": np.ones((1, n_tokens), bool), "denominator": score_denominator(genes.entropy, floor),
+    }  # fmt: skip
+    attributes = {
+        "scdiva_packed": 1, "fingerprint": genes.fingerprint, "n_tokens": n_tokens, "max_length": setting.length - 1,
+        "entropy_floor": floor,
+    }  # fmt: skip
+    write_packed(folder / "train.h5", content, {"attributes": attributes, "study_names": ["drawn"]})
+    return folder / "train.h5"
+
+
+def fitting(setting: Setting) -> Iterator[dict]:
+    """`fit` with its loader on packed cells of varied lengths: cells/s, what compiles again, where the host waits."""
+    keep_plan(setting)
+    config, (first, last, end) = model_config(setting), (12, 42, 52) if setting.cuda else (2, 4, 6)
+    n_cells, batch_size = (20_000, 64) if setting.cuda else (64, 4)
+    module = module_of(
+        setting, steps=end + PROFILED + 1, batch_size=batch_size, context=setting.length - 1, autotune=False
+    )
+    span = Span(setting, (first, last, end), count_compilations())
+    with tempfile.TemporaryDirectory() as folder:
+        data = CellDataModule(
+            [packed_corpus(setting, Path(folder), n_cells)], vocabulary=vocabulary(setting.cuda),
+            batch_size=batch_size, context=setting.length - 1, entropy_floor=config.entropy_floor,
+        )  # fmt: skip
+        accelerator = "gpu" if setting.cuda else "cpu"
+        fit(module, data, out_dir=Path(folder) / "run", accelerator=accelerator, callbacks=[span], progress=False)
+        data.close()
+    begun, ended = span.marks
+    lengths = torch.cat([bounds.cpu().diff() for bounds in span.bounds])
+    flops = train_flops(config, lengths + 1, float(lengths.sum()) / 2)
+    yield {"what": "fit: seconds from the call to the first timed step", "seconds": round(begun - span.begun, 1)}
+    about = {"median_genes": int(lengths.median()), "batch_size": batch_size, "peak_gib": span.peak}
+    yield rate_row(setting, "fit, packed cells", len(lengths), flops, ended - begun, **about)
+    if setting.matmul:
+        share = flops / (ended - begun) / setting.matmul
+        row = goal("fit, packed cells: share of the bf16 matrix product rate", share, at_least=0.5)
+        yield {**row, "profile": "; ".join(span.profile)}
+    compiled_again = span.again["graphs"] + span.again["kernels"]
+    said = f"fit: graphs and kernels compiled again over {last - first} batches of varied lengths"
+    yield goal(said, compiled_again, at_most=0, counted=True, **span.again)
+    a_step = sum(span.waits.values()) / span.waited
+    where = dict(span.waits.most_common(8))
+    yield goal("fit: waits of the host for the device, a step", a_step, at_most=1, counted=True, where=where)
+
+
+# sections
 
 Section = Callable[[Setting], Iterable[dict]]
 SECTIONS: dict[str, tuple[Section, float]] = {
@@ -72,11 +657,9 @@ SECTIONS: dict[str, tuple[Section, float]] = {
     "tuning": (tuning, 65),
     "train": (training, 60),
     "fit": (fitting, 55),
-    "flex": (against_flex, 50),
     "head": (gene_head, 15),
-    "encoder": (padded_encoder, 15),
 }
-"""Name, function that yields its rows, and the most seconds it may take: 520 in all."""
+"""Name, function that yields its rows, and the most seconds it may take: 455 in all."""
 LIMIT = 540
 """Most seconds of the whole call."""
 NO_DEVICE = 2
@@ -145,12 +728,6 @@ def rows_of(section: Section, setting: Setting, seconds: float) -> Iterator[dict
         process.join()
 
 
-def replaced(rows: list[dict], row: dict) -> list[dict]:
-    """The rows with a new one, in the place of an earlier one of the same section and name: a count that goes up."""
-    same = [row["section"], row.get("what")]
-    return [*(other for other in rows if [other["section"], other.get("what")] != same), row]
-
-
 def run_all(
     setting: Setting, names: Iterable[str], write: Callable[[list[dict], dict], object]
 ) -> tuple[list[dict], int]:
@@ -169,8 +746,8 @@ def run_all(
             row = {"section": name, "what": f"section {name}", **row}
             whole = whole and not row.keys() & {"error", "failed"}
             setting.matmul, setting.plan = row.pop("matmul", setting.matmul), row.get("plan", setting.plan)
-            rows = replaced(rows, row)
-            report([{key: value for key, value in row.items() if key not in ("profile", "section")}])
+            rows = replaced(rows, row, ("section", "what"))  # a count that goes up
+            report([row])
             write(rows, about)
         failed += not whole
         print(f"[{name}: {time.monotonic() - begun:.0f} s{'' if whole else ', NOT WHOLE'}]", flush=True)
@@ -199,7 +776,7 @@ def main() -> int:
         print("No CUDA device here: run this on a machine with an NVIDIA GPU, or try its every line with --dry-run.")
         return NO_DEVICE
     print("\nGoals:")
-    missed = report({k: v for k, v in row.items() if k not in ("profile", "section")} for row in rows if "met" in row)
+    missed = report(row for row in rows if "met" in row)
     print(f"{missed} goals missed, {failed} sections not whole, {time.monotonic() - begun:.0f} s.")
     if arguments.dry_run:
         print("A dry run: its figures mean nothing.")

@@ -1,6 +1,6 @@
 r"""Responses to held-out perturbations: predicted, compared with simple baselines and GEARS.
 
-    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours gears]
+    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours ours_finetune gears]
         [--seeds 0 1 2] [--gene-sets GMT] [--again]
 
 - norman_doubles, norman_singles: K562 cells of Norman's screen (15 doubles and 18 singles, 500 genes). A fifth of the
@@ -10,9 +10,10 @@ r"""Responses to held-out perturbations: predicted, compared with simple baselin
 - norman_2019_doubles, norman_2019_singles, adamson_2016, kang_2018: the complete screens. By default the sets whose
   file is in FOLDER are run; `sd.datasets.norman(download=True)` and others download them.
 
-ours is `tl.predict_perturbation` by its defaults; the baselines of its result have their own rows. gears is GEARS
-(cell-gears 0.1.2) in its own environment, as it requires older scipy and pandas; its perturbation graph is built from
-the gene sets of a GMT file (Jaccard index above 0.1), not from the gene ontology, which it would download:
+ours is `tl.predict_perturbation` with its defaults, ours_finetune the same with `finetune=True`; the baselines of its
+result have their own rows. gears is GEARS (cell-gears 0.1.2) in its own environment, as it requires older scipy and
+pandas; its perturbation graph is built from the gene sets of a GMT file (Jaccard index above 0.1), not from the gene
+ontology, which it would download:
 
     pip install torch torch_geometric cell-gears==0.1.2 'scipy<1.14' 'pandas<3'; pip install scdiva
     python benchmarks/perturbation.py --data FOLDER --sets norman_doubles --arms gears --seeds 0 --gene-sets FILE
@@ -23,7 +24,6 @@ At most `--max-cells` cells of a perturbation in a group are used.
 from __future__ import annotations
 
 import contextlib
-import math
 import pickle
 import tempfile
 from pathlib import Path
@@ -33,23 +33,22 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
-from _record import commit, machine, record, replaced, rows_so_far
-from _tasks import Found, apart, fingerprint, missing, over_seeds, parser_of
+from _record import commit, machine, record, recorded_rows, replaced
+from _run import apart, fingerprint, missing, over_seeds, parser_of
 
 import scdiva as sd
 import scdiva._constants as C
 from scdiva.data.cells import log_normalised
-from scdiva.metrics.perturbation import discrimination_matrix
 from scdiva.perturbation.conditions import Naming
 
 NAME = "perturbation"
 CONDITION, GROUP, ALL = "condition", "group", "all"
-LEAST_CELLS, MAX_CELLS, FOLDS, SEPARATOR = 20, 500, 5, "+"
+MIN_CELLS, MAX_CELLS, FOLDS, SEPARATOR = 20, 500, 5, "+"
 NETWORK = "scdiva"
-"""The method, in the frame of `tl.score_perturbation`, that is no baseline."""
-METRICS = ("pearson_delta", "pearson_delta_top20", "pearson_delta_top100", "mse", "mse_top20", "wmse", "sign_accuracy",
-           "hit_rate_20")  # fmt: skip
-ABOVE_MEAN, DISCRIMINATION = "pearson_delta_mean", "discrimination"
+"""The method, in the frame of `tl.score_perturbation`, that is not a baseline."""
+METRICS = ["pearson_delta", "pearson_delta_top20", "pearson_delta_top100", "mse", "mse_top20", "wmse", "sign_accuracy",
+           "hit_rate_20", "pearson_delta_mean"]  # fmt: skip
+"""The last is the correlation of changes from the mean of all perturbations, the others from controls."""
 
 
 class Screen(NamedTuple):
@@ -91,7 +90,7 @@ def prepared(adata: ad.AnnData, screen: Screen, max_cells: int = MAX_CELLS) -> a
     obs = pd.DataFrame({CONDITION: labels.map(names), GROUP: group.astype(str)})
     some = obs.reset_index(drop=True)[kept]
     sizes = some.groupby([GROUP, CONDITION], observed=True).size()
-    enough = sizes[sizes >= LEAST_CELLS].reset_index()
+    enough = sizes[sizes >= MIN_CELLS].reset_index()
     control = enough[CONDITION] == "control"
     groups = set(enough.loc[control, GROUP]) & set(enough.loc[~control, GROUP])
     by_place, rng = some.groupby([GROUP, CONDITION], observed=True).indices, np.random.default_rng(0)
@@ -106,10 +105,10 @@ def prepared(adata: ad.AnnData, screen: Screen, max_cells: int = MAX_CELLS) -> a
 
 
 class Task(NamedTuple):
-    """Cells to fit on, controls included; what to predict, in which group; and what was observed."""
+    """Cells to fit on, controls included; perturbations to predict, in which group; and the observed cells."""
 
     train: ad.AnnData
-    asked: list[str]
+    predict: list[str]
     group: str | None
     observed: ad.AnnData
 
@@ -123,65 +122,64 @@ def task_of(adata: ad.AnnData, by: str, seed: int, fold: int) -> Task:
     )  # fmt: skip
     test = (split.obs[C.OBS_SPLIT] == "test").to_numpy()
     names = adata.obs[CONDITION].astype(str)
-    asked = sorted(set(names[test]) & set(names[~test])) if grouped else sorted(set(names[test]))
-    seen = (test & names.isin(asked).to_numpy()) | (names == "control").to_numpy()
+    predict = sorted(set(names[test]) & set(names[~test])) if grouped else sorted(set(names[test]))
+    seen = (test & names.isin(predict).to_numpy()) | (names == "control").to_numpy()
     (group,) = set(adata.obs.loc[test, GROUP]) if grouped else (None,)
-    return Task(adata[~test].copy(), asked, group, adata[seen].copy())
+    return Task(adata[~test].copy(), predict, group, adata[seen].copy())
 
 
-def ours(task: Task, model: str, gene_sets: Path | None, seed: int) -> ad.AnnData:
-    """`tl.predict_perturbation` by its defaults."""
-    grouped: dict[str, Any] = {} if task.group is None else {"groupby": GROUP, "groups": [task.group]}
+def ours(task: Task, model: str, seed: int, finetune: bool = False) -> ad.AnnData:
+    """`tl.predict_perturbation` with its defaults, or fine-tuned."""
+    options: dict[str, Any] = {} if task.group is None else {"groupby": GROUP, "groups": [task.group]}
+    options |= {"finetune": True} if finetune else {}
     return sd.tl.predict_perturbation(
-        task.train, CONDITION, "control", predict=task.asked, **grouped, separator=SEPARATOR, model=model, rng=seed
+        task.train, CONDITION, "control", predict=task.predict, separator=SEPARATOR, model=model, rng=seed, **options
     )
 
 
-def gears(task: Task, model: str, gene_sets: Path | None, seed: int) -> ad.AnnData:
-    """GEARS by its defaults on the log-normalised cells; a tenth of the perturbations selects the best epoch."""
-    assert gene_sets is not None
+def gears(task: Task, gene_sets: Path, seed: int) -> ad.AnnData:
+    """GEARS with its defaults on the log-normalised cells; a tenth of the perturbations selects the best epoch."""
     values, _ = log_normalised(task.train)
     labels = task.train.obs[CONDITION].astype(str).to_numpy()
     names = ["ctrl" if name == "control" else name if "+" in name else f"{name}+ctrl" for name in labels]
-    cells = ad.AnnData(
-        sp.csr_matrix(values.astype(np.float32)), obs={CONDITION: names, "cell_type": "cells"},
-        var={"gene_name": task.train.var_names.to_numpy()},
-    )  # fmt: skip
-    cells.obs_names, cells.var_names = task.train.obs_names, task.train.var_names
-    asked = [name.split(SEPARATOR) for name in task.asked]
+    obs = pd.DataFrame({CONDITION: names, "cell_type": "cells"}, index=task.train.obs_names)
+    var = pd.DataFrame({"gene_name": task.train.var_names.to_numpy()}, index=task.train.var_names)
+    cells, parts = ad.AnnData(sp.csr_matrix(values.astype(np.float32)), obs, var), _parts(task.predict)
     file = gene_sets.resolve()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        means = _gears_means(cells, asked, file, seed, Path(folder) / "data")
+        means = _gears_means(cells, parts, file, seed, Path(folder) / "data")
     of_label = {name: np.asarray(values[labels == name].mean(axis=0)).ravel() for name in np.unique(labels)}
-    control = of_label.pop("control")
+    control, n = of_label.pop("control"), len(parts)
     train_mean = np.mean(list(of_label.values()), axis=0).astype(np.float32)
-    n = len(task.asked)
-    found = ad.AnnData(
-        means.astype(np.float32), obs={CONDITION: task.asked}, var=task.train.var.copy(),
+    predicted = ad.AnnData(
+        means.astype(np.float32), obs={CONDITION: task.predict}, var=task.train.var.copy(),
         varm={C.VARM_MEAN: means.T, C.VARM_CONTROL: np.repeat(control[:, None], n, axis=1),
               C.VARM_BASELINE + "train_mean": np.repeat(train_mean[:, None], n, axis=1)},
     )  # fmt: skip
-    found.uns[C.UNS] = {
+    predicted.uns[C.UNS] = {
         C.PERTURBATION: {
             "perturbation_key": CONDITION, "control": "control", "groupby": "", "dose_key": "",
-            "separator": SEPARATOR, "condition": np.array(task.asked), "perturbation": np.array(task.asked),
-            "group": np.array([""] * n), "dose": np.full(n, np.nan),
-            "n_parts": np.array([len(parts) for parts in asked]),
-            "n_seen": np.array([sum(part in of_label for part in parts) for parts in asked]),
+            "separator": SEPARATOR, "condition": np.array(task.predict), "perturbation": np.array(task.predict),
+            "group": np.array([""] * n), "dose": np.full(n, np.nan), "n_parts": np.array(list(map(len, parts))),
+            "n_seen": np.array([sum(part in of_label for part in some) for some in parts]),
             "trained": np.zeros(n, dtype=bool),
         }
     }  # fmt: skip
-    return found
+    return predicted
 
 
-def _gears_means(cells: ad.AnnData, asked: list[list[str]], file: Path, seed: int, data: Path) -> np.ndarray:
+def _parts(names: list[str]) -> list[list[str]]:
+    return [name.split(SEPARATOR) for name in names]
+
+
+def _gears_means(cells: ad.AnnData, predict: list[list[str]], file: Path, seed: int, data: Path) -> np.ndarray:
     import torch
     from gears import GEARS, PertData
     from gears.utils import make_GO
 
     data.mkdir()
     parts = {part for name in cells.obs[CONDITION] for part in name.split("+")} - {"ctrl"}
-    genes = set(cells.var_names) | parts | {part for name in asked for part in name}
+    genes = set(cells.var_names) | parts | {part for name in predict for part in name}
     sets: dict[str, set[str]] = {gene: set() for gene in genes}
     for line in file.read_text().splitlines():
         name, _, *members = line.split("\t")
@@ -199,97 +197,64 @@ def _gears_means(cells: ad.AnnData, asked: list[list[str]], file: Path, seed: in
     make_GO(str(data), network.pert_list, screen.dataset_name, num_workers=1)  # by default it starts 25 processes
     network.model_initialize(hidden_size=64)
     network.train(epochs=20)
-    found = network.predict(asked)
-    return np.stack([found["_".join(parts)] for parts in asked])
+    found = network.predict(predict)
+    return np.stack([found["_".join(parts)] for parts in predict])
 
 
-ARMS = {"ours": ours, "gears": gears}
+ARMS = ("ours", "ours_finetune", "gears")
 
 
-def conditions(predicted: ad.AnnData, observed: ad.AnnData) -> list[dict]:
-    """A row for each method and condition: `METRICS`, `ABOVE_MEAN`, and predicted and observed `means`."""
+def scored(predicted: ad.AnnData, observed: ad.AnnData) -> pd.DataFrame:
+    """A row for each method and condition with its `METRICS`."""
     frame = sd.tl.score_perturbation(predicted, observed)
-    place = {str(name): n for n, name in enumerate(predicted.uns[C.UNS][C.PERTURBATION]["condition"])}
-    values, var = log_normalised(observed)
-    values = values[:, var.index.get_indexer(predicted.var_names)]
-    above = frame[frame["reference"] == "mean"].set_index(["method", "condition"])["pearson_delta"]
-    rows = []
-    defined = frame[(frame["reference"] == "control") & frame["pearson_delta"].notna()]
-    for row in defined.to_dict("records"):
-        cells = observed.obs[CONDITION] == row["perturbation"]
-        if row["group"]:
-            cells &= observed.obs[GROUP] == row["group"]
-        key = C.VARM_MEAN if row["method"] == NETWORK else C.VARM_BASELINE + row["method"]
-        guess = np.asarray(predicted.varm[key])[:, place[row["condition"]]]
-        means = (guess, np.asarray(values[cells.to_numpy()].mean(axis=0)).ravel())
-        names = ("method", "condition", "group", "n_parts", "n_seen", *METRICS)
-        of_mean = float(above[row["method"], row["condition"]])
-        rows.append({**{name: row[name] for name in names}, ABOVE_MEAN: of_mean, "means": means})
-    return rows
+    keys = ["method", "condition", "group"]
+    of_mean = frame[frame["reference"] == "mean"].rename(columns={"pearson_delta": "pearson_delta_mean"})
+    frame = frame[(frame["reference"] == "control") & frame["pearson_delta"].notna()]
+    return frame.merge(of_mean[[*keys, "pearson_delta_mean"]], how="left", on=keys)
 
 
-def rank(rows: list[dict]) -> None:
-    """Write the discrimination score of each method among the conditions of one fold and group."""
-    observed = {row["condition"]: row["means"][1] for row in rows}
-    names = list(observed)
-    if len(names) < 2:
-        return
-    for method in {row["method"] for row in rows}:
-        own = [row for row in rows if row["method"] == method]
-        guesses = {**observed, **{row["condition"]: row["means"][0] for row in own}}
-        ranks = discrimination_matrix(np.stack([guesses[one] for one in names]), np.stack(list(observed.values())))
-        for row in own:
-            number = names.index(row["condition"])
-            row[DISCRIMINATION] = float(ranks[number, number])
-
-
-def asked_for(row: dict, by: str) -> bool:
-    """Whether a condition is of the kind that a split holds out: singles of a fold of singles, doubles of doubles."""
-    return by == "group" or (row["n_parts"] == 1) == (by == "single")
-
-
-def fit(adata: ad.AnnData, by: str, arm: str, model: str, gene_sets: Path | None, seed: int) -> Found:
+def fit(adata: ad.AnnData, by: str, arm: str, model: str, gene_sets: Path | None, seed: int) -> pd.DataFrame:
     """Scored conditions of all folds."""
-    rows = []
+    frames = []
     for fold in range(adata.obs[GROUP].nunique() if by == "group" else FOLDS):
         task = task_of(adata, by, seed, fold)
-        if not task.asked:
+        if not task.predict:
             continue
-        found = conditions(ARMS[arm](task, model, gene_sets, seed), task.observed)
-        for group in {row["group"] for row in found}:
-            rank([row for row in found if row["group"] == group and asked_for(row, by)])
-        rows += [{key: value for key, value in row.items() if key != "means"} for row in found]
-    return {"rows": rows}
+        if arm == "gears":
+            assert gene_sets is not None
+            predicted = gears(task, gene_sets, seed)
+        else:
+            predicted = ours(task, model, seed, finetune=arm == "ours_finetune")
+        frames.append(scored(predicted, task.observed))
+    return pd.concat(frames, ignore_index=True)
 
 
-def means(rows: list[dict]) -> dict:
-    """Mean of each metric over conditions; a condition that several folds hold out counts once."""
-    by_condition: dict[tuple[str, str], list[dict]] = {}
-    for row in rows:
-        by_condition.setdefault((row["group"], row["condition"]), []).append(row)
-    found: dict = {"n_conditions": len(by_condition)}
-    for name in (*METRICS, ABOVE_MEAN, DISCRIMINATION):
-        each = [[row[name] for row in some if math.isfinite(row.get(name, math.nan))] for some in by_condition.values()]
-        if values := [float(np.mean(some)) for some in each if some]:
-            found[name] = float(np.mean(values))
-    return found
+def summary(frames: list[pd.DataFrame], by: str) -> dict:
+    """Scores of one method over conditions, then over seeds; the same of each part in `each`.
 
+    Parts are groups, or singles and doubles by how many of their genes were seen alone. The first scores are those of
+    the conditions that the split holds out: singles for folds of singles, doubles for doubles.
+    """
 
-def part_of(row: dict, by: str) -> str:
-    """Group of a condition, or how many of its parts were seen alone."""
-    return row["group"] if by == "group" else "singles" if row["n_parts"] == 1 else f"2 parts, {row['n_seen']} seen"
+    def means(frame: pd.DataFrame) -> dict:
+        of_condition = frame.groupby(["group", "condition"])[METRICS].mean()  # several folds can hold one out
+        return {"n_conditions": len(of_condition), **of_condition.mean().dropna().to_dict()}
 
+    def part(row: pd.Series) -> str:
+        if by == "group":
+            return row["group"]
+        return "singles" if row["n_parts"] == 1 else f"2 parts, {row['n_seen']} seen"
 
-def summary(runs: list[list[dict]], by: str) -> dict:
-    """Scores of one method: mean over conditions, then over seeds; the same of each part in `each`."""
-    found = over_seeds([means([row for row in run if asked_for(row, by)]) for run in runs])
-    parts = sorted({part_of(row, by) for run in runs for row in run})
-    of_part = {part: [means([row for row in run if part_of(row, by) == part]) for run in runs] for part in parts}
-    return {**found, "each": {part: over_seeds(some) for part, some in of_part.items()}}
+    frames = [frame.assign(part=frame.apply(part, axis=1)) for frame in frames]
+    parts = sorted({name for frame in frames for name in frame["part"]})
+    held_out = [frame[(by == "group") | ((frame["n_parts"] == 1) == (by == "single"))] for frame in frames]
+    of_part = {name: [means(frame[frame["part"] == name]) for frame in frames] for name in parts}
+    each = {name: over_seeds(some) for name, some in of_part.items()}
+    return {**over_seeds(list(map(means, held_out))), "each": each}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parser_of(__doc__, tuple(SCREENS), tuple(ARMS), ("heldout",))
+    parser = parser_of(__doc__, tuple(SCREENS), ARMS, ("heldout",))
     parser.add_argument("--gene-sets", type=Path, help="GMT file, for the graph of GEARS")
     parser.set_defaults(sets=None, max_cells=MAX_CELLS)
     options = parser.parse_args(argv)
@@ -305,27 +270,24 @@ def main(argv: list[str] | None = None) -> int:
         }  # fmt: skip
         for arm in options.arms:
             place = {"set": name, "arm": arm}
-            done = any({**place, **same}.items() <= row.items() for row in rows_so_far(NAME))
-            if (done and not options.again) or (arm == "gears" and screen.by == "group"):
+            exists = any({**place, **same}.items() <= row.items() for row in recorded_rows(NAME))
+            if (exists and not options.again) or (arm == "gears" and screen.by == "group"):
                 continue
             if (why := missing(arm)) or (arm == "gears" and options.gene_sets is None):
                 print(f"{name} {arm} not run: {why or '--gene-sets FILE is missing'}", flush=True)
                 continue
-            runs, costs = [], []
-            for seed in options.seeds:
-                given = (adata, screen.by, arm, options.model, options.gene_sets, seed)
-                found, cost = apart(fit, *given, threads=options.threads)
-                runs.append(found["rows"])
-                costs.append(cost)
-            for method in dict.fromkeys(row["method"] for run in runs for row in run):
-                if method != NETWORK and arm != "ours":
+            fits = [
+                apart(fit, adata, screen.by, arm, options.model, options.gene_sets, seed, threads=options.threads)
+                for seed in options.seeds
+            ]
+            cost = pd.DataFrame([cost for _, cost in fits]).mean().round(2).to_dict()
+            for method in fits[0][0]["method"].unique():
+                if method != NETWORK and arm != "ours":  # baselines have rows of their own
                     continue
-                scores = summary([[row for row in run if row["method"] == method] for run in runs], screen.by)
-                cost = {key: round(float(np.mean([one[key] for one in costs])), 2) for key in costs[0]}
-                name_of = arm if method == NETWORK else method
-                row = {**place, "arm": name_of, **same, "commit": commit(), "processor": machine()["processor"]}
-                row |= {**(cost if method == NETWORK else {}), **scores}
-                record(NAME, replaced(rows_so_far(NAME), row, ("set", "arm")), model=options.model)
+                row = {**place, "arm": arm if method == NETWORK else method, **same, "commit": commit()}
+                row |= {"processor": machine()["processor"], **(cost if method == NETWORK else {})}
+                row |= summary([frame[frame["method"] == method] for frame, _ in fits], screen.by)
+                record(NAME, replaced(recorded_rows(NAME), row, ("set", "arm")), model=options.model)
                 print(f"{name} {row['arm']}: {' '.join(f'{key} {row[key]:.3f}' for key in METRICS[:2])}", flush=True)
     return 0
 

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from _run import bootstrap
-from _tasks import lead
-from _timing import verdict
+from _record import RESULTS, bootstrap, verdict
+from _run import lead
 
-RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, TABLES = DOCS / "benchmarks.md", DOCS / "_static" / "benchmarks"
 FILES = {

@@ -1,36 +1,36 @@
-"""What a stranger gets: sdist and wheel, built, looked into, installed without extras in an empty environment, used.
+"""Build sdist and wheel, and check the wheel in an empty environment; or check the lower bounds of dependencies.
 
     python scripts/check_package.py [--out dist]
+    python scripts/check_package.py --minimum [--torch 2.6.0]
 
-The environment stands in a temporary folder and is removed at the end. On Python 3.11 it takes the versions of
-constraints.txt, on any other the newest.
+The first installs the wheel without extras and uses it. On Python 3.11 it takes the versions of constraints.txt, on any
+other the newest. `--minimum` installs the direct dependencies of the core at their lower bounds (uv's "lowest-direct")
+and runs tests on them; torch stays at the version of constraints.txt unless one is given, since its older builds for
+Linux on the main index contain gigabytes of CUDA libraries. Environments are temporary.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
+import sys
+import tarfile
 import tempfile
+import time
 import tomllib
 import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from empty_environment import (
-    LOCK,
-    ROOT,
-    build,
-    empty_environment,
-    environment,
-    pinned_torch,
-    pip,
-    run,
-    run_tests,
-    stage,
-)
-
+ROOT = Path(__file__).resolve().parents[1]
+CONSTRAINTS = ROOT / "constraints.txt"
+LOCK = ("--constraint", CONSTRAINTS) if sys.version_info[:2] == (3, 11) else ()
+"""The locked versions are of Python 3.11; any other takes the newest, all but torch."""
 NEEDED = (
     "scdiva/py.typed",
     "scdiva/checkpoints/scdiva-mini/README.md",
@@ -67,6 +67,91 @@ sys.exit(f"the core brings what belongs to extras: {sorted(here)}" if here else 
 """
 TESTS = ("test_import.py", "faults/test_installed.py")
 WITHOUT_EXTRAS = ("-k", "public_name or promised or version or extra or hint or triton")
+TOOLS = ("pytest", "hypothesis", "dask[array]>=2025.9", "distributed>=2025.9")
+MINIMUM_TESTS = (
+    "test_import.py",
+    "test_validate.py",
+    "cli",
+    "data/test_cells.py",
+    "data/test_files.py",
+    "data/test_stored.py",
+    "models/test_pretrained.py",
+    "pl/test_umap.py",
+    "pp",
+    "tl/test_annotate.py",
+    "tl/test_embed.py",
+    "tl/test_embed_file.py",
+    "tokenizer",
+)
+"""One of each: reading, matching, embedding, annotating, saving, training by the command line, drawing."""
+
+
+# environments
+
+
+@contextmanager
+def stage(what: str) -> Iterator[None]:
+    """Say what is being done, then how long it took."""
+    print(f"== {what}", flush=True)
+    start = time.perf_counter()
+    yield
+    print(f"   {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def environment() -> dict[str, str]:
+    """Variables of the environment, without those that lead to the repository."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return kept | {"PYTHONNOUSERSITE": "1", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+
+
+def run(command: Sequence[str | Path], cwd: Path = ROOT) -> None:
+    """Run a command that finds nothing of the repository by itself; end everything if it fails."""
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment(), check=False)
+    if done.returncode:
+        raise SystemExit(f"failed with {done.returncode}: {' '.join(map(str, command))}")
+
+
+def build(folder: Path) -> Path:
+    """Build the sdist into a folder, and the wheel from the unpacked sdist, so that the sdist is known to be whole."""
+    run([sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", folder])
+    (sdist,) = folder.glob("scdiva-*.tar.gz")
+    unpacked = folder / "unpacked"
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    run([sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder], cwd=source)
+    (wheel,) = folder.glob("scdiva-*.whl")
+    return wheel
+
+
+def empty_environment(folder: Path) -> Path:
+    """Make a virtual environment with nothing in it, not even pip. Gives its interpreter."""
+    run([sys.executable, "-m", "venv", "--without-pip", folder])
+    return folder / "bin" / "python"
+
+
+def pip(python: Path, *arguments: str | Path) -> None:
+    """Call this interpreter's pip for another environment; nothing is compiled ahead."""
+    run([sys.executable, "-m", "pip", "--python", python, "--quiet", *arguments], cwd=python.parent)
+
+
+def pinned_torch() -> str:
+    """The requirement of torch, by the exact version of constraints.txt."""
+    found = re.search(r"^torch==.*$", CONSTRAINTS.read_text(), flags=re.M)
+    if found is None:
+        raise SystemExit("constraints.txt has no torch==")
+    return found[0]
+
+
+def run_tests(python: Path, tests: Sequence[str], cwd: Path, options: Sequence[str] = ()) -> None:
+    """Run tests of the repository against what is installed, from a folder where src is not on the path."""
+    paths = [ROOT / "tests" / name for name in tests]
+    where = ["--config-file", ROOT / "pyproject.toml", "--rootdir", ROOT, "-p", "no:cacheprovider"]
+    run([python, "-m", "pytest", "-q", *where, *options, *paths], cwd=cwd)
+
+
+# checks
 
 
 def problems_of(wheel: Path, source: Path = ROOT / "src" / "scdiva") -> list[str]:
@@ -90,7 +175,7 @@ def problems_of(wheel: Path, source: Path = ROOT / "src" / "scdiva") -> list[str
 
 
 def project() -> dict[str, Any]:
-    """Return the table [project] of pyproject.toml."""
+    """The table [project] of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -116,40 +201,72 @@ def run_readme_example(python: Path, folder: Path) -> None:
         raise SystemExit(f"the README's first example failed, warned or drew nothing:\n{done.stdout}{done.stderr}")
 
 
+def least(dependencies: list[str], torch: str) -> list[str]:
+    """The lower bound of each requirement as an exact version; `torch` for torch."""
+    pinned = []
+    for requirement in dependencies:
+        bound = re.fullmatch(r"([\w.-]+)>=([\w.]+)(,<[\w.]+)?", requirement)
+        if bound is None:
+            raise SystemExit(f"dependency {requirement!r} is not of the form name>=version or name>=version,<version")
+        pinned.append(torch if bound[1] == "torch" else f"{bound[1]}=={bound[2]}")
+    return pinned
+
+
+def check_minimum(folder: Path, torch: str) -> None:
+    """Run tests with the direct dependencies at their lower bounds."""
+    bounds = least(project()["dependencies"], torch)
+    with stage("the wheel"):
+        wheel = build(folder)
+    with stage("an empty environment with the lower bounds: " + " ".join(bounds)):
+        python = empty_environment(folder / "venv")
+        pip(python, "install", "--no-compile", torch)
+        pip(python, "install", "--no-compile", *bounds, wheel, *TOOLS)
+        pip(python, "check")
+    with stage("tests"):
+        run_tests(python, MINIMUM_TESTS, folder, ["--disable-warnings"])  # old packages warn of new ones
+
+
+def check_package(folder: Path, out: Path | None) -> None:
+    """Build sdist and wheel, install the wheel and use it; copy both to `out`."""
+    with stage("sdist, and the wheel from it"):
+        wheel = build(folder)
+        if problems := problems_of(wheel):
+            raise SystemExit(f"{wheel.name}: " + "; ".join(problems))
+        print(f"   {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, as the sources")
+    with stage("an empty environment: torch, then the wheel, no extras"):
+        python = empty_environment(folder / "venv")
+        pip(python, "install", "--no-compile", *LOCK, pinned_torch())
+        pip(python, "install", "--no-compile", *LOCK, wheel)
+        pip(python, "check")
+        run([python, "-c", ABSENT, *sorted(extras())], cwd=folder)
+    with stage("used there: embed, the README's example, command line"):
+        run([python, "-c", USE], cwd=folder)
+        run_readme_example(python, folder / "example")
+        for option in ("--version", "--help"):
+            run([python.parent / "scdiva", option], cwd=folder)
+    with stage("every public name, and the hints of missing extras"):
+        pip(python, "install", "--no-compile", *LOCK, "pytest")
+        run_tests(python, TESTS, folder, WITHOUT_EXTRAS)
+    if out:
+        out.mkdir(exist_ok=True)
+        for old in out.glob("scdiva-*"):
+            old.unlink()
+        for built in (*folder.glob("scdiva-*.tar.gz"), wheel):
+            shutil.copy2(built, out)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, help="folder that sdist and wheel are copied to; existing ones are replaced"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for sdist and wheel; earlier ones in it are deleted")
+    parser.add_argument("--minimum", action="store_true", help="check the lower bounds of dependencies instead")
+    parser.add_argument("--torch", metavar="VERSION", help="torch's version for --minimum")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scdiva-package-") as name:
-        folder = Path(name)
-        with stage("sdist, and the wheel from it"):
-            wheel = build(folder)
-            if problems := problems_of(wheel):
-                raise SystemExit(f"{wheel.name}: " + "; ".join(problems))
-            print(f"   {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, as the sources")
-        with stage("an empty environment: torch, then the wheel, no extras"):
-            python = empty_environment(folder / "venv")
-            pip(python, "install", "--no-compile", *LOCK, pinned_torch())
-            pip(python, "install", "--no-compile", *LOCK, wheel)
-            pip(python, "check")
-            run([python, "-c", ABSENT, *sorted(extras())], cwd=folder)
-        with stage("used there: embed, the README's example, command line"):
-            run([python, "-c", USE], cwd=folder)
-            run_readme_example(python, folder / "example")
-            for option in ("--version", "--help"):
-                run([python.parent / "scdiva", option], cwd=folder)
-        with stage("every public name, and the hints of missing extras"):
-            pip(python, "install", "--no-compile", *LOCK, "pytest")
-            run_tests(python, TESTS, folder, WITHOUT_EXTRAS)
-        if arguments.out:
-            arguments.out.mkdir(exist_ok=True)
-            for old in arguments.out.glob("scdiva-*"):
-                old.unlink()
-            for built in (*folder.glob("scdiva-*.tar.gz"), wheel):
-                shutil.copy2(built, arguments.out)
-    print("package: good")
+        if arguments.minimum:
+            check_minimum(Path(name), f"torch=={arguments.torch}" if arguments.torch else pinned_torch())
+        else:
+            check_package(Path(name), arguments.out)
+    print(f"{'minimum' if arguments.minimum else 'package'}: good")
 
 
 if __name__ == "__main__":

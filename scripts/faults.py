@@ -1,19 +1,14 @@
-"""Kill training in every way that a cluster knows, and see that nothing is lost.
+"""Interrupt training and packing in the ways that a cluster does, and check that nothing is lost.
 
     python scripts/faults.py [--kills 50] [--saves 50] [--record]
-    python scripts/faults.py --long --corpus FOLDER [--exclude NAME ...] [--steps 400] [--record]
 
-Runs train on packed parts, which a thread reads ahead, 16 cells at a time. A straight run notes what its checkpoint is
-after each step: weights, their running mean, optimiser, schedule. Others of the same configuration are killed (SIGKILL
-at a random moment, or while a checkpoint is being written), told to stop (SIGTERM, Ctrl-C) or find the disk full; each
-is resumed until it is done. After each fault the checkpoint on the disk must be that of the straight run at its step,
-bit for bit, at most `checkpoint_every` steps old, and so must be the end.
-Packing is killed at random moments too, by one process and by three: after each kill all parts that have their name
-must be those of a call that was never killed, none that was there may be gone, and at the end the folders are alike.
-The last lines are a table of what was tried, bit-exact and lost; the exit code is 1 if anything was lost.
-
-`--long` is `scdiva pretrain --preset mini` on a folder of files, as a user calls it: once without kills, once killed at
-two random moments and resumed, and compares the weights of the two models.
+Runs train on packed parts, 16 cells at a time. A straight run records a digest of its checkpoint after each step:
+weights, their running mean, optimiser, schedule. Others with the same configuration are killed (SIGKILL at a random
+moment, or while a checkpoint is written), stopped (SIGTERM, Ctrl-C) or find the disk full; each is resumed until it is
+complete. After each fault the checkpoint on the disk must equal that of the straight run at its step bit for bit, at
+most `checkpoint_every` steps old, and so must the last one. Packing is killed at random moments too, by one process and
+by three: after each kill all complete parts must equal those of an undisturbed call, no earlier part may be missing,
+and at the end the folders are equal. The exit code is 1 if anything was lost.
 
 Runs are forked from this process, which has done no arithmetic yet: imports take longer than these runs.
 """
@@ -23,11 +18,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import mmap
 import os
 import random
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,11 +34,178 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anndata as ad
+import numpy as np
+import pytorch_lightning as pl
 import torch
-from faults_runs import EVERY, Board, Packing, Toy, saved
 
-from scdiva.data.corpus import data_files
-from scdiva.train.callbacks import CHECKPOINT
+from scdiva._rng import step_generator
+from scdiva.data.datamodule import CellDataModule
+from scdiva.data.packing import pack_files
+from scdiva.datasets import toy
+from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.tokenizer import Vocabulary
+from scdiva.train import PretrainingConfig, PretrainingModule, fit
+from scdiva.train.callbacks import CHECKPOINT, AtomicIO
+
+EVERY = 4
+"""Steps between two checkpoints of a run that is killed at any moment."""
+
+
+class Board:
+    """Memory shared with the process that kills a run: steps done, and whether a checkpoint is being written."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, 16)
+
+    def write(self, place: int, value: int) -> None:
+        struct.pack_into("q", self.memory, 8 * place, value)
+
+    @property
+    def done(self) -> int:
+        return struct.unpack_from("q", self.memory, 0)[0]
+
+    @property
+    def saving(self) -> bool:
+        return bool(struct.unpack_from("q", self.memory, 8)[0])
+
+
+class Reporting(AtomicIO):
+    """Report when a checkpoint is written; with `noted`, record its digest instead of writing it."""
+
+    def __init__(self, board: Board, noted: dict[int, str] | None = None) -> None:
+        self.board, self.noted = board, noted
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        if self.noted is not None:
+            self.noted[checkpoint["global_step"]] = digest(checkpoint)
+            return
+        self.board.write(1, 1)
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.board.write(1, 0)
+
+
+class Counting(pl.Callback):
+    """Report how many steps are complete; call `do` after step `at`."""
+
+    def __init__(self, board: Board, at: int | None = None, do: Callable[[], object] = print) -> None:
+        self.board, self.at, self.do = board, at, do
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+        self.board.write(0, trainer.global_step)
+        if trainer.global_step == self.at:
+            self.do()
+
+
+class Dropping(PretrainingModule):
+    """Pretraining with dropout, which draws from torch's global stream: the network itself has none."""
+
+    def compute_loss(self, batch: Any, generator: torch.Generator) -> Any:
+        loss, parts = super().compute_loss(batch, generator)
+        return loss * torch.nn.functional.dropout(torch.ones(50), 0.2).mean(), parts
+
+
+def digest(checkpoint: dict[str, Any]) -> str:
+    """SHA-256 of all that a run goes on from."""
+    found = hashlib.sha256()
+
+    def add(part: Any, name: str) -> None:
+        if isinstance(part, dict):
+            for key in sorted(part, key=str):
+                add(part[key], f"{name}/{key}")
+        elif isinstance(part, (list, tuple)):
+            for number, one in enumerate(part):
+                add(one, f"{name}/{number}")
+        elif isinstance(part, torch.Tensor):
+            found.update(name.encode() + part.detach().cpu().contiguous().numpy().tobytes())
+        else:
+            found.update(f"{name}={part!r}".encode())
+
+    kept = ("global_step", "state_dict", "current_model_state", "averaging_state", "optimizer_states", "lr_schedulers")
+    add({key: checkpoint.get(key) for key in kept}, "")
+    add(checkpoint["scdiva"]["batches_seen"], "batches")
+    return found.hexdigest()
+
+
+def saved(folder: Path) -> tuple[int, str] | None:
+    """Step and digest of the checkpoint on the disk; a broken file raises."""
+    file = folder / CHECKPOINT
+    if not file.exists():
+        return None
+    checkpoint = torch.load(file, weights_only=True)
+    return checkpoint["global_step"], digest(checkpoint)
+
+
+def vocabulary_of(cells: ad.AnnData) -> Vocabulary:
+    """The genes of toy cells, with equal entropies."""
+    human = Vocabulary.human()
+    genes = human.subset(human.match(cells.var_names).tokens)
+    return genes.with_entropy(np.ones(genes.n_genes))
+
+
+class Toy:
+    """A small run on packed parts. `wide`: a network whose checkpoint takes a while to write, after each step."""
+
+    def __init__(self, wide: bool, folder: Path) -> None:
+        self.wide, self.steps, self.every = wide, 12 if wide else 40, 1 if wide else EVERY
+        cells = toy(180, 60)
+        self.vocabulary = vocabulary_of(cells)
+        self.folder = folder
+        folder.mkdir()
+        for name, rows in (("a", slice(80)), ("b", slice(80, 140)), ("c", slice(140, None))):
+            cells[rows].copy().write_h5ad(folder / f"{name}.h5ad")
+        pack_files([folder / "a.h5ad", folder / "b.h5ad"], self.vocabulary, folder / "train", part_cells=25)
+        pack_files(folder / "c.h5ad", self.vocabulary, folder / "validation")
+
+    def run(
+        self, folder: Path, board: Board, noted: dict[int, str] | None = None, *, at: int | None = None,
+        do: Callable[[], object] = print,
+    ) -> None:  # fmt: skip
+        """Train, from the checkpoint if there is one; with `noted`, only record the digests of checkpoints."""
+        wide = 256 if self.wide else 16
+        config = ScDiVaConfig(
+            n_genes=60, dim=wide, n_layers=4 if self.wide else 1, n_heads=4, ffn_dim=2 * wide, max_length=32,
+            anchor_linear_dim=8, anchor_learned_dim=6, anchor_hidden=12,
+        )  # fmt: skip
+        training = PretrainingConfig(
+            steps=self.steps, batch_size=6, accumulate=1 if self.wide else 2, warmup_steps=3, precision="fp32",
+            context=32, log_every=5, validate_every=7, checkpoint_every=1 if noted is not None else self.every,
+            anchor_objective="genes",
+        )  # fmt: skip
+        data = CellDataModule(
+            self.folder / "train", validation=self.folder / "validation", vocabulary=self.vocabulary, batch_size=6,
+            context=32, block_rows=8, n_blocks=2,
+        )  # fmt: skip
+        model = ScDiVa(config, generator=step_generator(0, 0, "weights"))
+        module = Dropping(model, training, n_studies=2)
+        fit(
+            module, data, out_dir=folder, accelerator="cpu", progress=False,
+            resume_from=folder if noted is None and (folder / CHECKPOINT).exists() else None,
+            callbacks=[Counting(board, at, do)], plugins=[Reporting(board, noted)],
+        )  # fmt: skip
+
+
+class Packing:
+    """Packing of three files into 23 parts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        cells = toy(1080, 300)
+        self.vocabulary = vocabulary_of(cells)
+        (folder / "studies").mkdir(parents=True)
+        for name, rows in (("a", slice(0, 700)), ("b", slice(700, 710)), ("c", slice(710, 1080))):
+            cells[rows].copy().write_h5ad(folder / "studies" / f"{name}.h5ad")
+
+    def run(self, out: str, workers: int) -> None:
+        pack_files(self.folder / "studies", self.vocabulary, self.folder / out, workers=workers, part_cells=50)
+
+    def files(self, out: str) -> dict[str, str]:
+        """SHA-256 of every file by its name; hidden ones are no part of a corpus, and none is left at the end."""
+        there = sorted((self.folder / out).glob("**/*"))
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in there if path.is_file()}
+
+
+# interruptions
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -252,7 +416,7 @@ def straight_run(job: Toy, folder: Path) -> tuple[dict[int, str], float]:
     return digests, seconds
 
 
-def short(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def trials(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rng = random.Random(arguments.seed)
     rows = []
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
@@ -284,46 +448,6 @@ def short(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def long(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The command of a user on real files, without kills and with two."""
-    rng = random.Random(arguments.seed)
-    files = [file for file in data_files([arguments.corpus]) if file.stem not in arguments.exclude]
-    command = [
-        sys.executable, "-m", "scdiva", "pretrain", "--preset", "mini", "--progress", "false",
-        "--train", f"[{', '.join(map(str, files))}]",
-        "--validation_studies", "0.1", "--training.checkpoint_every", "50", "--training.steps", str(arguments.steps),
-    ]  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-        one, two = Path(name, "straight"), Path(name, "killed")
-        begun = time.monotonic()
-        subprocess.run([*command, "--out", str(one)], check=True)
-        seconds = time.monotonic() - begun
-        straight = sha256(one)
-        print(f"without kills: {seconds:.0f} s, {straight}", flush=True)
-        kept = 0
-        for number in (1, 2):
-            resumed = ["--resume", "true"] if (two / CHECKPOINT).exists() else []
-            run = subprocess.Popen([*command, "--out", str(two), *resumed])
-            time.sleep((0.2 + 0.25 * rng.random()) * seconds)
-            if run.poll() is not None:
-                raise SystemExit(f"The run ended with exit code {run.returncode} before kill {number}.")
-            run.kill()
-            run.wait()
-            before, kept = kept, (saved(two) or (0, ""))[0]
-            print(f"kill {number}: {kept} steps on the disk, {before} when that run began", flush=True)
-        again = ""
-        if not subprocess.run([*command, "--out", str(two), "--resume", "true"], check=False).returncode:
-            again = sha256(two)
-            print(f"with two kills: {again}", flush=True)
-    row = {"fault": "SIGKILL, preset mini", "tried": 2, "bit_exact": 2 * (again == straight), "lost": 2 * (not again)}
-    return [{**row, "steps": arguments.steps, "minutes": round(seconds / 60, 1), "sha256": [straight, again]}]
-
-
-def sha256(run: Path) -> str:
-    """Of the weights that a run has left."""
-    return hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50, help="SIGKILLs at random moments")
@@ -331,24 +455,16 @@ def main() -> int:
     parser.add_argument("--signals", type=int, default=10, help="SIGTERMs, Ctrl-Cs and full disks, of each so many")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--folder", type=Path, help="where the runs are written; default the system's temporary folder")
-    parser.add_argument("--long", action="store_true", help="preset mini on real files, killed twice")
-    parser.add_argument("--corpus", type=Path, help="folder of files, for --long")
-    parser.add_argument("--exclude", nargs="*", default=[], help="files of it that are left out, by name")
-    parser.add_argument("--steps", type=int, default=400, help="of --long")
-    parser.add_argument(
-        "--record", action="store_true", help="write benchmarks/results/faults.json, or faults_long.json"
-    )
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/faults.json")
     arguments = parser.parse_args()
-    if arguments.long and arguments.corpus is None:
-        parser.error("--long needs --corpus FOLDER")
     warnings.filterwarnings("ignore")
     begun = time.monotonic()
-    rows = long(arguments) if arguments.long else short(arguments)
+    rows = trials(arguments)
     if arguments.record:
         sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
         from _record import record
 
-        record("faults_long" if arguments.long else "faults", rows, seconds=round(time.monotonic() - begun))
+        record("faults", rows, seconds=round(time.monotonic() - begun))
     print(f"{'fault':32}{'tried':>8}{'bit-exact':>12}{'lost':>8}")
     for row in rows:
         print(f"{row['fault']:32}{row['tried']:8}{row['bit_exact']:12}{row['lost']:8}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import subprocess
 import sys
@@ -34,6 +35,105 @@ INSTRUMENTED = [
 ]  # fmt: skip
 
 
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2, 3, 4, 7, 12, 2**31 - 1, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 10**20, 10**400, 1e308,
+    5e-324, 0.5, 1.0, -0.0, math.nan, math.inf, "", "x", "F32", "F64", "F16", "BF16", "I64", "F8_E4M3", "F8_E5M2",
+    "F4", "C64", "BOOL", "U8", "learned", "pooled", "none", "scdiva", "../../etc/passwd", "__class__", "\ud800", "\0",
+    "é" * 40, "a" * 3000, [], {}, [0], [[]], {"": {}}, [0, 2**63], ["a", 1], [{"a": 1}], [None],
+)  # fmt: skip
+ODD_NAMES = (b"", b"|", b"a|b||a", b"\0", b" ", b"ENSG00000000003", b"A.B", b"a" * 5000, b"\r", b"\n")
+
+
+# mutations that keep the format: half of all; the others are libFuzzer's own, of bytes
+
+
+def tree(value: Any, draw: random.Random) -> Any:
+    """A JSON value with something in it changed."""
+    inner = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    if not inner or draw.random() < 0.1:
+        if isinstance(value, int | float) and draw.random() < 0.3 and -(2**64) < value < 2**64:
+            return draw.choice([value + 1, value - 1, -value, value * 2, value * 1.0, str(value), [value]])
+        return draw.choice(ODD)
+    key, copy, what = draw.choice(inner), value.copy(), draw.random()
+    if what < 0.75:
+        copy[key] = tree(value[key], draw)
+    elif what < 0.85:
+        del copy[key]
+    elif isinstance(copy, dict):
+        copy[draw.choice(("", "x", f"{key} ", "__metadata__", "__proto__", "\ud800"))] = copy[key]
+    else:
+        copy.insert(key, draw.choice(ODD))
+    return copy
+
+
+def text(data: bytes, draw: random.Random) -> bytes | None:
+    """JSON as bytes with something in it changed; None if it is not JSON."""
+    try:
+        value = json.loads(data)
+        for _ in range(draw.choice((1, 1, 1, 2, 5))):
+            value = tree(value, draw)
+        return json.dumps(value, ensure_ascii=draw.random() < 0.8).encode("utf-8", "surrogatepass")
+    except (ValueError, RecursionError, OverflowError):
+        return b"[" * draw.choice((10, 5000, 100_000)) if draw.random() < 0.01 else None
+
+
+def header(data: bytes, draw: random.Random) -> bytes | None:
+    """A changed safetensors header of the length that it states, over the same, shorter or longer numbers."""
+    size = int.from_bytes(data[:8], "little")
+    changed_header = text(data[8 : 8 + size], draw) if size <= len(data) else None
+    if changed_header is None:
+        return None
+    numbers = data[8 + size :]
+    if draw.random() < 0.3:
+        at = draw.randrange(len(numbers) + 1)
+        odd = draw.choice((b"\x00\x00\xc0\x7f", b"\x00\x00\x80\xff", b"\xff" * 8, b"\x00" * 64))
+        numbers = draw.choice((numbers[:at], numbers + odd, numbers[:at] + odd + numbers[at + len(odd) :]))
+    return len(changed_header).to_bytes(8, "little") + changed_header + numbers
+
+
+def tensors(data: bytes, draw: random.Random) -> bytes | None:
+    """A tensor dropped, of another type or shape, or with a value or a name changed; None if it cannot be read."""
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import load, save
+
+    try:
+        arrays = load(data)
+        name, what = draw.choice(sorted(arrays)), draw.random()
+        array = arrays[name].copy()
+        if what < 0.1:
+            del arrays[name]
+        elif what < 0.3:
+            arrays[name] = array.astype(draw.choice(("uint8", "float16", "float32", "float64", "int64", "bool")))
+        elif what < 0.4:
+            arrays[name] = array.reshape(1, -1)
+        elif array.dtype == np.uint8:  # names, one a line
+            names = array.tobytes().split(b"\n")
+            names[draw.randrange(len(names))] = draw.choice((*ODD_NAMES, names[0]))
+            arrays[name] = np.frombuffer(b"\n".join(draw.choice((names, names[1:], names * 2))), np.uint8)
+        else:
+            array.flat[draw.randrange(array.size)] = draw.choice((0, 1, 3, math.nan, math.inf, -1.0, 3e38))
+            arrays[name] = array
+        return save(arrays)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+CHANGES = {"sums": (), "config": (text,), "weights": (header, header, tensors), "vocabulary": (header, tensors)}
+
+
+def changed(target: str, data: bytes, draw: random.Random) -> bytes | None:
+    """An input of a target changed within its format; None if it has lost the format."""
+    if target == "folder":
+        kind = ("config", "weights", "vocabulary", "sums", "sums")[data[0] % 5] if data else "sums"
+        inner = changed(kind, data[1:], draw)
+        return None if inner is None else data[:1] + inner
+    return draw.choice(CHANGES[target])(data, draw) if CHANGES[target] else None
+
+
+# runs
+
+
 def child(target: str, runs: int, seed: int, folder: Path) -> None:
     """Fuzz one target; what happened is written to the folder as it goes on. Never returns."""
     import atheris
@@ -46,7 +146,6 @@ def child(target: str, runs: int, seed: int, folder: Path) -> None:
 
         import scdiva.models.pretrained
         import scdiva.tokenizer.vocabulary  # noqa: F401
-    from fuzz_mutate import changed
     from fuzz_targets import Finding, Place, judge
 
     place = Place(folder)
@@ -198,10 +297,9 @@ def main() -> int:
         print(json.dumps(rows[-1]), flush=True)
     if arguments.record:
         sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-        from _record import PACKAGES, commit, record, replaced, rows_so_far, versions
-        from _timing import goal
+        from _record import PACKAGES, commit, goal, record, recorded_rows, replaced, versions
 
-        new, rows = [{**row, "commit": commit()} for row in rows], rows_so_far("fuzz")
+        new, rows = [{**row, "commit": commit()} for row in rows], recorded_rows("fuzz")
         for row in new:
             rows = replaced(rows, row, ("what",))
         rows.sort(key=lambda row: list(SHARE).index(row["what"]))

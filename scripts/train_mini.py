@@ -1,38 +1,32 @@
 """Train scdiva-mini, the checkpoint that comes with the package.
 
-    python scripts/train_mini.py [--corpus FOLDER] [--out runs/mini] [--prepared runs/mini/prepared] [--install]
+    python scripts/train_mini.py [--corpus FOLDER] [--out runs/mini] [--prepared runs/mini/prepared] [--resume]
+        [--install]
 
-In five parts (`mini_parts.py` says how each is trained), the first left out where its result is there already:
+Parts; a part whose checkpoint is complete is skipped with `--resume`:
 
-1. prepare: entropies of all genes over the corpus, a vocabulary of the genes found in at least 20 cells, and the corpus
-   packed cell by cell, training and validation studies apart. Only this part reads AnnData.
-2. the set encoder: its linear part from the corpus SVD, its learned part trained alone (minutes).
-3. the transformer: masked diffusion with the set encoder frozen as the anchor of [LAT], on the first genes of a cell.
-4. the state head alone: which genes cells of a state express, and how much of them.
-5. the transformer trained on at length, given what state and ranks say; gene table, set encoder and state head frozen.
+- prepare: entropies of all genes over the corpus, a vocabulary of the genes detected in at least 20 cells, and the
+  packed corpus, training and validation studies apart. Runs if the folder is missing; only this part reads AnnData.
+- anchor: the set encoder. Its linear part is the corpus SVD, its learned part is trained alone.
+- transformer: masked diffusion on the first genes of a cell, with the set encoder frozen as the anchor of [LAT].
+- state_head: which genes cells of a state express, and how much of them.
+- transformer_long: the transformer continued on nearly whole cells; gene table, set encoder and state head frozen.
+- query_head: what cells express, given other cells of their study (36 minutes).
 
-The model folder appears in OUT/model; `--install` copies it into the package. Needs torch, pytorch-lightning, numpy,
-scipy, pandas, h5py and safetensors; part 1 anndata too.
+The model folder is OUT/model; `--install` copies it into the package. The card is edited by hand. Without AnnData, on a
+corpus that `carry_corpus.py` packed:
 
-On a machine that is lent for minutes, with the corpus packed by `carry_corpus.py` and carried there:
-
-    PYTHONPATH=src python scripts/train_mini.py --prepared CARRIED --out runs/mini --time-limit 500 --accelerator gpu
-
-`--time-limit` counts seconds from the start of the script. The steps that fit are found by a short trial on a copy of
-the model, so that the learning rate comes to its end; `--steps` and its like are then upper limits. Model and
-metadata are also copied to $OUT, if that is set, files above 16 MiB in pieces (`cat NAME.* > NAME` joins them).
+    PYTHONPATH=src python scripts/train_mini.py --prepared CARRIED --out runs/mini --accelerator gpu
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import platform
 import shutil
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,11 +34,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mini_parts
 import numpy as np
 import pandas as pd
 import torch
-from pytorch_lightning.callbacks import Callback
+from mini_objectives import (
+    AnchorConfig,
+    AnchorModule,
+    QueryConfig,
+    QueryModule,
+    StateHeadConfig,
+    StateHeadModule,
+    StudyDataModule,
+    start_state_head,
+)
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
@@ -54,43 +56,35 @@ from scdiva.data.packing import pack_files
 from scdiva.models import ScDiVa, ScDiVaConfig, save_model
 from scdiva.models.network import init_gene_embedding
 from scdiva.tokenizer import Vocabulary, load_vocabulary
-from scdiva.train import LinearMap, TaskModule, fit, fit_linear_map
+from scdiva.tokenizer.serialize import score_denominator
+from scdiva.train import LinearMap, PretrainingConfig, PretrainingModule, TaskModule, fit, fit_linear_map
 
 MIN_CELLS_PER_GENE = 20
 MIN_GENES_PER_CELL = 200
 VALIDATION = ("citefuse_eccite_pbmc_500", "breast_scdeconr_ref", "vision_metastasis_cp007_604")
-"""Studies held out to watch the training: blood, a solid tissue, a cell line."""
+"""Held-out studies: blood, a solid tissue, a cell line."""
 LOG_BATCHES = {"tidytranscriptomics_pbmc_3000": ("SCP345", "SCP591")}
-"""Studies that join counts with logarithms, and the prefixes of the batches that hold log1p values: left out."""
-STEPS = 2500
-ANCHOR_STEPS = 2400
-HEAD_STEPS = 1200
-LONG_STEPS = 1800
-LOOKS, HEAD_LOOKS, LONG_LOOKS = 12, 8, 10
-"""Looks at the validation studies over a run: the points of its curve."""
+"""Studies that mix counts and log1p values, and the prefixes of the batches with log1p values, which are removed."""
+STEPS = {"anchor": 2400, "transformer": 2500, "state_head": 1200, "transformer_long": 1800, "query_head": 12_000}
+VALIDATIONS = {"anchor": 12, "transformer": 12, "state_head": 8, "transformer_long": 10}
+"""Number of validations over the run of a part."""
 LONG_VALIDATION = 200
-"""Validation cells that the long part looks at."""
-TRIAL_STEPS = 60
-MARGIN = 0.85
-"""Share of the time left that a run is planned to take: validation, checkpoints and a slower stretch take the rest."""
-SHARES = {"anchor": 0.2, "transformer": 0.5, "state_head": 0.25, "transformer_long": 1.0}
-"""Share of the time left that each part may take."""
-PIECE = 16 << 20
-"""Largest file that is copied whole, in bytes."""
-STARTED = time.monotonic() - time.process_time()
-"""When the script began: the imports above take seconds of their own, which are CPU time."""
+"""Validation cells of the part transformer_long."""
+STREAM_SCALE = 0.3
+"""Scale of the last norm before transformer_long: its logits start as a correction to state head and rank prior."""
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-mini"
 
 
 def model_config(n_genes: int) -> ScDiVaConfig:
-    """A transformer of 1 M weights beside its tables; the cell state is the set encoder's. Parts 2 and 3 do without the
-    state head.
-    """
+    """A transformer of 1 M weights apart from its tables; the cell state is the set encoder's."""
     return ScDiVaConfig.preset("mini", n_genes=n_genes)
 
 
+# prepare
+
+
 def clean(corpus: Path, folder: Path) -> list[Path]:
-    """The files of the corpus; a study with batches of logarithms is written anew without them."""
+    """Files of the corpus; studies with batches of log1p values are rewritten without these batches."""
     import anndata as ad
 
     files = sorted(corpus.glob("*.h5ad"))
@@ -99,67 +93,46 @@ def clean(corpus: Path, folder: Path) -> list[Path]:
         if file.stem in LOG_BATCHES:
             cells = ad.read_h5ad(file)
             counts = cells[~cells.obs["batch"].astype(str).str.startswith(LOG_BATCHES[file.stem])].copy()
-            print(f"{file.stem}: {cells.n_obs - counts.n_obs} of {cells.n_obs} cells left out", flush=True)
+            print(f"{file.stem}: {cells.n_obs - counts.n_obs} of {cells.n_obs} cells removed", flush=True)
             files[number] = folder / file.name
             counts.write_h5ad(files[number])
     return files
 
 
+def pack_parts(files: list[Path], vocabulary: Vocabulary, folder: Path, config: ScDiVaConfig, max_length: int) -> None:
+    """Pack training and validation studies, then write the vocabulary, whose presence marks the folder as complete."""
+    validation = [file for file in files if file.stem in VALIDATION]
+    if len(validation) < len(VALIDATION):
+        raise SystemExit(f"The corpus lacks one of the validation studies {', '.join(VALIDATION)}.")
+    for name, part in (("train", [file for file in files if file not in validation]), ("validation", validation)):
+        packed = pack_files(
+            part, vocabulary, folder / f"{name}.h5", max_length=max_length, entropy_floor=config.entropy_floor,
+            min_genes=MIN_GENES_PER_CELL,
+        )  # fmt: skip
+        print(
+            f"{name}: {packed.n_obs:,} cells, {len(part)} studies, {packed.lengths.mean():.0f} genes a cell", flush=True
+        )
+    vocabulary.write(folder / "vocabulary.safetensors")
+
+
 def prepare(corpus: Path, folder: Path, excluded: tuple[str, ...] = ()) -> None:
-    """Part 1, without the excluded studies."""
+    """Count gene entropies, choose the genes and pack the corpus without the excluded studies."""
     from scdiva.pp import corpus_entropy
 
     files = clean(corpus, folder / "clean")
     if unknown := set(excluded) - {file.stem for file in files}:
-        raise SystemExit(f"{corpus} has no study {', '.join(sorted(unknown))}")
+        raise SystemExit(f"{corpus} has no study {', '.join(sorted(unknown))}.")
     files = [file for file in files if file.stem not in excluded]
-    train = [file for file in files if file.stem not in VALIDATION]
-    if len(files) - len(train) != len(VALIDATION):
-        raise SystemExit(f"{corpus} lacks one of the validation studies {', '.join(VALIDATION)}")
     human = load_vocabulary("human")
     histogram = corpus_entropy(files, human)
-    cells_with = histogram.counts[:, 1:].sum(axis=1)
-    tokens = np.flatnonzero(cells_with >= MIN_CELLS_PER_GENE)
+    tokens = np.flatnonzero(histogram.counts[:, 1:].sum(axis=1) >= MIN_CELLS_PER_GENE)
     vocabulary = human.with_entropy(histogram.entropy()[N_SPECIAL:]).subset(tokens[tokens >= N_SPECIAL])
-    floor, length = model_config(vocabulary.n_genes).entropy_floor, model_config(vocabulary.n_genes).input_length
-    for name, part in (("train", train), ("validation", [file for file in files if file not in train])):
-        packed = pack_files(
-            part,
-            vocabulary,
-            folder / f"{name}.h5",
-            max_length=length,
-            entropy_floor=floor,
-            min_genes=MIN_GENES_PER_CELL,
-        )
-        print(
-            f"{name}: {packed.n_obs:,} cells of {len(part)} studies, {packed.lengths.sum(dtype=np.int64):,} tokens",
-            flush=True,
-        )
-    vocabulary.write(folder / "vocabulary.safetensors")  # last: its presence says that the folder is complete
-
-
-def data(
-    folder: Path,
-    vocabulary: Vocabulary,
-    *,
-    batch_size: int,
-    context: int,
-    seed: int,
-    validation_cells: int | None = None,
-) -> CellDataModule:
-    return CellDataModule(
-        [folder / "train.h5"],
-        validation=[folder / "validation.h5"],
-        vocabulary=vocabulary,
-        batch_size=batch_size,
-        context=context,
-        seed=seed,
-        validation_cells=validation_cells,
-    )
+    config = model_config(vocabulary.n_genes)
+    pack_parts(files, vocabulary, folder, config, config.input_length)
 
 
 def linear_map(folder: Path, cells: PackedCells, n_dims: int) -> LinearMap:
-    """The corpus SVD, kept beside the corpus."""
+    """The corpus SVD, cached in the folder of the packed corpus."""
     file = folder / f"linear_map_{n_dims}.npz"
     if not file.exists():
         np.savez(file, **fit_linear_map(cells, n_dims)._asdict())
@@ -167,160 +140,207 @@ def linear_map(folder: Path, cells: PackedCells, n_dims: int) -> LinearMap:
         return LinearMap(**saved)
 
 
+# parts
+
+
+def anchor_module(
+    model: ScDiVa, start: LinearMap, cells: PackedCells, *, steps: int, validate_every: int, seed: int
+) -> AnchorModule:
+    """Part 2, the set encoder alone."""
+    config = AnchorConfig(
+        steps=steps,
+        batch_size=256,
+        learning_rate=1e-3,
+        warmup_steps=min(50, max(1, steps // 16)),
+        weight_decay=0.01,
+        precision="fp32",
+        validate_every=validate_every,
+        seed=seed,
+    )
+    return AnchorModule(model, config, start, np.bincount(cells.study, minlength=len(cells.study_names)))
+
+
+def transformer_module(
+    model: ScDiVa, *, batch_size: int, context: int, precision: str, steps: int, validate_every: int, seed: int
+) -> PretrainingModule:
+    """Part 3, the transformer on the first genes of each cell."""
+    config = PretrainingConfig(
+        steps=steps,
+        batch_size=batch_size,
+        context=context,
+        learning_rate=1e-3,
+        warmup_steps=max(1, steps // 20),
+        anchor_objective="none",
+        precision=precision,
+        validate_every=validate_every,
+        autotune=False,  # in a lease of minutes it would take the time of a quarter of the steps
+        seed=seed,
+    )
+    return PretrainingModule(model, config)
+
+
+def with_state_head(model: ScDiVa, cells: PackedCells, seed: int) -> ScDiVa:
+    """The model with a state head that says how often and how much each gene is expressed, whatever the cell."""
+    full = ScDiVa(replace(model.config, state_head=True), generator=step_generator(seed, 0, "state head"))
+    missing, unexpected = full.load_state_dict(model.state_dict(), strict=False)
+    assert not unexpected
+    assert all(name.startswith("state_head.") for name in missing)
+    _, tokens, values = cells.read(0, cells.n_obs)
+    start_state_head(full, tokens, values, cells.n_obs)
+    return full
+
+
+def state_head_module(model: ScDiVa, *, steps: int, validate_every: int, seed: int) -> StateHeadModule:
+    """Part 4, the state head alone."""
+    config = StateHeadConfig(
+        steps=steps,
+        batch_size=256,
+        learning_rate=3e-3,
+        weight_decay=0.05,
+        warmup_steps=min(20, max(1, steps // 16)),
+        validate_every=validate_every,
+        seed=seed,
+    )
+    return StateHeadModule(model, config)
+
+
+@torch.no_grad()
+def start_long(model: ScDiVa) -> None:
+    """Leave to the transformer what it has learned of identities, and none of its values; freeze what stays."""
+    model.norm.weight.mul_(STREAM_SCALE)
+    model.heads.value.weight.zero_()
+    model.heads.value.bias.zero_()
+    model.requires_grad_(True)
+    for part in (model.embedding.gene, model.anchor, model.state_head):
+        part.requires_grad_(False)
+
+
+def long_module(
+    model: ScDiVa, vocabulary: Vocabulary, *, context: int, precision: str, steps: int, validate_every: int, seed: int
+) -> PretrainingModule:
+    """Part 5, the transformer on nearly whole cells, given state and ranks."""
+    config = PretrainingConfig(
+        steps=steps,
+        batch_size=8,
+        context=context,
+        learning_rate=1e-3,
+        warmup_steps=min(30, max(1, steps // 16)),
+        anchor_objective="none",
+        scored_genes=32,
+        place_prior=True,
+        value_weight=1.0,
+        precision=precision,
+        validate_every=validate_every,
+        autotune=False,
+        seed=seed,
+    )
+    denominator = score_denominator(vocabulary.entropy, model.config.entropy_floor)
+    return PretrainingModule(model, config, denominator=denominator)
+
+
+def query_head_module(model: ScDiVa, cells: PackedCells, config: QueryConfig) -> QueryModule:
+    """The query head, given other cells of a study."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return QueryModule(model.train(), config, torch.from_numpy(cells.measured))
+
+
+def with_query_head(model: ScDiVa, module: QueryModule) -> ScDiVa:
+    """The model with a trained query head."""
+    new = ScDiVa(replace(model.config, query_head=True), generator=step_generator(0, 0, "replaced"))
+    head = {f"query_head.{name}": value for name, value in module.head.state_dict().items()}
+    new.load_state_dict({**model.state_dict(), **head})
+    return new
+
+
+# training
+
+
 def trained_seconds(folder: Path) -> int:
-    """Wall time of a run over all its starts, from the first to the last line of each log."""
+    """Wall time of a run over all its starts, by the log files."""
     logs = folder.glob("log/version_*/metrics.csv")
     return round(sum(file.stat().st_mtime - file.parent.stat().st_mtime for file in logs))
 
 
 def validation_curve(folder: Path) -> list[dict[str, float]]:
-    """Steps done and validation losses there, over all starts of a run."""
+    """Validation losses by step, over all starts of a run."""
     logs = sorted(folder.glob("log/version_*/metrics.csv"), key=lambda file: int(file.parent.name.split("_")[1]))
     rows = pd.concat([pd.DataFrame(), *(pd.read_csv(file) for file in logs)])
-    looks = rows[rows["val/loss"].notna()].to_dict("records") if "val/loss" in rows else []
+    validations = rows[rows["val/loss"].notna()].to_dict("records") if "val/loss" in rows else []
     return [
-        {"step": int(look["step"]) + 1}
+        {"step": int(row["step"]) + 1}
         | {
             name.removeprefix("val/"): round(value, 4)
-            for name, value in look.items()
+            for name, value in row.items()
             if name.startswith("val/") and value == value
         }
-        for look in looks
+        for row in validations
     ]
 
 
-class Watch(Callback):
-    """Note the time of each batch, and end the run after so many seconds, but not before so many batches."""
-
-    def __init__(self, seconds: float, batches: int = 1) -> None:
-        self.seconds, self.batches, self.stopped = seconds, batches, False
-        self.times = [time.monotonic()]
-
-    def on_train_batch_end(self, trainer: object, *_: object) -> None:
-        self.times.append(time.monotonic())
-        if self.times[-1] - self.times[0] > self.seconds and len(self.times) > self.batches:
-            trainer.should_stop = self.stopped = True
-
-    def pace(self) -> float:
-        """Seconds of a batch, of the later half: the first ones compile, allocate and fill buffers."""
-        later = self.times[len(self.times) // 2 :]
-        return (later[-1] - later[0]) / (len(later) - 1)
-
-
-def steps_that_fit(seconds: float, most: int, trial: Callable[[Watch], object]) -> int:
-    """Steps that a run can do in some seconds, the trial's own included; at most `most`."""
-    begun = time.monotonic()
-    watch = Watch(seconds / 6, batches=4)
-    trial(watch)
-    left = seconds - (time.monotonic() - begun)
-    steps = min(most, int(MARGIN * left / watch.pace()))
-    if steps < 1:
-        raise SystemExit(f"--time-limit leaves {left:.0f} s for steps of {watch.pace():.2f} s: raise it.")
-    print(f"{steps} steps of {watch.pace() * 1e3:.0f} ms in {left:.0f} s", flush=True)
-    return steps
-
-
-def hand_over(model: Path, metadata: Path, out: Path) -> None:
-    """Copy what was made, files above `PIECE` cut into NAME.00, NAME.01, ..."""
-    for file in (*sorted(model.iterdir()), metadata):
-        target = out / ("model" if file.parent == model else "")
-        target.mkdir(parents=True, exist_ok=True)
-        content = file.read_bytes()
-        if len(content) <= PIECE:
-            (target / file.name).write_bytes(content)
-            continue
-        for number, start in enumerate(range(0, len(content), PIECE)):
-            (target / f"{file.name}.{number:02d}").write_bytes(content[start : start + PIECE])
-
-
 def train(arguments: argparse.Namespace, folder: Path) -> Path:
-    """Parts 2 to 5."""
+    """Train the parts in order; return the folder of the model."""
     vocabulary = Vocabulary.read(folder / "vocabulary.safetensors")
-    config = model_config(vocabulary.n_genes)
+    config, seed, out = model_config(vocabulary.n_genes), arguments.seed, arguments.out
     cells = PackedCells(folder / "train.h5", vocabulary)
-    seed, out = arguments.seed, arguments.out
-    model = ScDiVa(replace(config, state_head=False), generator=step_generator(seed, 0, "weights"))
+    model = ScDiVa(replace(config, state_head=False, query_head=False), generator=step_generator(seed, 0, "weights"))
     start = linear_map(folder, cells, config.anchor_linear_dim)
     init_gene_embedding(model, start.weight[N_SPECIAL:], generator=step_generator(seed, 0, "genes"))
+    steps = {name: getattr(arguments, f"{name}_steps") for name in STEPS}
 
-    options = {"accelerator": arguments.accelerator, "progress": arguments.progress}
-    stopped = []
-
-    def left() -> float:
-        """Seconds of the time limit that are left for training; a twentieth is kept for saving."""
-        return 0.95 * arguments.time_limit - (time.monotonic() - STARTED)
-
-    def run(
-        name: str, make: Callable[..., TaskModule], steps: int, looks: int, reading: dict[str, int], **limits: int
-    ) -> dict[str, Any]:
-        """Train, from the last checkpoint where there is one and --resume is given; return what to record of it."""
-
-        def module_of(steps: int) -> TaskModule:
-            return make(steps=steps, look=max(TRIAL_STEPS, steps // looks), seed=seed)
-
-        def batches() -> CellDataModule:
-            return data(folder, vocabulary, **{"seed": seed, **reading})
-
-        watches = []
-        if arguments.time_limit:
-            seconds = SHARES[name] * left()
-
-            def trial(watch: Watch) -> None:
-                # on a copy of its own: the model is not to be trained twice on the same cells
-                copied = copy.deepcopy(module_of(TRIAL_STEPS))
-                fit(copied, batches(), out_dir=out / "trial", max_steps=TRIAL_STEPS, callbacks=[watch], **options)
-                shutil.rmtree(out / "trial")
-
-            end = time.monotonic() + seconds
-            steps = steps_that_fit(seconds, steps, trial)
-            watches = [Watch(end - time.monotonic())]
-        module, read = module_of(steps), batches()
-        begun = arguments.resume and (out / name / "last.ckpt").exists()
-        resume = out / name if begun else None
-        trainer = fit(module, read, out_dir=out / name, resume_from=resume, callbacks=watches, **options, **limits)
-        read.close()
-        if any(watch.stopped for watch in watches):
-            stopped.append(name)
-            print(f"{name}: out of time at step {trainer.global_step} of {steps}", flush=True)
+    def fitted(name: str, module: TaskModule, data: Any) -> dict[str, Any]:
+        """Train a part, from its last checkpoint if there is one and --resume is given; return what to record."""
+        resume = out / name if arguments.resume and (out / name / "last.ckpt").exists() else None
+        trainer = fit(
+            module, data, out_dir=out / name, resume_from=resume, accelerator=arguments.accelerator,
+            progress=arguments.progress,
+        )  # fmt: skip
         return {
             "training": module.config.to_dict(),
             "steps": trainer.global_step,
             "cells_seen": trainer.global_step * module.config.batch_size,
             "seconds": trained_seconds(out / name),
-            "validation": validation_curve(out / name),
         }
 
-    def most(steps: int | None, default: int) -> int:
-        return steps or (10**6 if arguments.time_limit else default)
+    def run(name: str, make: Callable[..., TaskModule], reading: dict[str, int]) -> dict[str, Any]:
+        validate_every = max(arguments.min_validate_every, steps[name] // VALIDATIONS[name])
+        data = CellDataModule(
+            [folder / "train.h5"], validation=[folder / "validation.h5"], vocabulary=vocabulary,
+            **{"seed": seed, **reading},
+        )  # fmt: skip
+        record = fitted(name, make(steps=steps[name], validate_every=validate_every, seed=seed), data)
+        data.close()
+        return {**record, "validation": validation_curve(out / name)}
 
-    make = partial(mini_parts.anchor_module, model, start, cells)
     whole = {"batch_size": 256, "context": config.anchor_length}
-    parts = {"anchor": run("anchor", make, arguments.anchor_steps, LOOKS, whole)}
+    parts = {"anchor": run("anchor", partial(anchor_module, model, start, cells), whole)}
     parts["anchor"]["variance_explained"] = round(float(start.explained.sum()), 4)
-    if arguments.encoder_only:
-        return save_model(model.cpu(), vocabulary, out / "model", metadata=parts, dtype="float16", overwrite=True)
 
     model.requires_grad_(True)
     model.anchor.requires_grad_(False)
     reading = {"batch_size": arguments.batch_size, "context": arguments.context}
-    make = partial(mini_parts.transformer_module, model, **reading, precision=arguments.precision)
-    limits = {} if arguments.stop_at is None else {"max_steps": arguments.stop_at}
-    parts["transformer"] = run("transformer", make, most(arguments.steps, STEPS), LOOKS, reading, **limits)
+    make = partial(transformer_module, model, **reading, precision=arguments.precision)
+    parts["transformer"] = run("transformer", make, reading)
 
-    if arguments.stop_at is None:  # else the later parts would start from what is not done, and be kept on --resume
-        model = mini_parts.with_state_head(model, cells, seed)
-        make = partial(mini_parts.state_head_module, model)
-        whole = {"batch_size": 256, "context": config.input_length}
-        parts["state_head"] = run("state_head", make, arguments.head_steps, HEAD_LOOKS, whole)
+    model = with_state_head(model, cells, seed)
+    whole = {"batch_size": 256, "context": config.input_length}
+    parts["state_head"] = run("state_head", partial(state_head_module, model), whole)
 
-        mini_parts.start_long(model)
-        context = arguments.long_context
-        make = partial(mini_parts.long_module, model, vocabulary, context=context, precision=arguments.precision)
-        # another order of the cells than that of part 3
-        reading = {"batch_size": 8, "context": context, "seed": seed + 1, "validation_cells": LONG_VALIDATION}
-        long = run("transformer_long", make, most(arguments.long_steps, LONG_STEPS), LONG_LOOKS, reading)
-        parts["transformer_long"] = {**long, "validation_cells": LONG_VALIDATION}
+    start_long(model)
+    context = arguments.long_context
+    make = partial(long_module, model, vocabulary, context=context, precision=arguments.precision)
+    # the cells come in another order than for the part transformer
+    reading = {"batch_size": 8, "context": context, "seed": seed + 1, "validation_cells": LONG_VALIDATION}
+    parts["transformer_long"] = {**run("transformer_long", make, reading), "validation_cells": LONG_VALIDATION}
 
+    query = QueryConfig(
+        steps=steps["query_head"], batch_size=arguments.query_batch_size, seed=seed, log_every=50, checkpoint_every=500
+    )
+    module = query_head_module(model, cells, query)
+    parts["query_head"] = fitted("query_head", module, StudyDataModule(folder / "train.h5", vocabulary, query))
+    model = with_query_head(model.cpu(), module.cpu())
+
+    carried = folder / "carried.json"
     metadata = {
         "command": " ".join(["python", *sys.argv]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
@@ -331,39 +351,28 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             "validation_studies": list(VALIDATION),
             "n_cells": cells.n_obs,
             "n_tokens": int(cells.lengths.sum(dtype=np.int64)),
-            **(json.loads(carried.read_text()) if (carried := folder / "carried.json").exists() else {}),
+            **(json.loads(carried.read_text()) if carried.exists() else {}),
         },
-        **({"time_limit": arguments.time_limit, "out_of_time": stopped} if arguments.time_limit else {}),
         **parts,
     }
     (out / "metadata.json").write_text(json.dumps(metadata, indent=1))
-    saved = save_model(model.cpu(), vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True)
-    if os.environ.get("OUT"):
-        hand_over(saved, out / "metadata.json", Path(os.environ["OUT"]))
-    return saved
+    return save_model(model, vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
     parser.add_argument("--out", type=Path, default=Path("runs/mini"))
-    parser.add_argument("--prepared", type=Path, help="folder of part 1, or that packed; default OUT/prepared")
-    parser.add_argument("--exclude", nargs="+", default=(), metavar="STUDY", help="studies left out of part 1")
-    parser.add_argument(
-        "--encoder-only", action="store_true", help="end after part 2: all that tl.embed reads (sister_studies.py)"
-    )
-    parser.add_argument("--anchor-steps", type=int, default=ANCHOR_STEPS)
-    parser.add_argument("--steps", type=int, help=f"of the transformer; default {STEPS}, or what the time limit allows")
-    parser.add_argument("--head-steps", type=int, default=HEAD_STEPS)
-    parser.add_argument(
-        "--long-steps", type=int, help=f"of part 5; default {LONG_STEPS}, or what the time limit allows"
-    )
-    parser.add_argument("--time-limit", type=float, help="seconds from the start of the script to the saved model")
-    parser.add_argument("--stop-at", type=int, help="end part 3 at this step of its schedule, without 4 and 5")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints in OUT")
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--prepared", type=Path, help="folder of the packed corpus; default OUT/prepared")
+    parser.add_argument("--exclude", nargs="+", default=(), metavar="STUDY", help="studies to leave out of the corpus")
+    for name, number in STEPS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}-steps", type=int, default=number)
+    parser.add_argument("--min-validate-every", type=int, default=60, help="minimum steps between validations")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoints in OUT")
+    parser.add_argument("--batch-size", type=int, default=32, help="of the part transformer")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--long-context", type=int, default=1024)
+    parser.add_argument("--query-batch-size", type=int, default=24, help="queried cells of a batch")
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -371,19 +380,12 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="copy the model into the package")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*are left out.*")
-    if arguments.time_limit is not None and (arguments.resume or arguments.time_limit <= 0):
-        parser.error(
-            "--time-limit is a positive number of seconds, and a run with it can't be resumed: its steps differ"
-        )
-    if arguments.encoder_only and arguments.install:
-        parser.error("--encoder-only leaves the transformer untrained: such a model is not installed")
     folder = arguments.prepared or arguments.out / "prepared"
     if (folder / "carried.json").exists() and not (folder / "train.h5").exists():
         from carry_corpus import unpack
 
         carried, folder = folder, arguments.out / "prepared"
         unpack(carried, folder)
-        print(f"unpacked {carried.name} after {time.monotonic() - STARTED:.0f} s", flush=True)
     if not (folder / "vocabulary.safetensors").exists():
         prepare(arguments.corpus, folder, tuple(arguments.exclude))
     model = train(arguments, folder)

@@ -26,11 +26,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from train_mini import VALIDATION, clean
+from train_mini import VALIDATION, clean, pack_parts
 
 from scdiva._constants import N_SPECIAL
 from scdiva.data.packed import PackedCells
-from scdiva.data.packing import pack_files
 from scdiva.models import ScDiVaConfig, load_model, save_model
 from scdiva.pp import corpus_entropy
 from scdiva.tokenizer import load_vocabulary
@@ -38,7 +37,6 @@ from scdiva.train import PretrainingConfig, pretrain
 
 N_GENES = 18_000
 """Genes of the vocabulary: with half-precision weights and a tied gene head the folder stays below 12 MB."""
-MIN_GENES_PER_CELL = 200
 MODEL = {
     "anchor": "learned", "dim": 192, "n_layers": 4, "n_heads": 3, "ffn_dim": 512, "tie_gene_head": True,
 }  # fmt: skip
@@ -67,20 +65,7 @@ def prepare(corpus: Path, folder: Path) -> None:
     tokens = np.sort(np.argsort(-n_cells_with, kind="stable")[:N_GENES])
     vocabulary = human.with_entropy(histogram.entropy()[N_SPECIAL:]).subset(tokens)
     config = ScDiVaConfig(n_genes=vocabulary.n_genes, **MODEL)
-    for name, part in (
-        ("train", [file for file in files if file.stem not in VALIDATION]),
-        ("validation", [file for file in files if file.stem in VALIDATION]),
-    ):
-        packed = pack_files(
-            part,
-            vocabulary,
-            folder / f"{name}.h5",
-            max_length=config.max_length,
-            entropy_floor=config.entropy_floor,
-            min_genes=MIN_GENES_PER_CELL,
-        )
-        print(f"{name}: {packed.n_obs:,} cells, {len(part)} studies, {packed.lengths.mean():.0f} genes a cell")
-    vocabulary.write(folder / "vocabulary.safetensors")  # last: marks the folder as complete
+    pack_parts(files, vocabulary, folder, config, config.max_length)
 
 
 def train(arguments: argparse.Namespace, prepared: Path) -> Path:
@@ -110,7 +95,7 @@ def train(arguments: argparse.Namespace, prepared: Path) -> Path:
 
 
 def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Path:
-    """Copy a trained model into the package in half precision, with what its training was."""
+    """Copy a trained model into the package in half precision, with a record of its training."""
     model, packed = load_model(trained), PackedCells(prepared / "train.h5")
     metadata = {
         "command": " ".join(["python", *sys.argv]),

@@ -1,43 +1,77 @@
-"""Run the tutorials and keep what they show, in place: what the site and a reader of the repository see.
+"""Run the tutorials and save their outputs in place, and the figures that README and front page show.
 
-    python scripts/tutorials.py [NAME ...]
+    python scripts/tutorials.py [NAME ...]      # run and save
+    python scripts/tutorials.py --figures       # only copy figures from the saved notebooks to docs/_static
 
-`make docs` runs them too and fails where one does, but keeps nothing; this is for a tutorial, or a result, that has
-changed. Times and what went to stderr (progress bars) are not kept, so that a second run changes what has changed.
+`make docs` runs the tutorials too, but saves nothing. Run times and stderr (progress bars) are not saved, so that
+unchanged results give unchanged files.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 
-TUTORIALS = Path(__file__).parents[1] / "tutorials"
+ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / "tutorials"
+PICTURES = {
+    "umap.png": ("quickstart", "sd.pl.umap("),
+    "integration.png": ("integration", "sd.pl.integration("),
+    "annotation.png": ("annotation", "sd.pl.confusion_matrix("),
+    "perturbation.png": ("perturbation", "sd.pl.perturbation("),
+    "networks.png": ("networks", "sd.pl.grn("),
+    "adapt.png": ("adapt", "sd.pl.umap("),
+    "mouse.png": ("mouse", "sd.pl.umap("),
+    "reconstruction.png": ("imputation", "sd.pl.reconstruction("),
+    "generation.png": ("imputation", "sd.pl.generated("),
+    "paper_tasks.png": ("paper_tasks", "sd.pl.hit_rate("),
+    "pretraining.png": ("pretraining", "right.legend("),
+}
+"""Tutorial of each figure, and the beginning of the last line of the cell that draws it."""
 
 
 def main() -> int:
     names = sorted(path.stem for path in TUTORIALS.glob("*.ipynb"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default all")
-    chosen = parser.parse_args().names or names
+    parser.add_argument("--figures", action="store_true", help="run nothing, only copy the figures")
+    arguments = parser.parse_args()
+    chosen = arguments.names or names
     if unknown := sorted(set(chosen) - set(names)):
         parser.error(f"there is no tutorial {unknown[0]!r}")
     files = [TUTORIALS / f"{name}.ipynb" for name in chosen]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--nbmake", "--overwrite", *map(str, files)], check=False
-    )
-    for file in files:
-        notebook = nbformat.read(file, as_version=4)
-        tidy(notebook)
-        nbformat.write(notebook, file)
-    return ran.returncode
+    code = 0
+    if not arguments.figures:
+        command = [sys.executable, "-m", "pytest", "-q", "--nbmake", "--overwrite", *map(str, files)]
+        code = subprocess.run(command, check=False).returncode
+        for file in files:
+            notebook = nbformat.read(file, as_version=4)
+            tidy(notebook)
+            nbformat.write(notebook, file)
+    for name, (tutorial, call) in PICTURES.items():
+        (ROOT / "docs" / "_static" / name).write_bytes(shown(tutorial, call))
+    return code
+
+
+def shown(tutorial: str, call: str) -> bytes:
+    """The figure below the first cell whose last line begins with a call."""
+    notebook = json.loads((TUTORIALS / f"{tutorial}.ipynb").read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code" and "".join(cell["source"]).splitlines()[-1].startswith(call):
+            for output in cell["outputs"]:
+                if "image/png" in output.get("data", {}):
+                    return base64.b64decode(output["data"]["image/png"])
+    raise LookupError(f"no cell of {tutorial} ends in {call!r} and shows a figure: python scripts/tutorials.py")
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Take out what differs between two runs that show the same."""
+    """Remove what differs between two equal runs."""
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
         cell.metadata.pop("execution", None)

@@ -111,44 +111,34 @@ CALLS: dict[str, Callable[[ad.AnnData, ScDiVa], np.ndarray]] = {
 
 def run(call: str, model: ScDiVa) -> tuple[np.ndarray, int]:
     """Run a call on fresh cells: its result, and the number of times that a transformer block was run."""
-    n_runs = 0
-
-    def count(*_: Any) -> None:
-        nonlocal n_runs
-        n_runs += 1
-
+    blocks: list[nn.Module] = []
     hook = nn.modules.module.register_module_forward_hook(
-        lambda module, *_: count() if isinstance(module, Block) else None
+        lambda module, *_: blocks.append(module) if isinstance(module, Block) else None
     )
     try:
         with warnings.catch_warnings(), sd.settings.override(progress=False, device="cpu", precision="fp32"):
             warnings.simplefilter("ignore")
-            return np.asarray(CALLS[call](cells(), model), dtype=np.float64), n_runs
+            return np.asarray(CALLS[call](cells(), model), dtype=np.float64), len(blocks)
     finally:
         hook.remove()
 
 
 def noised(model: ScDiVa, part: str) -> ScDiVa | None:
     """Copy a model with the weights of a part replaced by noise of their own size; None if it lacks the part."""
-    new = load_model(model) if isinstance(model, str) else _copy(model)
-    held = [module for module in PARTS[part](new) if module is not None]
-    if not held:
+    new = ScDiVa(model.config)
+    new.load_state_dict(model.state_dict())
+    new.vocabulary, new.metadata = model.vocabulary, model.metadata
+    modules = [module for module in PARTS[part](new.eval()) if module is not None]
+    if not modules:
         return None
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for module in held:
+        for module in modules:
             for weight in module.parameters():
                 weight.copy_(
                     torch.randn(weight.shape, generator=generator) * weight.std().nan_to_num(1.0).clamp_min(0.02)
                 )
     return new
-
-
-def _copy(model: ScDiVa) -> ScDiVa:
-    new = ScDiVa(model.config)
-    new.load_state_dict(model.state_dict())
-    new.vocabulary, new.metadata = model.vocabulary, model.metadata
-    return new.eval()
 
 
 def changed(one: np.ndarray, other: np.ndarray) -> bool:

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from scipy.stats import ttest_ind, ttest_rel
-from sklearn.metrics import average_precision_score
 
 import scdiva as sd
 
 
 def test_a_lead_has_the_interval_of_students_t(script):
-    tasks = script("_tasks")
+    tasks = script("_run")
     runs = [[{"a": value} for value in values] for values in ((0.80, 0.83, 0.86, 0.81), (0.78, 0.82, 0.83, 0.80))]
     one, other = ({**tasks.over_seeds(run), "seeds": [0, 1, 2, 3]} for run in runs)
     values = [[run["a"] for run in some] for some in runs]
@@ -40,17 +39,14 @@ def test_hidden_labels_are_hidden_and_ilisi_is_its_definition(script):
 
 def test_annotation_is_scored_on_types_of_the_reference(script):
     annotation = script("annotation")
-    obs = {"cell_type": ["a", "a", "b", "a", "a", "b", "c", "nan"], "batch": "x", "split": ["r"] * 3 + ["q"] * 5}
+    obs = {"cell_type": ["a", "a", "b", "a", "a", "b", "c", "nan"], "batch": "x", "assay": ["r"] * 3 + ["q"] * 5}
     adata = ad.AnnData(np.ones((8, 1), dtype=np.float32), obs=obs)
-    said = {"predicted": np.array(["a", "b", "b", "a", "a"]), "confidence": np.array([1.0, 1.0, 0.5, 1.0, 1.0])}
-    found = annotation.scores(adata, annotation.tasks(adata, "full", {"q": ["q"]}, None, 0), [said])
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    assert found["f1"] == {"a": pytest.approx(2 / 3), "b": pytest.approx(2 / 3)}
-    todo = annotation.tasks(adata, "unknown", {"q": ["q"]}, None, 0)
-    assert [task.removed for task in todo] == ["a", "b"]
-    assert all(task.removed not in obs["cell_type"][row] for task in todo for row in task.known)
-    found = annotation.scores(adata, todo, [{"novelty": np.array([0.3, 0.1, 0.4, 0.2, 9.0])}] * 2)
-    assert found["rejection"] == {"a": pytest.approx(0), "b": pytest.approx(1)}
+    prediction = {"predicted": np.array(["a", "b", "b", "a", "a"]), "confidence": np.array([1.0, 1.0, 0.5, 1.0, 1.0])}
+    scores = annotation.scores(adata, annotation.tasks(adata, "assay", {"q": ["q"]}, None, 0), [prediction])
+    assert scores["accuracy"] == pytest.approx(2 / 3)
+    assert scores["f1"] == {"a": pytest.approx(2 / 3), "b": pytest.approx(2 / 3)}
+    (task,) = annotation.tasks(adata, "assay", {"q": ["q"]}, 0.4, 0)
+    assert set(adata.obs["cell_type"].iloc[task.labelled]) == {"a", "b"}  # two types in any share
 
 
 @pytest.mark.parametrize("by", ["single", "combination"])
@@ -59,12 +55,12 @@ def test_held_out_perturbations_are_not_trained_on(script, by):
     counts = np.random.default_rng(0).poisson(2.0, (24 * len(labels), 60)).astype(np.float32)
     cells = ad.AnnData(counts, obs={"perturbation": np.repeat(labels, 24)})
     adata = perturbation.prepared(cells, perturbation.Screen("toy", by))
-    asked = []
+    predicted = []
     for task in (perturbation.task_of(adata, by, 0, fold) for fold in range(5)):
-        assert not set(task.train.obs["condition"]) & set(task.asked)
-        assert set(task.observed.obs["condition"]) == {*task.asked, "control"}
-        asked += task.asked
-    assert {("+" in name) for name in asked} == ({True} if by == "combination" else {True, False})
+        assert not set(task.train.obs["condition"]) & set(task.predict)
+        assert set(task.observed.obs["condition"]) == {*task.predict, "control"}
+        predicted += task.predict
+    assert {("+" in name) for name in predicted} == ({True} if by == "combination" else {True, False})
 
 
 def test_holes_are_a_tenth_and_the_truth_scores_perfectly(script):
@@ -77,22 +73,6 @@ def test_holes_are_a_tenth_and_the_truth_scores_perfectly(script):
     told[rows, columns] = truth
     scores = imputation.impute_scores(adata, {"imputed": told, "expressed": told}, 1)
     assert (scores["rmse"], scores["rmse_shown"], scores["spearman_cell"]) == (0, 0, pytest.approx(1))
-
-
-@pytest.mark.parametrize("levels", [3, 1000])
-def test_precision_of_edges_equals_that_of_scikit_learn(script, levels):
-    networks, rng = script("networks"), np.random.default_rng(0)
-    weights, known = rng.integers(levels, size=(20, 30)).astype(float), rng.random((20, 30)) < 0.1
-    itself = np.eye(20, 30, dtype=bool)
-    found = networks.edge_scores(weights, known & ~itself, itself, rng.random(30), 0)
-    truth = known[~itself]
-    expected = average_precision_score(truth, weights[~itself]) / truth.mean()
-    assert found["auprc_ratio"] == pytest.approx(expected)
-    assert found["auprc_ratio_low"] < expected < found["auprc_ratio_high"]
-    assert found["auprc_ratio_null_mean"] == pytest.approx(1, abs=0.3)
-    perfect = networks.edge_scores(known + rng.random((20, 30)) / 2, known & ~itself, itself, rng.random(30), 0)
-    assert perfect["early_precision"] == pytest.approx(1 / truth.mean())
-    assert perfect["early_precision_p"] == pytest.approx(1 / 201, abs=1e-4)
 
 
 def test_the_page_and_its_csv_files_are_those_of_the_results(script):

@@ -15,7 +15,7 @@ import pytest
     ],
 )  # fmt: skip
 def test_a_goal_is_judged_by_all_of_its_interval(script, value, judged, at_least, at_most):
-    timing = script("_timing")
+    timing = script("_record")
     for bound, words in (("at_least", at_least), ("at_most", at_most)):
         row = timing.goal("x", value, **{bound: 2.0}, **judged, arm="y")
         assert timing.verdict(row) == words

@@ -1,8 +1,10 @@
+"""The query head as it is trained: its features are their formulas, and its table has the same answers."""
+
 from __future__ import annotations
 
 import pytest
 import torch
-from query_head import Context, SingleQueries
+from mini_objectives import Context, SingleQueries
 
 from scdiva.models import queries
 from scdiva.models.queries import HEADS

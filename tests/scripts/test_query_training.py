@@ -7,17 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from query_training import (
-    LEAST_CONTEXT,
-    QueryConfig,
-    QueryModule,
-    StudyBatches,
-    StudyDataModule,
-    draw,
-    draw_queries,
-    n_query_cells,
-)
-from train_denoiser import export, load_head, module_of
+from mini_objectives import MIN_CONTEXT, QueryConfig, QueryModule, StudyBatches, draw_queries, n_query_cells
 
 import scdiva as sd
 from scdiva._rng import step_generator
@@ -27,7 +17,6 @@ from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import counts_of, log_normalised
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import load_vocabulary
-from scdiva.train import fit
 
 SMALL = {
     "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 60, "anchor_linear_dim": 8,
@@ -62,7 +51,7 @@ def test_a_batch_is_of_one_study_and_leaves_cells_around(packed):
         seen.add(study)
         asked = n_query_cells(batch.n_cells, 24)
         assert 1 <= asked <= 24
-        assert LEAST_CONTEXT <= batch.n_cells - asked <= 64
+        assert MIN_CONTEXT <= batch.n_cells - asked <= 64
         cells = {tuple(batch.values[a:b].tolist()) for a, b in itertools.pairwise(batch.cu_seqlens.tolist())}
         assert len(cells) == batch.n_cells, "a cell that is asked about would be its own context"
     assert seen == {0, 1}
@@ -117,19 +106,3 @@ def test_training_lowers_the_loss_and_leaves_state_and_head(packed):
         losses.append(float(loss.detach()))
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
-
-
-def test_a_trained_head_is_saved_and_answers_alike(packed, tmp_path):
-    model = ScDiVa(ScDiVaConfig(n_genes=packed[1].n_genes, **SMALL), generator=torch.Generator().manual_seed(0))
-    cells = PackedCells(packed[0])
-    config = QueryConfig(steps=3, batch_size=16, context_cells=48)
-    module = module_of(model, config, torch.from_numpy(cells.measured))
-    data = StudyDataModule(packed[0], vocabulary=packed[1], config=config)
-    fit(module, data, out_dir=tmp_path / "run", accelerator="cpu", progress=False)
-    export(module, tmp_path / "head.pt")
-    batch = StudyBatches(cells, 16, 48, seed=0).batch(0)
-    asked, around = draw(batch, torch.from_numpy(cells.measured), config, torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        answers = [one.answer(asked, around) for one in (module.eval(), load_head(model, tmp_path / "head.pt"))]
-    for one, other in zip(*answers, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 
 import pytest
 import torch
 
-from scdiva.models import ScDiVaConfig, load_model
+from scdiva.data.packed import PackedCells
+from scdiva.models import ScDiVa, ScDiVaConfig, load_model
+from scdiva.models.hub import find_model
+from scdiva.tokenizer import Vocabulary
+from scdiva.train import fit_linear_map
 
 SHORT = (
-    "--accelerator cpu --context 40 --long-context 60 --steps 4 --anchor-steps 3 --head-steps 3 --long-steps 4 "
-    "--batch-size 8"
+    "--accelerator cpu --context 40 --long-context 60 --transformer-steps 4 --anchor-steps 3 --state-head-steps 3 "
+    "--transformer-long-steps 4 --query-head-steps 2 --query-batch-size 8 --batch-size 8 --min-validate-every 2"
 )
 SMALL = {
     "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 16, "tie_gene_head": True, "anchor_residual": False,
@@ -25,11 +28,9 @@ SMALL = {
 
 @pytest.fixture
 def trained(script, prepared, monkeypatch):
-    """Run the script with a small model and without a time limit; return weights and what was recorded."""
+    """Run the script with a small model; return weights and what was recorded."""
     mini, threads = script("train_mini"), torch.get_num_threads()
     monkeypatch.setattr(mini, "model_config", lambda n_genes: ScDiVaConfig(n_genes=n_genes, **SMALL))
-    monkeypatch.setattr(mini, "STARTED", time.monotonic())
-    monkeypatch.setattr(mini, "TRIAL_STEPS", 2)  # looks at validation come as often
 
     def run(out, *options):
         argv = ["train_mini.py", "--prepared", str(prepared), "--out", str(out), *SHORT.split(), *options]
@@ -45,16 +46,54 @@ def trained(script, prepared, monkeypatch):
 def test_all_parts_are_trained_recorded_and_taken_up_again(trained, tmp_path):
     """Whatever part a run ended in, --resume ends with the same weights."""
     model, said = trained(tmp_path)
-    names = ("anchor", "transformer", "state_head", "transformer_long")
-    for name, number in zip(names, (3, 4, 3, 4), strict=True):
+    names = ("anchor", "transformer", "state_head", "transformer_long", "query_head")
+    assert (said["query_head"]["steps"], model.config.query_head) == (2, True)
+    for name, number in zip(names[:4], (3, 4, 3, 4), strict=True):
         assert said[name]["steps"] == number
         assert said[name]["validation"][-1]["step"] == number // 2 * 2
     assert said["transformer_long"]["training"]["place_prior"]
     assert model.metadata["state_head"] == said["state_head"]
-    for number in (4, 3, 1):
+    for number in (5, 3, 1):
         for name in names[number:]:
             shutil.rmtree(tmp_path / name)
         again, now = trained(tmp_path, "--resume")
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
-        for name in names[number:]:
+        for name in names[number:4]:
             assert now[name]["validation"] == said[name]["validation"]
+
+
+FIXED = {
+    "beta1": 0.9, "beta2": 0.95, "ema_decay": 0.0, "loss_norm": "per_cell", "min_time": 0.001, "anchor_max_time": 0.8,
+    "genes_weight": 1.0, "contrast_weight": 0.2, "contrast_temperature": 0.1, "two_view_weight": 0.5,
+}  # fmt: skip
+"""What were options when the model was trained, and have these values now, or played no part."""
+
+
+def test_settings_are_those_of_the_bundled_model(script, prepared):
+    """With its numbers of steps; the place prior and such were not there when its first parts were trained."""
+    parts, vocabulary = script("train_mini"), Vocabulary.read(prepared / "vocabulary.safetensors")
+    cells = PackedCells(prepared / "train.h5", vocabulary)
+    config = ScDiVaConfig(
+        n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=16, tie_gene_head=True, max_length=80,
+        anchor_residual=False, anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, anchor_length=80,
+        state_rank=4,
+    )  # fmt: skip
+    model = ScDiVa(config, generator=torch.Generator().manual_seed(0))
+    recorded = json.loads((find_model("scdiva-mini") / "config.json").read_text())["metadata"]
+    full = parts.with_state_head(model, cells, 0)
+    first, long = {"batch_size": 32, "context": 128, "precision": "auto"}, {"context": 1024, "precision": "bf16"}
+    start = fit_linear_map(cells, model.config.anchor_linear_dim)
+    made = {
+        "anchor": parts.anchor_module(model, start, cells, steps=2400, validate_every=200, seed=0),
+        "transformer": parts.transformer_module(model, **first, steps=2500, validate_every=208, seed=0),
+        "state_head": parts.state_head_module(full, steps=1200, validate_every=150, seed=0),
+        "transformer_long": parts.long_module(full, vocabulary, **long, steps=1800, validate_every=180, seed=0),
+    }
+    for name, module in made.items():
+        training = module.config.to_dict()
+        then = recorded[name]["training"]
+        gone = {field: value for field, value in then.items() if field not in training}
+        assert gone.items() <= FIXED.items(), name
+        assert {field: training[field] for field in then if field not in gone} | gone == then, name
+        later = {field: value for field, value in training.items() if field not in then}
+        assert later.items() <= {"scored_genes": None, "place_prior": False, "micro_batches": 1}.items(), name

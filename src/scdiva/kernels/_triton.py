@@ -101,7 +101,7 @@ def tune(
         tiles = candidates(kernel, head_dim, q.element_size(), limit, capability(q.device))
         spent[kernel], plan = fastest(kernel, [plan.having(kernel, one) for one in tiles])
     in_loop, total = plan._replace(rotate_once=False), spent["forward"] + spent["dq"]
-    # before Hopper it spills (benchmarks/aot.py); the backward time, that of dq, holds both kernels
+    # before Hopper it spills (ahead-of-time compilation); the backward time, that of dq, holds both kernels
     if cos is not None and (INTERPRETED or capability(q.device) >= (9, 0)):
         plan = in_loop if sum(fastest(k, [in_loop])[0] for k in ("forward", "dq")) < total else plan
     keep(plan, q.device, head_dim, q.dtype)

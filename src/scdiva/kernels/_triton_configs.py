@@ -126,7 +126,7 @@ def candidates(
     tried = _CANDIDATES_32 if itemsize == 4 else _CANDIDATES_16[kernel]
     if itemsize == 2 and capability >= (9, 0):  # with fewer than 64 rows a product is made by older instructions
         tried = tuple(tiles for tiles in tried if (tiles.block_k if kernel == "dkdv" else tiles.block_q) >= 64)
-    elif itemsize == 2 and kernel == "dkdv":  # before Hopper 64 × 64 scores spill (benchmarks/aot.py)
+    elif itemsize == 2 and kernel == "dkdv":  # before Hopper 64 × 64 scores spill (ahead-of-time compilation)
         tried = tuple(tiles for tiles in tried if min(tiles.block_q, tiles.block_k) < 64)
     return [one for one in tried if shared_bytes(kernel, one, head_dim, itemsize) <= shared_limit] or [tried[-1]]
 

@@ -56,7 +56,7 @@ class QueryHead(nn.Module):
     embedding of the gene and the state, add to the state head's log-odds and value. Queries do not see each other.
 
     How it is trained, on single queries, with and without context and of thinned cells, is
-    `scripts/query_head.py`.
+    `scripts/mini_objectives.py`.
 
     Parameters
     ----------

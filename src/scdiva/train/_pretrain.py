@@ -324,7 +324,7 @@ def _init_config(
     if config.query_head and not recorded:
         warn(
             f"The query head of init={init!r} is kept as it is and not trained: tl.impute uses it with the new "
-            "weights. Train it again with scripts/query_head.py."
+            "weights. Train it again with scripts/train_mini.py."
         )
     return config
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def test_each_tutorial_draws_a_picture_that_the_front_page_shows(script):
-    pictures = script("pictures")
+    pictures = script("tutorials")
     docs = pictures.TUTORIALS.parent / "docs"
     page = (docs / "index.md").read_text(encoding="utf-8")
     drawn = {tutorial for tutorial, _ in pictures.PICTURES.values()}

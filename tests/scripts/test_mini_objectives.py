@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from mini_stages import AnchorConfig, AnchorModule, StateHeadConfig, StateHeadModule, contrast_loss
+from mini_objectives import AnchorConfig, AnchorModule, StateHeadConfig, StateHeadModule, contrast_loss
 
 from scdiva._constants import N_SPECIAL
 from scdiva.diffusion import mask_tokens, stratified_times

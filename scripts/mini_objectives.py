@@ -1,0 +1,735 @@
+"""Training objectives of scdiva-mini apart from masked diffusion: set encoder, state head and query head.
+
+`train_mini.py` runs them. They are not part of the package: the paper has no such stages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_seed
+from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.data.corpus import take_cells
+from scdiva.data.packed import PackedCells
+from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
+from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
+from scdiva.models.encoder import SetEncoder
+from scdiva.models.heads import hidden_gene_logits
+from scdiva.models.queries import FEW, HEADS, LEAST, QueryHead
+from scdiva.models.scdiva import ScDiVa
+from scdiva.tokenizer.vocabulary import Vocabulary
+from scdiva.train.base import TaskModule
+from scdiva.train.config import OptimiserConfig
+from scdiva.train.linear_map import LinearMap, set_linear_map
+from scdiva.train.objectives import GeneDecoder, gene_multinomial_loss, thinned, thinned_at_random
+
+PRIOR_CELLS = 0.5
+"""Pseudocount of cells for the log-odds of a gene."""
+ODDS_ERROR, VALUE_ERROR = 1.5, 0.4
+"""Standard deviations of the errors that are added, in training, to a gene's log-odds and value for a whole batch.
+Without them the query head learns to trust the state head and not the context: on four held-out studies, after 600
+steps, the log-loss with context was 0.538, with them 0.493."""
+MIN_CONTEXT = 16
+STUDY_POWER = 0.6
+"""Studies are drawn with probability proportional to this power of their size."""
+Packed = tuple[Tensor, Tensor, Tensor]
+Around = tuple[Tensor, Counts, Tensor] | None
+"""Tokens, counts and boundaries of the other cells of a study; None without context."""
+
+
+# set encoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorConfig(OptimiserConfig):
+    """Training of the set encoder alone (:class:`AnchorModule`), before the transformer.
+
+    The paper has no such stage; its figure shows a latent encoder and its text none. Defaults are ours.
+
+    Attributes
+    ----------
+    genes_weight, contrast_weight
+        Weights of the two objectives.
+    contrast_temperature
+        Of InfoNCE.
+    max_time
+        A view leaves out at most this share of a cell's genes in expectation, t ~ U(0, max_time) per cell.
+    panel_rate
+        Share of the views of a batch that go through a random gene panel, one for all its cells, as targeted and
+        filtered data do.
+    min_panel
+        Smallest panel, as a share of the genes; the share is drawn log-uniformly up to 1.
+    study_power
+        Cells are weighted by the size of their study to minus this power.
+    """
+
+    genes_weight: float = 1.0
+    contrast_weight: float = 0.2
+    contrast_temperature: float = 0.1
+    max_time: float = 0.8
+    panel_rate: float = 0.3
+    min_panel: float = 0.05
+    study_power: float = 0.5
+
+
+def contrast_loss(one: Tensor, other: Tensor, study: Tensor, temperature: float) -> Tensor:
+    """InfoNCE between two views of each cell, negatives from the cell's own study only.
+
+    Mean over cells and both directions of `-log exp(s_ii / τ) / Σ_j exp(s_ij / τ)` with cosine similarity s and j over
+    the cells of i's study (van den Oord et al. 2018; the restriction takes away the reward for distinguishing studies).
+
+    Parameters
+    ----------
+    one, other
+        States `(B, dim)` of the same cells.
+    study
+        `(B,)`.
+    temperature
+        τ.
+
+    Returns
+    -------
+    A scalar in nats; 0 without cells.
+    """
+    high = torch.promote_types(one.dtype, torch.float32)
+    similarity = F.normalize(one.to(high), dim=1) @ F.normalize(other.to(high), dim=1).T / temperature
+    similarity = similarity.masked_fill(study[:, None] != study[None, :], -torch.inf)
+    own = torch.arange(one.shape[0], device=one.device)
+    both = F.cross_entropy(similarity, own, reduction="sum") + F.cross_entropy(similarity.T, own, reduction="sum")
+    return 0.5 * both / max(1, len(own))
+
+
+class AnchorModule(TaskModule):
+    """Train the learned part of a model's set encoder; its linear part is set from the corpus SVD and kept.
+
+    Each batch is seen in two views, each with genes left out at random (as dropout does) and now and then through a
+    random gene panel. From the learned part of one view a linear decoder with the study as covariate predicts all genes
+    of the cell; and the two views of a cell must be nearer to each other than to other cells of the study.
+
+    Parameters
+    ----------
+    model
+        With `anchor="encoder"`; trained in place. All weights but the learned part's are frozen, and stay so:
+        `model.requires_grad_(True)` before another training.
+    config
+        See :class:`AnchorConfig`.
+    linear_map
+        Of the same corpus; its directions become the linear part, its frequencies the decoder's start.
+    study_sizes
+        Cells of each study, `(n_studies,)`.
+    """
+
+    config: AnchorConfig
+    model: ScDiVa
+
+    def __init__(self, model: ScDiVa, config: AnchorConfig, linear_map: LinearMap, study_sizes: np.ndarray) -> None:
+        super().__init__(model, config)
+        anchor = model.anchor
+        assert isinstance(anchor, SetEncoder)
+        self.decoder = GeneDecoder(
+            model.config.anchor_learned_dim, model.config.n_genes, len(study_sizes), linear_map.frequency
+        )
+        set_linear_map(anchor, linear_map)
+        model.requires_grad_(False)
+        anchor.mlp.requires_grad_(True)
+        sizes = np.maximum(np.asarray(study_sizes, dtype=np.float64), 1)
+        weight = sizes**-config.study_power
+        weight *= sizes.sum() / (weight * sizes).sum()
+        self.study_weight: Tensor
+        self.register_buffer("study_weight", torch.from_numpy(weight.astype(np.float32)), persistent=False)
+
+    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weighted mean over cells of the genes' cross-entropy, plus the contrast; parts `genes` and `contrast`.
+
+        Parameters
+        ----------
+        batch
+            Complete cells with their `study` (-1: one that is not trained on).
+        generator
+            Source of the views.
+        """
+        c = self.config
+        one, other = (self._learned(self._view(batch, generator)) for _ in range(2))
+        assert batch.study is not None
+        loss = gene_multinomial_loss(self.decoder(one, batch.study), batch)
+        known = torch.ge(batch.study, 0)
+        weight = torch.where(known, self.study_weight[batch.study.clamp_min(0)], torch.ones_like(loss))
+        genes = (weight * loss).sum() / weight.sum()
+        contrast = contrast_loss(one, other, batch.study, c.contrast_temperature)
+        parts = {"genes": genes.detach(), "contrast": contrast.detach()}
+        return c.genes_weight * genes + c.contrast_weight * contrast, parts
+
+    def _learned(self, view: CellBatch) -> Tensor:
+        visible = torch.ones_like(view.tokens, dtype=torch.bool)
+        return self.model.anchor.parts(view.tokens, view.values, view.cu_seqlens, visible)[1]  # type: ignore[union-attr]
+
+    def _view(self, batch: CellBatch, generator: torch.Generator) -> CellBatch:
+        """Leave each gene out with its cell's probability, and now and then all genes that a random panel lacks."""
+        c = self.config
+        view = thinned_at_random(batch, c.max_time, generator)
+        if float(torch.rand((), generator=generator)) >= c.panel_rate:
+            return view
+        share = c.min_panel ** float(torch.rand((), generator=generator))
+        panel = torch.rand(self.model.config.n_tokens, generator=generator) < share
+        return thinned(view, ~panel.to(view.tokens.device)[view.tokens])
+
+
+# state head
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateHeadConfig(OptimiserConfig):
+    """Training of the state head alone (:class:`StateHeadModule`). Ours, not the paper's.
+
+    Attributes
+    ----------
+    batch_size, learning_rate, warmup_steps, weight_decay
+        With defaults of their own.
+    value_weight
+        λ of the value term.
+    min_time
+        Least diffusion time.
+    """
+
+    batch_size: int = 256
+    learning_rate: float = 2e-3
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    value_weight: float = 1.0
+    min_time: float = 1e-3
+
+
+class StateHeadModule(TaskModule):
+    r"""Train a model's state head by masked diffusion without the transformer.
+
+    Genes are masked as in pretraining. From the state of what is left of a cell, the head alone predicts which of the
+    genes not visible are masked, and how much of each there is (:class:`~scdiva.models.StateHead`). All positions of a
+    cell share one prediction, so a batch of hundreds of cells takes a fraction of a second.
+
+    Parameters
+    ----------
+    model
+        With a state head and an anchor that is made of the cell's genes; trained in place. All other weights are
+        frozen, and stay so: `model.requires_grad_(True)` before another training.
+    config
+        See :class:`StateHeadConfig`.
+    measured
+        int64, tokens that the data have a column for; None: all. No other gene is predicted, or learns.
+    """
+
+    config: StateHeadConfig
+    model: ScDiVa
+
+    def __init__(self, model: ScDiVa, config: StateHeadConfig, measured: np.ndarray | None = None) -> None:
+        super().__init__(model, config)
+        assert model.state_head is not None
+        model.requires_grad_(False)
+        model.state_head.requires_grad_(True)
+        every = np.arange(N_SPECIAL, model.config.n_tokens)
+        genes = torch.from_numpy(np.array(every if measured is None else measured, dtype=np.int64)) - N_SPECIAL
+        column = torch.full((model.config.n_genes,), -1)
+        column[genes] = torch.arange(len(genes))
+        self.genes: Tensor
+        self.column: Tensor
+        self.register_buffer("genes", genes, persistent=False)
+        self.register_buffer("column", column, persistent=False)
+
+    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean over cells of the cross-entropy of a masked gene plus λ times the squared error of its value.
+
+        Parameters
+        ----------
+        batch
+            Complete cells.
+        generator
+            Source of times and masks.
+
+        Returns
+        -------
+        The loss, and its parts `identity` (nats) and `value`.
+        """
+        c, head = self.config, self.model.state_head
+        assert head is not None
+        times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device)
+        seen = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, generator)
+        with torch.no_grad():
+            state = self.model.encode_anchor(seen.tokens, seen.values, batch.cu_seqlens)
+        assert state is not None
+        read = self.model.read_state(state, ~seen.masked, batch.cu_seqlens)
+        cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
+        genes = batch.tokens - N_SPECIAL
+        shown = ~seen.masked
+        number = torch.bincount(cells[seen.masked], minlength=batch.n_cells)
+        share = number / batch.cu_seqlens.diff().clamp_min(1)
+        logits = hidden_gene_logits(head.log_odds(read, self.genes), share)
+        taken = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+        taken[cells[shown], self.column[genes[shown]]] = True
+        log_p = torch.log_softmax(logits.masked_fill(taken, -torch.inf), dim=1)
+        masked, of_cell = genes[seen.masked], cells[seen.masked]
+        weight = 1 / (number.clamp_min(1) * (number > 0).sum().clamp_min(1))
+        identity = -(log_p[of_cell, self.column[masked]] * weight[of_cell]).sum()
+        error = (read[of_cell] * head.value[masked]).sum(dim=1) - batch.values[seen.masked]
+        value = (error.square() * weight[of_cell]).sum()
+        return identity + c.value_weight * value, {"identity": identity.detach(), "value": value.detach()}
+
+
+@torch.no_grad()
+def start_state_head(model: ScDiVa, tokens: np.ndarray, values: np.ndarray, n_cells: int) -> None:
+    """Start the biases of a model's state head from how often genes are expressed, and how much.
+
+    Parameters
+    ----------
+    model
+        With a state head; changed in place. Nothing else of the head changes.
+    tokens, values
+        Of all cells, one after the other.
+    n_cells
+        Their number.
+    """
+    head = model.state_head
+    assert head is not None
+    n = np.bincount(tokens, minlength=model.config.n_tokens)[N_SPECIAL:]
+    total = np.bincount(tokens, values, minlength=model.config.n_tokens)[N_SPECIAL:]
+    mean = np.where(n > 0, total / np.maximum(n, 1), values.mean())
+    head.gene[:, -1] = torch.from_numpy(np.log(n + PRIOR_CELLS) - np.log(n_cells - n + PRIOR_CELLS))
+    head.value[:, -1] = torch.from_numpy(mean)
+
+
+# query head
+
+
+class Context(NamedTuple):
+    """Other cells of the study, as training reads them: :class:`scdiva.models.queries.Context` and `missed`.
+
+    Attributes
+    ----------
+    missed
+        `(M, n)`, probability 2^-c that half of a cell's counts, drawn at random, misses a gene of which it has c; of
+        the n genes that are asked about.
+    """
+
+    state: Tensor
+    n_genes: Tensor
+    missed: Tensor
+    values: Tensor
+    log_odds: Tensor
+
+
+class SingleQueries(QueryHead):
+    r"""A query head that answers single queries, with or without context, of cells that are thinned or masked in part.
+
+    Of a gene that is not detected in a half of the counts it reads how often cells of the context that miss it in one
+    half of theirs show it in the other, :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}`.
+
+    Parameters
+    ----------
+    state_dim, read_dim, n_genes
+        As for the base.
+    """
+
+    def forward(
+        self, state: Tensor, read: Tensor, n_genes: Tensor, cell: Tensor, gene: Tensor, column: Tensor,
+        log_odds: Tensor, values: Tensor, *, thinned: bool, context: Context | None = None, own: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Answer N queries.
+
+        Parameters
+        ----------
+        state, read, n_genes
+            `(B, state_dim)`, `(B, read_dim)` and `(B,)`: of the cells asked about, what they show.
+        cell, gene, column
+            int64 `(N,)`: the cell and the gene of each query, and the gene's column in `context`.
+        log_odds, values
+            `(N,)`, what the state head predicts.
+        thinned
+            Whether the genes are not detected in a half of the cells' counts, or masked.
+        context
+            Other cells of the study, all of these cells'.
+        own
+            As for :meth:`weigh`.
+
+        Returns
+        -------
+        `(N,)` log-odds that the gene is expressed, and its log-normalised value if it is.
+        """
+        if context is None:
+            found, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), log_odds
+        else:
+            weights = self.weigh(state, context, own)
+            found = self._seen(weights, cell, column, log_odds, values, context, thinned=thinned)
+            mean = context.log_odds[column]
+        of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=thinned))
+        base = torch.stack([log_odds, values, log_odds - mean], dim=1)
+        line = torch.cat([found, base], dim=1)
+        parts = [line, self.gene(gene), of_cell[cell]]
+        added = self.line(line) + self.out(self.hidden(torch.cat(parts, dim=1)))
+        return log_odds + added[:, 0], values + added[:, 1]
+
+    def _seen(
+        self, weights: Tensor, cell: Tensor, column: Tensor, log_odds: Tensor, values: Tensor, context: Context, *,
+        thinned: bool,
+    ) -> Tensor:  # fmt: skip
+        """Features of the queried genes in the context, by head, `(N, 4 (HEADS + 1))`."""
+        shown = (context.values > 0).to(weights.dtype)
+        numbers = torch.stack([context.missed * shown, context.missed, shown, context.values])
+        # heads and cells in one product: (4, B H, n)
+        rows = weights.flatten(0, 1) @ numbers
+        rows = rows.view(4, *weights.shape[:2], -1)[:, cell, :, column]  # (N, 4, H): numbers of queries come first
+        late, missed, there, total = rows.unbind(1)
+        if not thinned:  # of a masked gene nothing is known yet
+            late, missed = there, torch.ones_like(there)
+        n = (1 / weights.square().sum(dim=2))[cell]
+        few = F.softplus(self.prior)
+        p = log_odds.sigmoid()[:, None]
+        odds = (late * n + few[0] * p).clamp_min(LEAST) / ((missed - late) * n + few[0] * (1 - p)).clamp_min(LEAST)
+        value = (total * n + few[1] * values[:, None]) / (there * n + few[1])
+        parts = [odds.log() + 3, (missed + FEW / 30).log(), value - values[:, None], (there * n + FEW).log()]
+        return torch.cat(parts, dim=1)
+
+    def _of_cell(self, read: Tensor, n_genes: Tensor, context: Context | None, *, thinned: bool) -> Tensor:
+        """Features of each cell, `(B, read_dim + 4)`."""
+        known = torch.log1p(n_genes.to(read.dtype)) - 6
+        around = torch.zeros_like(known)
+        if context is not None:
+            around = (torch.log1p(context.n_genes.to(read.dtype)).mean() - 6).expand_as(known)
+        flags = read.new_tensor([context is not None, thinned]).expand(len(read), 2)
+        return torch.cat([read, known[:, None], around[:, None], flags], dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryConfig(OptimiserConfig):
+    """Training of a query head (:class:`QueryModule`). Ours, not the paper's.
+
+    Attributes
+    ----------
+    batch_size, learning_rate, warmup_steps, weight_decay
+        With defaults of their own; the first counts the cells of a batch that are queried.
+    context_cells
+        Most cells of the study around them.
+    queries
+        Queries of presence, and of values, of a cell, at most.
+    value_weight
+        λ of the value term.
+    alone_rate
+        Share of the batches without context. In these the errors of the state head have a random scale: how far a study
+        is from those that it knows can't be seen.
+    captured_rate
+        Share of the batches whose genes are captured with efficiencies of their own.
+    """
+
+    batch_size: int = 24
+    learning_rate: float = 2e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    context_cells: int = 256
+    queries: int = 320
+    value_weight: float = 1.0
+    alone_rate: float = 0.3
+    captured_rate: float = 0.5
+
+
+class Asked(NamedTuple):
+    """What cells show, and what is asked of them.
+
+    Attributes
+    ----------
+    seen
+        Tokens, log-normalised values and boundaries of what they show.
+    cell, token, present
+        `(N,)`: queries of presence, and their answers, float32.
+    value_cell, value_token, value
+        `(V,)`: queries of values of genes that are expressed, and their answers.
+    thinned
+        Whether the genes asked about are not detected in a half of the cells' counts, or masked.
+    """
+
+    seen: Packed
+    cell: Tensor
+    token: Tensor
+    present: Tensor
+    value_cell: Tensor
+    value_token: Tensor
+    value: Tensor
+    thinned: bool
+
+
+def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator) -> tuple[Asked, Around]:
+    """Draw queries for the first cells of a batch of one study; the other cells are the context, or None.
+
+    Parameters
+    ----------
+    batch
+        On the CPU.
+    measured
+        bool `(n_studies, n_tokens)`, genes that each study has a column for.
+    config
+        Of the training.
+    generator
+        Source of every draw.
+    """
+    assert batch.study is not None
+    tokens, bounds = batch.tokens, batch.cu_seqlens
+    counts = counts_of(batch.values, bounds)
+    if float(torch.rand((), generator=generator)) < config.captured_rate:
+        efficiency = torch.randn(measured.shape[1], generator=generator).clamp_max(0).exp()
+        counts = keep_counts(counts, bounds, efficiency[tokens], generator)
+        kept = counts.of_token > 0
+        tokens, shorter = chosen(tokens, bounds, kept)
+        counts, bounds = Counts(counts.of_token[kept], counts.of_cell), shorter
+    n = n_query_cells(batch.n_cells, config.batch_size)
+    cut = int(bounds[n])
+    asked = draw_queries(
+        tokens[:cut], Counts(counts.of_token[:cut], counts.of_cell[:n]), bounds[: n + 1],
+        measured[batch.study[0]].nonzero().squeeze(1), generator,
+        thinned=bool(torch.rand((), generator=generator) < 0.5), most=config.queries,
+    )  # fmt: skip
+    around: Around = None
+    if float(torch.rand((), generator=generator)) >= config.alone_rate:
+        around = tokens[cut:], Counts(counts.of_token[cut:], counts.of_cell[n:]), bounds[n:] - cut
+    return asked, around
+
+
+def draw_queries(
+    tokens: Tensor, counts: Counts, cu_seqlens: Tensor, measured: Tensor, generator: torch.Generator, *,
+    thinned: bool, most: int, held_out: float = 0.15,
+) -> Asked:  # fmt: skip
+    """Mask part of cells, and query as many genes that are expressed as measured genes that are not.
+
+    Parameters
+    ----------
+    tokens, counts, cu_seqlens
+        Packed cells.
+    measured
+        int64, tokens that the study has a column for.
+    generator
+        Source of every draw.
+    thinned
+        True: cells show half of their counts, and are asked which genes not detected there the other half shows.
+        False: cells show whole genes, each masked with a probability t ~ U(0, 1) of the cell: masked diffusion with the
+        identity given and the existence masked.
+    most
+        Queries of presence of a cell, and values of a cell, at most.
+    held_out
+        With `thinned`, share of the visible genes that is masked, to ask for their values.
+
+    Returns
+    -------
+    Cells ascend among queries.
+    """
+    n_cells, cells = cu_seqlens.numel() - 1, cell_of_token(cu_seqlens, tokens.numel())
+    draw = torch.rand(tokens.numel(), generator=generator)
+    if thinned:
+        counts, whole = keep_counts(counts, cu_seqlens, torch.full(tokens.shape, 0.5), generator), counts
+        shown = counts.of_token > 0
+        asked, held = ~shown & (whole.of_token > 0), shown & (draw < held_out)
+        shown = shown & ~held
+    else:
+        held = draw < torch.rand(n_cells, generator=generator)[cells]
+        asked, shown = held, ~held
+    values = log_normalised(counts, cu_seqlens)
+    there = _some(asked, cells, n_cells, most // 2, generator)
+    n_there = torch.bincount(cells[there], minlength=n_cells)
+    known = torch.zeros(n_cells, int(measured.max()) + 1, dtype=torch.bool)
+    known[cells[inside := tokens <= measured.max()], tokens[inside]] = True
+    keys = torch.rand(n_cells, len(measured), generator=generator).masked_fill(known[:, measured], 2.0)
+    order = keys.topk(min(int(n_there.max()), len(measured)), dim=1, largest=False)
+    taken = (torch.arange(order.indices.shape[1]) < n_there[:, None]) & (order.values < 2)
+    absent_cell, at = taken.nonzero().unbind(1)
+    absent = measured[order.indices[absent_cell, at]]
+    cell = torch.cat([cells[there], absent_cell])
+    by_cell = cell.argsort(stable=True)
+    present = torch.cat([torch.ones(len(there)), torch.zeros(len(absent))])
+    of_value = _some(held, cells, n_cells, most, generator)
+    seen_tokens, bounds = chosen(tokens, cu_seqlens, shown)
+    return Asked(
+        (seen_tokens, values[shown], bounds), cell[by_cell], torch.cat([tokens[there], absent])[by_cell],
+        present[by_cell], cells[of_value], tokens[of_value], values[of_value], thinned,
+    )  # fmt: skip
+
+
+def _some(which: Tensor, cells: Tensor, n_cells: int, most: int, generator: torch.Generator) -> Tensor:
+    """Draw at most so many of the marked positions of each cell; cells ascend."""
+    at = which.nonzero().squeeze(1)
+    at = at[torch.randperm(len(at), generator=generator)]
+    at = at[cells[at].argsort(stable=True)]
+    number = torch.bincount(cells[at], minlength=n_cells)
+    rank = torch.arange(len(at)) - (number.cumsum(0) - number)[cells[at]]
+    return at[rank < most]
+
+
+class QueryModule(TaskModule):
+    r"""Train a query head on batches of one study each.
+
+    The loss of a batch is the mean cross-entropy of presence over balanced queries plus λ times the mean squared error
+    of masked values. In half of the batches cells show half of their counts
+    (:func:`draw_queries`, `thinned`), in the others a part of their genes. In half, genes are captured with
+    efficiencies of their own, :math:`\min(1, e^x)` with x ~ N(0, 1), the same for all cells of the batch: a study that
+    no one has measured. What the state head predicts of a gene gets a random error, the same for the batch, as it has
+    in a study that it was not trained on.
+
+    Parameters
+    ----------
+    model
+        With a state head and a set encoder. All of its weights are frozen.
+    config
+        See :class:`QueryConfig`.
+    measured
+        bool `(n_studies, n_tokens)`, genes that each study has a column for.
+    """
+
+    config: QueryConfig
+    model: ScDiVa
+
+    def __init__(self, model: ScDiVa, config: QueryConfig, measured: Tensor) -> None:
+        super().__init__(model, config)
+        c = model.config
+        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes)
+        self.measured: Tensor
+        self.register_buffer("measured", torch.as_tensor(measured), persistent=False)
+        model.requires_grad_(False)
+
+    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of cells of one study, the first of them asked about; its parts are `presence` (nats) and `value`."""
+        c, device = self.config, self.device
+        asked, around = draw(batch.on_host(), self.measured.cpu(), c, generator)
+        odds, values = self.answer(asked, around)
+        value = F.mse_loss(values, asked.value.to(device)) if len(values) else values.sum()
+        presence = F.binary_cross_entropy_with_logits(odds, asked.present.to(device))
+        return presence + c.value_weight * value, {"presence": presence.detach(), "value": value.detach()}
+
+    def answer(self, asked: Asked, around: Around) -> tuple[Tensor, Tensor]:
+        """Answer queries, of presence and of values, given other cells of the study: tokens, counts and boundaries."""
+        model, head, device = self.model, self.model.state_head, self.device
+        assert head is not None
+        seen = [part.to(device) for part in asked.seen]
+        with torch.no_grad():
+            state = model.encode_anchor(*seen)
+            assert state is not None
+            read = model.read_state(state, torch.ones_like(seen[0], dtype=torch.bool), seen[2])
+        tokens = torch.cat([asked.token, asked.value_token])
+        cell = torch.cat([asked.cell, asked.value_cell]).to(device)
+        genes, column = torch.unique(tokens - N_SPECIAL, return_inverse=True)
+        genes, column = genes.to(device), column.to(device)
+        gene = genes[column]
+        log_odds = (read[cell] * head.gene[gene]).sum(dim=1)
+        values = (read[cell] * head.value[gene]).sum(dim=1)
+        context = None if around is None else self.context_of(*around, genes)
+        if self.training:  # the state head knows these studies; in others it errs gene by gene
+            error = torch.randn(2, len(genes), device=device)
+            if context is None:
+                error = error * torch.rand((), device=device)
+            log_odds, values = log_odds + ODDS_ERROR * error[0][column], values + VALUE_ERROR * error[1][column]
+            if context is not None:
+                context = context._replace(log_odds=context.log_odds + ODDS_ERROR * error[0])
+        odds, found = self.head(
+            state, read, seen[2].diff(), cell, gene, column, log_odds, values,
+            thinned=asked.thinned, context=context,
+        )  # fmt: skip
+        n = len(asked.cell)
+        return odds[:n], found[n:]
+
+    @torch.no_grad()
+    def context_of(self, tokens: Tensor, counts: Counts, bounds: Tensor, genes: Tensor) -> Context:
+        """Make what queries of these genes read of whole cells around them."""
+        model, head, device = self.model, self.model.state_head, self.device
+        assert head is not None
+        values = log_normalised(counts, bounds).to(device)
+        number = counts.of_token.float().to(device)
+        tokens, bounds = tokens.to(device), bounds.to(device)
+        state = model.encode_anchor(tokens, values, bounds)
+        assert state is not None
+        read = model.read_state(state, torch.ones_like(tokens, dtype=torch.bool), bounds)
+        column = torch.full((model.config.n_genes,), -1, device=device)
+        column[genes] = torch.arange(len(genes), device=device)
+        at = column[tokens - N_SPECIAL]
+        kept, cells = at >= 0, cell_of_token(bounds, tokens.numel())
+        missed = torch.ones(len(state), len(genes), device=device)
+        shown = torch.zeros(len(state), len(genes), device=device)
+        missed[cells[kept], at[kept]] = torch.exp2(-number[kept])
+        shown[cells[kept], at[kept]] = values[kept]
+        return Context(state, bounds.diff(), missed, shown, head.log_odds(read.mean(dim=0, keepdim=True), genes)[0])
+
+
+def n_query_cells(n_cells: int, batch_size: int) -> int:
+    """Cells of a batch that are asked about, its first: as many as leave 16 around them."""
+    return min(batch_size, n_cells - MIN_CONTEXT)
+
+
+class StudyBatches(IterableDataset[CellBatch]):
+    """Endless batches of one study each, the first cells asked about, the others their context.
+
+    Batch s is a function of (cells, sizes, seed, s) and of nothing else. Of the context there are as many cells as are
+    drawn log-uniformly from 16 to `context_cells`, fewer in a small study. Of W processes each takes every W-th batch.
+
+    Parameters
+    ----------
+    cells
+        A packed corpus, read into memory.
+    batch_size, context_cells
+        Cells asked about, fewer in a small study, and the most around them.
+    seed
+        Of the draws.
+    start_step
+        First batch, counted over all processes.
+    """
+
+    def __init__(self, cells: PackedCells, batch_size: int, context_cells: int, seed: int, start_step: int = 0) -> None:
+        self.ragged, self.study = cells.read(0, cells.n_obs), cells.study
+        cells.close()
+        self.batch_size, self.context_cells, self.seed = batch_size, context_cells, seed
+        self.start_step = start_step
+        self.sizes = np.bincount(self.study, minlength=len(cells.study_names))
+        weight = np.where(self.sizes >= 2 * MIN_CONTEXT, self.sizes, 0) ** STUDY_POWER
+        if not weight.any():
+            raise ValueError(f"no study has {2 * MIN_CONTEXT} cells: a batch is of one study, with others around.")
+        self.share = weight / weight.sum()
+        self.rank, self.world_size = 0, 1
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def batch(self, number: int) -> CellBatch:
+        """Make one batch; :func:`n_query_cells` says how many of its cells are asked about."""
+        rng = np.random.default_rng(step_seed(self.seed, number, "study"))
+        study = rng.choice(len(self.share), p=self.share)
+        rows = rng.permutation(np.flatnonzero(self.study == study))
+        asked = n_query_cells(len(rows), self.batch_size)
+        most = min(self.context_cells, len(rows) - asked)
+        n_around = int(np.exp(rng.uniform(np.log(MIN_CONTEXT), np.log(most + 1))))
+        rows = rows[: asked + min(n_around, most)]
+        return from_ragged(*take_cells(self.ragged, rows), self.study[rows], copy=False)
+
+    def __iter__(self) -> Iterator[CellBatch]:
+        for number in itertools.count(self.start_step + self.rank, self.world_size):
+            yield self.batch(number)
+
+
+class StudyDataModule(pl.LightningDataModule):
+    """:class:`StudyBatches` of a packed corpus for :func:`scdiva.train.fit`."""
+
+    def __init__(self, train: str | Path, vocabulary: Vocabulary, config: QueryConfig) -> None:
+        super().__init__()
+        self.file, self.vocabulary, self.config, self.start_step = Path(train), vocabulary, config, 0
+
+    def train_dataloader(self) -> DataLoader[CellBatch]:
+        """Load the stream of batches, from `start_step` on."""
+        c, cells = self.config, PackedCells(self.file, self.vocabulary)
+        stream = StudyBatches(cells, c.batch_size, c.context_cells, c.seed, self.start_step)
+        return DataLoader(stream, batch_size=None)
+
+    def val_dataloader(self) -> list[DataLoader[CellBatch]]:
+        """No validation."""
+        return []

@@ -132,7 +132,7 @@ def test_it_is_packed_and_counted_as_files_are(uri, cells, tmp_path):
 
 
 def test_the_page_leads_from_an_experiment_to_a_corpus(uri, cells, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "large_data.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"```python\n(# census\.py\n.*?)```", page, flags=re.DOTALL)
     for shown, here in ((r'uri = "s3:.*"', f"uri = {uri!r}"), (r" and suspension_type == 'cell'", ""), ("=200", "=1")):
         script, n = re.subn(shown, here, script)

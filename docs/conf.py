@@ -1,9 +1,8 @@
-"""Sphinx configuration. API page and notebooks are gathered when the build starts, so neither can fall behind."""
+"""Sphinx configuration. The notebooks are copied from `tutorials/` when the build starts."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import shutil
 import zlib
@@ -22,7 +21,10 @@ version = release = scdiva.__version__
 extensions = [
     *("sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.intersphinx"),
     *("numpydoc", "myst_nb", "sphinx_autodoc_typehints", "sphinx_copybutton", "sphinx_design", "sphinxext.opengraph"),
+    "sphinxcontrib.bibtex",
 ]
+bibtex_bibfiles = ["references.bib"]
+bibtex_reference_style = "author_year"
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_templates", "**.ipynb_checkpoints", "jupyter_execute"]
 html_theme = "sphinx_book_theme"
@@ -35,7 +37,7 @@ copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True  # a
 html_theme_options = {
     "show_toc_level": 2,
     "navbar_persistent": [],  # one search field, at the side
-    "secondary_sidebar_items": {  # wide tables take the room
+    "secondary_sidebar_items": {  # wide tables need the space
         "**": ["page-toc"],
         **{page: [] for page in ("datasets", "benchmarks")},
     },
@@ -52,9 +54,9 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 python_maximum_signature_line_length = 88  # longer ones take a line for each parameter
 
-# Every reference to something of scdiva must exist (see `missing_reference`). Types of other packages are linked by the
+# Every reference to an object of scdiva must exist (see `missing_reference`). Types of other packages are linked by the
 # addresses in `_inventories`, so that no build needs the network; where the build may ask their sites (Read the Docs),
-# it asks those first. What is in neither is left as plain text.
+# it asks those first. All other names are plain text.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!scdiva\.).*")]
 SITES = {
@@ -83,44 +85,13 @@ SHORT = {
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
     "torch.utils.data.dataloader.DataLoader": "torch.utils.data.DataLoader",
 }
-"""Names as annotations and docstrings write them, and what their own sites call them."""
+"""Names in annotations and docstrings, and their names on the sites of their packages."""
 
-FOREWORD = (
-    "Import as ``import scdiva as sd``. ``sd.pp``, ``tl``, ``pl``, ``get``, ``datasets``, ``metrics``, ``models`` and "
-    "``train`` are loaded when they are first named;",
-    "the other parts are imported by name, such as ``from scdiva.tokenizer import Vocabulary``.",
-)
-PARTS = {
-    "pp": "Prepare: `scdiva.pp`",
-    "tl": "Embed, integrate, annotate, predict: `scdiva.tl`",
-    "pl": "Plot: `scdiva.pl`",
-    "get": "Read results: `scdiva.get`",
-    "datasets": "Data sets: `scdiva.datasets`",
-    "metrics": "Scores: `scdiva.metrics`",
-    "models": "Models: `scdiva.models`",
-    "tokenizer": "Genes and tokens: `scdiva.tokenizer`",
-    "data": "Batches and files: `scdiva.data`",
-    "train": "Training: `scdiva.train`",
-    "diffusion": "Masked diffusion: `scdiva.diffusion`",
-    "kernels": "Attention: `scdiva.kernels`",
-}
+PARTS = ("pp", "tl", "pl", "get", "datasets", "metrics", "models", "tokenizer", "data", "train", "diffusion", "kernels")
 
 
-def public_names(part: str) -> list[str]:
-    """Names of the functions and classes that a part of the package shows."""
-    module = importlib.import_module(f"scdiva.{part}")
-    things = {name: getattr(module, name) for name in getattr(module, "__all__", dir(module))}
-    return [
-        name
-        for name, thing in sorted(things.items(), key=lambda item: (inspect.isclass(item[1]), item[0].lower()))
-        if (inspect.isfunction(thing) or inspect.isclass(thing))
-        and not name.startswith("_")
-        and thing.__module__.startswith("scdiva.")
-    ]
-
-
-def thing_named(target: str) -> Any:
-    """Import what a dotted name stands for; raise if there is no such thing."""
+def imported(target: str) -> Any:
+    """Import the object with a dotted name; raise an error if it does not exist."""
     names = target.split(".")
     for cut in range(len(names), 0, -1):
         try:
@@ -134,25 +105,25 @@ def thing_named(target: str) -> Any:
 
 
 def missing_reference(app: Any, env: Any, node: Any, contnode: Any) -> Any:
-    """Lead a name by which a docstring or a signature knows a thing to the page of its public name.
+    """Link the internal name of an object to the page of its public name.
 
-    What exists but has no page of its own is written as plain text. What does not exist stays a warning.
+    Objects without a page are plain text. Names that do not exist remain a warning.
     """
     target = node.get("reftarget", "")
     module, _, rest = target.partition(".")
-    whole = {"np": "numpy", "pd": "pandas"}.get(module)
-    node["reftarget"] = f"{whole}.{rest}" if whole else SHORT.get(target, target)  # what intersphinx then looks for
+    package = {"np": "numpy", "pd": "pandas"}.get(module)
+    node["reftarget"] = f"{package}.{rest}" if package else SHORT.get(target, target)  # resolved by intersphinx
     if not target.startswith("scdiva."):
         return None
     try:
-        thing = thing_named(target)
+        thing = imported(target)
     except (ImportError, AttributeError):
         return None
     for part in PARTS:
-        for name in public_names(part):
-            if getattr(importlib.import_module(f"scdiva.{part}"), name) is thing and f"scdiva.{part}.{name}" != target:
-                public, domain = f"scdiva.{part}.{name}", env.get_domain("py")
-                return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
+        name = target.rpartition(".")[2]
+        public = f"scdiva.{part}.{name}"
+        if getattr(importlib.import_module(f"scdiva.{part}"), name, None) is thing and public != target:
+            return env.get_domain("py").resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
     return contnode
 
 
@@ -161,35 +132,8 @@ def setup(app: Any) -> None:
     app.connect("missing-reference", missing_reference, priority=400)  # before intersphinx's
 
 
-def write_api(path: Path) -> None:
-    """Write the API page: one table for each part of the package."""
-    lines = ["API", "===", "", *FOREWORD, ""]
-    for part, title in PARTS.items():
-        title = title.replace("`", "``")
-        names = [f"   scdiva.{part}.{name}" for name in public_names(part)]
-        lines += [
-            title,
-            "-" * len(title),
-            "",
-            ".. autosummary::",
-            "   :toctree: .",
-            "   :nosignatures:",
-            "",
-            *names,
-            "",
-        ]
-    title = "Settings: ``scdiva.settings``"
-    lines += [title, "-" * len(title), "", ".. autoclass:: scdiva._settings.Settings", "   :members:", ""]
-    title = "To cite, and to report: ``scdiva.cite``, ``scdiva.print_versions``"
-    lines += [title, "-" * len(title), ""]
-    for name in ("cite", "print_versions"):
-        lines += [f".. autofunction:: scdiva.{name}", ""]
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("\n".join(lines), encoding="utf-8")
-
-
 def write_inventory(source: Path, target: Path) -> str:
-    """Write names and addresses of another site in the form that Sphinx reads; return where."""
+    """Write the inventory of another site in the format of Sphinx, and return its path."""
     lines = (line.split() for line in source.read_text(encoding="utf-8").splitlines())
     text = "".join(f"{name} py:{role} 1 {address} -\n" for name, role, address in lines)
     head = f"# Sphinx inventory version 2\n# Project: {source.stem}\n# Version: \n# Compressed by zlib.\n"
@@ -198,7 +142,6 @@ def write_inventory(source: Path, target: Path) -> str:
     return str(target)
 
 
-write_api(HERE / "generated" / "api.rst")
 intersphinx_mapping = {}
 for site, address in SITES.items():
     kept = write_inventory(HERE / "_inventories" / f"{site}.txt", HERE / "generated" / f"{site}.inv")

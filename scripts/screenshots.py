@@ -51,7 +51,7 @@ def pages_of(site: Path) -> list[str]:
     names = (path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html"))
     left_out = ("_", "genindex", "search", "py-modindex")
     written = sorted(name for name in names if not name.startswith((*left_out, "generated/")))
-    return [*written, "generated/api", "generated/scdiva.tl.embed"]
+    return [*written, "generated/scdiva.tl.embed"]
 
 
 def taken(site: Path, pages: list[str], out: Path, browser: str | None, full_page: bool) -> Any:

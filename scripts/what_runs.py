@@ -3,7 +3,7 @@
     python scripts/what_runs.py [--check]
 
 For each call and each bundled kind of model: how often transformer blocks were run, and whether the result changes when
-the weights of a part are replaced by noise. The table is written into `docs/what_runs.md`; `--check` compares instead.
+the weights of a part are replaced by noise. The table is written into `docs/method.md`; `--check` compares instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import scdiva as sd
 from scdiva.models import ScDiVa, load_model
 from scdiva.models.layers import Block
 
-PAGE = Path(__file__).parents[1] / "docs" / "what_runs.md"
+PAGE = Path(__file__).parents[1] / "docs" / "method.md"
 BEGIN, END = "<!-- table: python scripts/what_runs.py -->\n", "<!-- end of table -->\n"
 MODELS = ("scdiva-mini", "scdiva-paper-mini")
 PARTS: dict[str, Callable[[ScDiVa], list[nn.Module | nn.Parameter | None]]] = {

@@ -46,7 +46,7 @@ def models():
 
 def page() -> dict[tuple[str, str], tuple[str, str]]:
     """Block runs and parts used by call and bundled model, from the table."""
-    rows = re.findall(r"^\| `(.+?)` \| (.*) \|$", (ROOT / "docs" / "what_runs.md").read_text(), flags=re.M)
+    rows = re.findall(r"^\| `(.+?)` \| (.*) \|$", (ROOT / "docs" / "method.md").read_text(), flags=re.M)
     found = {}
     for call, rest in rows:
         cells = rest.split(" | ")

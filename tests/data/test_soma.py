@@ -105,6 +105,19 @@ def test_it_is_packed_and_counted_as_files_are(uri, cells, tmp_path):
     assert counted.n_cells == sum(len(one.rows) for one in studies)
 
 
+def test_the_page_leads_from_an_experiment_to_a_corpus(uri, cells, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "large_data.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(# census\.py\n.*?)```", page, flags=re.DOTALL)
+    for shown, here in ((r'uri = "s3:.*"', f"uri = {uri!r}"), (r" and suspension_type == 'cell'", ""), ("=200", "=1")):
+        script, n = re.subn(shown, here, script)
+        assert n
+    monkeypatch.chdir(tmp_path)
+    exec(compile(script, "census.py", "exec"), {})
+    packed = PackedCells("census")
+    assert packed.study_names == ["a", "b", "c"]
+    assert packed.n_obs == cells.obs["is_primary_data"].sum()
+
+
 def test_an_embedding_is_that_of_the_file(uri, cells, tmp_path):
     kept = cells[cells.obs["is_primary_data"]].copy()
     kept.write_h5ad(tmp_path / "cells.h5ad")

@@ -58,3 +58,8 @@ def test_a_wrong_example_is_seen():
     said = examples.faults(test)
     assert "Expected:" in said
     assert "NameError" in said
+
+
+def test_the_api_page_lists_every_public_object():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert [name for name in THINGS if f" scdiva.{name.removeprefix('_about.')}\n" not in page] == []

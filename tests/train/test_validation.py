@@ -103,7 +103,7 @@ def test_a_run_logs_scores_by_ratio_and_keeps_a_table_of_studies(tiny, config, v
     module = PretrainingModule(tiny(n_genes=vocabulary.n_genes), settings, n_studies=1)
     trainer = fit(module, data, out_dir=tmp_path, accelerator="cpu", progress=False)
     table = rows(tmp_path)
-    with (tmp_path / "log" / "version_0" / "metrics.csv").open() as lines:  # what docs/scaling.md draws
+    with (tmp_path / "log" / "version_0" / "metrics.csv").open() as lines:  # what docs/large_data.md draws
         assert {"step", "train/loss", "val/loss", "val/perplexity"} <= set(next(csv.reader(lines)))
     assert [(row["step"], row["study"], row["mask_ratio"], row["n_cells"]) for row in table[:8]] == [
         ("2", "", "", "60"), *(("2", "", str(ratio), "12") for ratio in MASK_RATIOS),

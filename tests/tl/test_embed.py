@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import anndata as ad
 import numpy as np
@@ -151,6 +152,25 @@ def test_scanpy_takes_the_embedding_unchanged():
     sd.tl.embed(cells)
     sc.pp.neighbors(cells, use_rep="X_scdiva", n_neighbors=10)
     assert cells.obsp["connectivities"].nnz > 500
+
+
+def test_scanpy_finds_neighbours_clusters_and_a_umap_of_more_than_10_000_cells():
+    """Above 8,191 cells scanpy's neighbours are pynndescent's, with which some versions of scanpy fail."""
+    import scanpy as sc
+
+    rng = np.random.default_rng(0)
+    group = np.arange(10_500) % 3
+    z = (rng.normal(size=(10_500, 8)) + 20 * np.eye(8)[group]).astype(np.float32)
+    cells = ad.AnnData(sp.csr_matrix((10_500, 1), dtype=np.float32), obsm={"X_scdiva": z})
+    sc.pp.neighbors(cells, use_rep="X_scdiva")
+    i, j = cells.obsp["connectivities"].nonzero()
+    assert len(i) > 10_500 * 15
+    assert (group[i] == group[j]).all()
+    sc.tl.umap(cells, maxiter=3)
+    assert np.isfinite(cells.obsm["X_umap"]).all()
+    if find_spec("igraph") is not None:
+        sc.tl.leiden(cells, resolution=0.01, flavor="igraph", n_iterations=2)
+        assert len(set(zip(cells.obs["leiden"], group, strict=True))) == cells.obs["leiden"].nunique() >= 3
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])

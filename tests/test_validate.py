@@ -195,3 +195,11 @@ def test_a_real_study_that_joins_counts_and_logarithms_is_refused():
         pytest.raises(ValueError, match=r"1721 cells .* 900 cells"),
     ):
         scan(row_blocks(opened.matrix), opened.shape[1])
+
+
+def test_zeros_and_ones_are_not_counts():
+    cells = sp.random(200, 100, density=0.6, format="csr", rng=0)
+    cells.data[:] = 1
+    with pytest.raises(ValueError, match="the matrix is binary: all of its 12000 values above 0 are 1"):
+        scan([(0, cells)], 100)
+    assert scan([(0, cells)], 100, input="counts").kind == "counts"

@@ -25,6 +25,8 @@ _SAMPLE = 200_000
 """Number of values, of the first cells with non-integer values, from which the scale is determined."""
 _MIN_WHOLE = 20
 """Minimum number of genes of a cell of integers that counts as a cell of counts."""
+_MIN_BINARY = 10_000
+"""Number of values from which a matrix of zeros and ones is not taken as counts."""
 _FIRST_CELLS = 100
 """Number of cells that are checked for ranks."""
 _FITS, _MAY_FIT = 0.9, 0.8
@@ -123,8 +125,8 @@ def scan(
     ------
     ValueError
         If there are no cells or genes; if values are NaN, infinite, negative, 2³¹ - 1 or more, or not of the kind that
-        `input` states; if genes are scaled to unit variance; if values are ranks within each cell; or if some cells
-        hold counts and others log-normalised values.
+        `input` states; if genes are scaled to unit variance; if values are ranks within each cell, or all 0 or 1; or if
+        some cells hold counts and others log-normalised values.
 
     Warns
     -----
@@ -275,6 +277,11 @@ def _decide(totals: _Totals, input: Input, where: str) -> Literal["counts", "log
         raise ValueError(
             f"{where} holds ranks of genes within each cell (largest: {totals.max:g}), not counts. {_COUNTS}; if these "
             "are the counts, pass input='counts'."
+        )
+    if input == "auto" and totals.max == 1 and totals.n_values >= _MIN_BINARY and not totals.fraction.count:
+        raise ValueError(
+            f"{where} is binary: all of its {totals.n_values} values above 0 are 1. {_COUNTS}; if these are the "
+            "counts, pass input='counts'."
         )
     if input == "lognorm":
         if totals.max > MAX_LOGNORM:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -162,3 +165,15 @@ def test_a_part_that_is_named_twice_is_refused(one, perturbed_cells, genes):
     data.obs["perturbation"] = data.obs["perturbation"].astype(str).replace(genes[2], twice)  # two guides of a gene
     found = sd.tl.predict_perturbation(data, "perturbation", model=one, predict=[twice])
     assert found.uns["scdiva"]["perturbation"]["n_parts"].tolist() == [1]
+
+
+def test_a_warning_names_guides_of_one_gene(one, by_guide, genes):
+    plain, guides = by_guide
+    guides.obs["perturbation"] = guides.obs["perturbation"].replace({"control_1": "control", "control_2": "control"})
+    shown = {f"{min(genes[:4])}_{number}": min(genes[:4]) for number in (1, 2)}
+    with pytest.warns(UserWarning, match=rf"8 of 8 labels .* guides of 4 genes.*guides={re.escape(str(shown))}"):
+        assert len(fit(guides, one).screen.conditions) == 10
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "labels in")
+        fit(guides, one, guides={})
+        fit(plain, one)

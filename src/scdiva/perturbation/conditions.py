@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ _CONTROL_LIKE = re.compile(
 )
 """Labels of negative controls, with a guide's number, letter or sequence: `NT1`, `NTC_B`, `non-targeting_00013`,
 `INTERGENIC216151`."""
+
+_GUIDE = re.compile(r"(?:sg)?[-_]?(.+?)(?:[-_.:](?:sg|g|guide|sh)?[-_]?\d+|(?:sg|g|guide)\d+)", flags=re.IGNORECASE)
+"""A guide's name after its gene: `KLF1g1`, `KLF1_sg2`, `sgKLF1-3`."""
 
 
 @dataclass(frozen=True)
@@ -554,6 +558,23 @@ def _check_controls(
     warn(message)
 
 
+def _warn_of_guides(labels: Iterable[str], genes_among: GeneFilter, naming: Naming, column: str) -> None:
+    """Warn if several labels look like guides of one gene: `KLF1_g1`, `KLF1-sg2`, `sgKLF1_3`."""
+    names = {part for label in labels for part in naming.parts(label)}
+    parts = sorted(names - genes_among(names))
+    gene_of = {part: match[1] for part in parts if (match := _GUIDE.fullmatch(part))}
+    genes = genes_among(list(gene_of.values()))
+    guides = {part: gene for part, gene in gene_of.items() if gene in genes}
+    shared = [gene for gene, n in Counter(guides.values()).items() if n > 1]
+    if shared:
+        shown = {part: gene for part, gene in guides.items() if gene == shared[0]}
+        warn(
+            f"{len(guides)} of {len(parts)} labels in {column} look like guides of {len(set(guides.values()))} genes, "
+            f"such as {shared[0]!r}; each is read as a perturbation of its own. Map them to genes: guides={shown}, or "
+            "pass guides={} if they are not guides."
+        )
+
+
 def read_perturbations(
     adata: AnnData,
     design: ScreenDesign,
@@ -620,4 +641,6 @@ def read_perturbations(
         if not is_fitted:
             kept = {guide for guide, gene in mapping.items() if guide == gene}
             _refuse_two_names(renamed, kept, naming, vocabulary, species, key)
+    if guides is None and not is_fitted:
+        _warn_of_guides(renamed.values(), genes_among, naming, column)
     return _numbered(labels, naming, genes, column, is_fitted=False)

@@ -144,6 +144,20 @@ def synthetic(n_cells: int, n_genes: int) -> sp.csr_matrix:
     return sp.vstack([distinct] * -(-n_cells // len(rows)), format="csr")[:n_cells]
 
 
+def by_detection(n_cells: int, entropy: np.ndarray) -> sp.csr_matrix:
+    """Counts of genes that are detected as often as their entropy says, with ties; a column for each gene."""
+    rng, rate = np.random.default_rng(0), np.linspace(1e-6, 0.5, 100_000)
+    upto = np.cumsum(np.interp(entropy, -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)), rate))
+    genes = []
+    for length in np.clip(MEDIAN * rng.lognormal(0, SPREAD, n_cells), 100, 6000).astype(int):
+        drawn = np.unique(np.searchsorted(upto, rng.random(2 * length) * upto[-1]))
+        genes.append(np.sort(rng.permutation(drawn)[:length]).astype(np.int32))
+    indices = np.concatenate(genes)
+    counts = 1 + rng.poisson(0.1 * np.exp(2 * entropy[indices]) * rng.standard_exponential(len(indices)))
+    indptr = np.cumsum([0, *map(len, genes)])
+    return sp.csr_matrix((counts.astype(np.float32), indices, indptr), shape=(n_cells, len(entropy)))
+
+
 def lexsort_rows(cells: sp.csr_matrix, denominator: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Each row by falling score, then rising token."""
     indptr, tokens, values = [0], [], []
@@ -162,7 +176,7 @@ def serialise(repeats: int, small: bool) -> Iterator[dict]:
     entropy = load_vocabulary("human").entropy
     denominator, n_tokens = score_denominator(entropy), len(entropy)
     token_of = np.random.default_rng(1).permutation(np.arange(N_SPECIAL, n_tokens)).astype(np.int32)
-    cells = to_token_space(synthetic(n_cells, len(token_of)), token_of, n_tokens)
+    cells = to_token_space(by_detection(n_cells, entropy[token_of]), token_of, n_tokens)
     if not all(map(np.array_equal, serialize(cells, denominator), lexsort_rows(cells, denominator))):
         raise AssertionError("The rankings differ.")
 

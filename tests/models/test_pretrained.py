@@ -411,7 +411,7 @@ def test_no_model_is_kept_if_none_shall_be(folder):
     load_for(folder, "cpu")
     with settings.override(keep_model=False):
         first = load_for(folder, "cpu")
-        assert not pretrained._kept
+        assert not pretrained._cache
         assert load_for(folder, "cpu") is not first
 
 

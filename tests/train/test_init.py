@@ -16,7 +16,7 @@ from scdiva import cli
 from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model, save_model
-from scdiva.models.network import copy_weights, fingerprint
+from scdiva.models.pretrained import fingerprint
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import PretrainingConfig, pretrain
 from scdiva.train.pretraining import PretrainingModule
@@ -277,15 +277,3 @@ def test_an_architecture_that_agrees_may_be_repeated(models, file, tmp_path):
     assert load_model(folder, device="cpu").config == replace(config, n_genes=N_OLD)
     with pytest.warns(UserWarning, match="query head .* not trained"):
         run(file, tmp_path / "ours", init=models["ours"], model={"state_rank": 4})
-
-
-def test_weights_of_another_architecture_are_not_copied(old_genes):
-    one, two, fewer = (
-        ScDiVa(ScDiVaConfig(n_genes=n, **SIZES["paper"] | {"n_heads": heads}))
-        for n, heads in ((N_OLD, 2), (N_OLD, 4), (N_OLD - 1, 2))
-    )
-    for model in (two, fewer):
-        before = {name: weight.clone() for name, weight in model.state_dict().items()}
-        with pytest.raises(ValueError, match="do not fit"):
-            copy_weights(model, one)
-        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

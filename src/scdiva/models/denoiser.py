@@ -9,9 +9,8 @@ from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.ranks import Ranked
 from scdiva.diffusion.sampler import Denoiser
 from scdiva.models.heads import Expected
-from scdiva.models.network import ScDiVaOutput
 from scdiva.models.queries import Context
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 
 
 def denoiser_of(

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva.models.encoder import weighted_sum
-from scdiva.models.layers import linear, perceptron
+from scdiva.models.layers import linear, perceptron, weighted_sum
 
 N_DATASET_COMPONENTS = 50
 """Principal components of a dataset that a :class:`DatasetComponents` reads; unused ones are 0."""

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from scdiva._device import to_device
 from scdiva._settings import logger
-from scdiva.models.network import check_input
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, check_input
 
 if TYPE_CHECKING:
     from scdiva.data.memory import InMemoryCells
@@ -146,7 +145,7 @@ def open_encoder(
                 on_device = tuple(to_device(part, device) for part in batch)
                 if kind != "cpu" and not callable(what):
                     c, (tokens, values, bounds) = model.config, batch
-                    check_input(c, tokens, values, bounds, None, None, max_length=c.input_length)
+                    check_input(c, tokens, values, bounds, max_length=c.input_length)
                     on_device = *on_device[:2], bounds
                 with torch.inference_mode():
                     found = read_out(network, on_device, what).float().to("cpu", non_blocking=kind == "cuda")

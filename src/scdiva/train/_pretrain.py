@@ -24,7 +24,7 @@ from scdiva.data.options import InputOptions, Species
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import open_soma
-from scdiva.models._folder import read_config, read_sums
+from scdiva.models._folder import read_config, read_sums, save_model
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.hub import SCHEME, find_model
 from scdiva.tokenizer.names import read_species
@@ -208,8 +208,7 @@ def pretrain(
     reading = InputOptions(layer, use_raw, input, gene_ids, read_species(species))
 
     from scdiva.data.datamodule import CellDataModule
-    from scdiva.models.network import fingerprint, save_model
-    from scdiva.models.pretrained import load_model
+    from scdiva.models.pretrained import fingerprint, load_model
     from scdiva.train.callbacks import find_checkpoint, read_checkpoint
     from scdiva.train.runner import fit, make_trainer
 
@@ -409,15 +408,19 @@ def _module(
 
     Of the SVD a set encoder gets its linear part too. Genes that the other network lacks get drawn weights.
     """
+    import torch
+
     from scdiva.models import SetEncoder
-    from scdiva.models.network import copy_weights, init_gene_embedding
-    from scdiva.models.scdiva import ScDiVa
+    from scdiva.models.scdiva import ScDiVa, init_gene_embedding
     from scdiva.train.linear_map import fit_linear_map, set_linear_map
     from scdiva.train.pretraining import PretrainingModule
 
     network, frequency = ScDiVa(config, generator=step_generator(training.seed, 0, "weights")), None
     if start is not None:
-        copy_weights(network, start)
+        weights = start.state_dict()
+        with torch.no_grad():
+            for name, tensor in network.state_dict().items():  # genes of the model come first, new ones last
+                tensor[: len(weights[name])] = weights[name].to(tensor)
     if svd_of is not None:
         width = config.anchor_linear_dim if isinstance(network.anchor, SetEncoder) else config.dim
         corpus = fit_linear_map(PackedCells(svd_of, data.vocabulary), width)

@@ -12,7 +12,7 @@ import torch
 
 from scdiva._constants import TARGET_SUM
 from scdiva._settings import progress_bar
-from scdiva.models.encoder import SetEncoder
+from scdiva.models.layers import SetEncoder
 
 DISPERSION_OFFSET = 1e-3
 """Added to the mean before the dispersion var / mean is taken, so that hardly seen genes do not lead."""

@@ -21,8 +21,7 @@ from scdiva.data.sampler import ValidationBatches
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
-from scdiva.models.network import ScDiVaOutput, check_input
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, ScDiVaOutput, check_input
 from scdiva.train.base import TaskModule
 from scdiva.train.callbacks import CHECKPOINT_KEY
 from scdiva.train.config import PretrainingConfig
@@ -340,7 +339,7 @@ class PretrainingModule(TaskModule):
     def _denoised(self, corrupted: Corrupted, batch: CellBatch) -> ScDiVaOutput:
         """Run the network over what is left of a batch."""
         host = batch.on_host()
-        check_input(self.model.config, *host.packed, None, None)
+        check_input(self.model.config, *host.packed)
         tokens, values, _, value_mask = (to_device(x, batch.tokens.device) for x in corrupted)
         out: ScDiVaOutput = self.model(tokens, values, host.cu_seqlens, value_mask=value_mask)
         return out

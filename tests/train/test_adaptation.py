@@ -35,15 +35,6 @@ def make_cells(n: int = 240, n_batches: int = 2) -> A.InMemoryCells:
     )
 
 
-def test_some_of_the_cells():
-    cells, rows = make_cells(), np.array([3, 8, 200])
-    some, whole = cells.subset(rows), cells.take(rows)
-    assert np.array_equal(some.batch, whole.study)
-    assert np.array_equal(some.tokens, whole.tokens)
-    assert np.array_equal(some.values, whole.values)
-    assert np.array_equal(some.indptr, whole.cu_seqlens)
-
-
 @pytest.fixture(scope="module")
 def data():
     """Cells of three batches, two of them empty."""
@@ -97,14 +88,6 @@ def test_of_many_cells_some_are_drawn_and_no_other_is_held(opened, data, block_r
     again, of_again = A.read_cells(source, batch, trains=False, most=58)
     np.testing.assert_array_equal(of_again, of_whole)
     np.testing.assert_array_equal(again.values, whole.values)
-
-
-def test_a_batch_of_empty_cells_is_none(opened, data):
-    numbers = np.where(np.isin(np.arange(60), [4, 9]), 7, np.arange(60) % 2)
-    with pytest.warns(UserWarning, match="left out"):
-        cells, _ = A.read_cells(opened, numbers)
-    assert cells.n_batches == 2
-    assert set(cells.batch) == {0, 1}
 
 
 def test_cells_of_some_genes_alone(opened, data):

@@ -112,18 +112,6 @@ def test_without_the_stream_the_state_alone_speaks(network, packed):
     torch.testing.assert_close(predicted[shown], of_genes[out.cells[shown], tokens[shown] - N_SPECIAL])
 
 
-@torch.no_grad()
-def test_places_may_be_known_by_what_was_given_alone(network, packed):
-    model = network(state_head=True)
-    tokens, values, cu, value_mask = packed
-    given = torch.rand(len(tokens), generator=seeded(4)) < 0.7  # masked ones among them, which can't be known
-    found = denoiser_of(model, denominator=DENOMINATOR, given=given)(*packed)[0]
-    without, _, of_genes = denoiser_of(model)(*packed)
-    prior = rank_log_prior(tokens, values, tokens == MASK, given & ~value_mask, cu, of_genes, DENOMINATOR)
-    torch.testing.assert_close(found, without + prior)
-    assert not torch.allclose(found, denoiser_of(model, denominator=DENOMINATOR)(*packed)[0])
-
-
 @pytest.mark.parametrize("options", [{"denominator": DENOMINATOR}, {"stream": False}])
 def test_what_needs_a_state_head_says_so(network, options):
     with pytest.raises(ValueError, match=r"no state head.*state_head=True"):

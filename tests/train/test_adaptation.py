@@ -12,7 +12,7 @@ import torch
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data import memory as A
-from scdiva.data.cells import open_cells, restricted
+from scdiva.data.cells import open_cells
 from scdiva.models.inference import encoded
 from scdiva.tokenizer import Vocabulary
 
@@ -88,16 +88,6 @@ def test_of_many_cells_some_are_drawn_and_no_other_is_held(opened, data, block_r
     again, of_again = A.read_cells(source, batch, trains=False, most=58)
     np.testing.assert_array_equal(of_again, of_whole)
     np.testing.assert_array_equal(again.values, whole.values)
-
-
-def test_cells_of_some_genes_alone(opened, data):
-    tokens = opened.vocabulary.tokens[5:30]
-    with pytest.warns(UserWarning, match="left out"):
-        cells, rows = A.read_cells(restricted(opened, tokens), np.zeros(60, dtype=int))
-    assert set(cells.tokens) <= set(tokens)
-    np.testing.assert_array_equal(cells.measured, tokens)
-    totals = [np.expm1(cells.values[cells.indptr[i] : cells.indptr[i + 1]]).sum() for i in range(len(rows))]
-    np.testing.assert_allclose(totals, 1e4, rtol=1e-4)  # of these genes alone
 
 
 @pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])

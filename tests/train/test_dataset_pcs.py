@@ -129,15 +129,6 @@ def test_identical_cells_are_refused(tiny, n_batches):
         D.with_dataset_components(tiny(), as_cells(dense, batch))
 
 
-def test_states_of_many_cells_are_sampled(tiny, monkeypatch):
-    cells, _ = make_cells()
-    monkeypatch.setattr(D, "MOST_STATES", 100)
-    asked = []
-    monkeypatch.setattr(D, "encoded", lambda model, some: asked.append(some.n_cells) or encoded(model, some))
-    D.with_dataset_components(tiny(), cells)
-    assert asked == [100]
-
-
 @pytest.mark.parametrize(("sizes", "within_batches"), [((200,), False), ((100, 100), True), ((190, 10), False)])
 def test_highly_variable_genes_are_scanpys(monkeypatch, sizes, within_batches):
     import scanpy as sc

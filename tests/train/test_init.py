@@ -149,18 +149,6 @@ def test_genes_are_added_after_those_of_the_model(kind, models, file, genes, old
         torch.testing.assert_close(grown.logits(one, rows)[:, :N_OLD], before.logits(two, rows))
 
 
-def test_entropies_of_added_genes_are_counted_where_there_are_none(models, file, genes, old_genes, tmp_path):
-    from scdiva.pp import corpus_entropy
-
-    bare = genes.with_entropy(np.full(60, np.nan))
-    bare.write(tmp_path / "genes.safetensors")
-    folder = run(file, tmp_path / "run", init=models["paper"], vocabulary=str(tmp_path / "genes.safetensors"))
-    vocabulary = load_model(folder, device="cpu").vocabulary
-    counted = corpus_entropy([file], vocabulary, min_genes=1).entropy()
-    np.testing.assert_array_equal(vocabulary.entropy[: 3 + N_OLD], old_genes.entropy)
-    np.testing.assert_array_equal(vocabulary.entropy[3 + N_OLD :], counted[3 + N_OLD :].astype(np.float32))
-
-
 def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_path, monkeypatch):
     genes.write(tmp_path / "genes.safetensors")
     init = tmp_path / "moved"

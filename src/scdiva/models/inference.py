@@ -169,18 +169,7 @@ def open_encoder(
                     ) from error
 
             def encode(make: Callable[[Item], Batch], items: Iterable[Item]) -> Iterator[np.ndarray]:
-                errors: list[BaseException] = []
-
-                def attempt(item: Item) -> list[Coming]:
-                    if errors:  # in another worker
-                        raise errors[0]
-                    try:
-                        return in_parts(make, item)
-                    except BaseException as error:
-                        errors.append(error)
-                        raise
-
-                for parts in pool.map(attempt, items):
+                for parts in pool.map(lambda item: in_parts(make, item), items):
                     for _, arrived in parts:
                         if arrived is not None:
                             arrived.synchronize()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import signal
 import threading
 import time
@@ -18,6 +17,7 @@ import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
+from scdiva._files import put_whole
 from scdiva._settings import progress_bar
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class AtomicIO(TorchCheckpointIO):
         checkpoint
             The content.
         path
-            The file. An unfinished file has the suffix `.part`; the next checkpoint overwrites one that a kill left.
+            The file.
         storage_options
             Ignored.
 
@@ -63,24 +63,14 @@ class AtomicIO(TorchCheckpointIO):
         OSError
             If the file cannot be written. An older checkpoint does not change then.
         """
-        path = Path(path)
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        beside = path.with_name(f"{path.name}.part")
         try:
-            with beside.open("wb") as file:
-                file.write(content.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:  # otherwise a power failure could restore the old name
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            put_whole(Path(path), lambda file: file.write(content.getbuffer()))
         except OSError as error:
-            beside.unlink(missing_ok=True)
-            before = "the one before is intact: make room and resume" if path.exists() else "there is none before it"
+            before = "the one before is intact: make room and resume"
+            if not Path(path).exists():
+                before = "there is none before it"
             raise OSError(
                 error.errno,
                 f"the checkpoint of step {checkpoint.get('global_step')} could not be written ({error.strerror}); "

@@ -109,16 +109,12 @@ def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") 
     return sums
 
 
-def _most_bytes(name: str) -> int:
-    """Maximum size in bytes of a file of this name; weights must fit into memory."""
-    if name == VOCABULARY:
-        return MOST_BYTES
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if name.endswith(".safetensors") else MOST_TEXT
-
-
 def read_checked(folder: Path, name: str, sums: dict[str, str]) -> bytes:
     """Read a file and verify its checksum."""
-    data = read_bytes(folder / name, _most_bytes(name))
+    limit = MOST_BYTES if name == VOCABULARY else MOST_TEXT
+    if name.endswith(".safetensors") and name != VOCABULARY:  # weights must fit into memory
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    data = read_bytes(folder / name, limit)
     if hashlib.sha256(data).hexdigest() != sums[name]:
         raise ValueError(
             f"{folder / name} does not match {CHECKSUMS}: it is damaged, cut short, swapped or was edited; "

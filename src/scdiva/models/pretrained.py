@@ -322,7 +322,11 @@ class Fitted:
         """
         folder = output_path(path, "path")
         settings, tensors = self._contents()
-        head = {"format": _format(self.kind), "format_version": FORMAT_VERSION, "scdiva_version": __version__}
+        head = {
+            "format": f"scdiva {in_words(self.kind)}",
+            "format_version": FORMAT_VERSION,
+            "scdiva_version": __version__,
+        }
         described, weights, _ = files = _files(self.kind)
         with written_beside(folder, overwrite, self.kind) as part:
             self.model.save(part / MODEL)
@@ -359,7 +363,7 @@ def load_fitted(cls: type[AnyFitted], path: str | os.PathLike[str], device: str 
     described, weights, _ = files = _files(cls.kind)
     sums = read_sums(folder, files, cls.kind)
     data = {name: read_checked(folder, name, sums) for name in files}
-    settings = read_json(folder / described, data[described], _format(cls.kind))
+    settings = read_json(folder / described, data[described], f"scdiva {in_words(cls.kind)}")
     tensors = read_tensors(folder / weights, data[weights])
     model = load_model(folder / MODEL, device=device)
     try:
@@ -389,10 +393,6 @@ def given_fitted(cls: type[AnyFitted], model: object, device: str | None) -> Any
 
 def _files(kind: str) -> tuple[str, str, str]:
     return f"{kind}.json", f"{kind}.safetensors", f"{MODEL}/{CHECKSUMS}"
-
-
-def _format(kind: str) -> str:
-    return f"scdiva {in_words(kind)}"
 
 
 def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -304,17 +304,10 @@ def fit(
     if keeper.signal is not None and trainer.global_step != trainer.max_steps:
         if keeper.signal == signal.SIGINT:
             raise KeyboardInterrupt
-        if trainer.is_global_zero and keeper.file is None:
-            logger.warning(
-                "Stopped by SIGTERM after step %d of %d; no checkpoint was written.",
-                trainer.global_step,
-                trainer.max_steps,
-            )
-        elif trainer.is_global_zero:
-            logger.warning(
-                "Stopped by SIGTERM after step %d of %d, which %s holds. Continue with resume_from=%r, --resume true, "
-                "or the same call of scdiva.tl.",
-                trainer.global_step, trainer.max_steps, keeper.file, str(out),
-            )  # fmt: skip
+        if trainer.is_global_zero:
+            remedy = "No checkpoint was written."
+            if out is not None:
+                remedy = f"Continue with resume_from={str(out)!r}, --resume true, or the same call of scdiva.tl."
+            logger.warning("Stopped by SIGTERM after step %d of %d. %s", trainer.global_step, trainer.max_steps, remedy)
         raise SystemExit(TERMINATED)
     return trainer

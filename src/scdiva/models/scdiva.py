@@ -329,7 +329,9 @@ class ScDiVa(nn.Module):
         """
         check_input(self.config, tokens, values, cu_seqlens, value_mask, max_length=self.config.input_length)
         hidden = tokens == MASK if value_mask is None else value_mask | (tokens == MASK)
-        return None if self.anchor is None else self.anchor(tokens, values, to_device(cu_seqlens, tokens.device), ~hidden)
+        return (
+            None if self.anchor is None else self.anchor(tokens, values, to_device(cu_seqlens, tokens.device), ~hidden)
+        )
 
     @torch.no_grad()
     def attention_weights(

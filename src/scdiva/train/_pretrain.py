@@ -363,7 +363,9 @@ def _training_files(
     return train if packed else [file for file, name in zip(train, names, strict=True) if name not in held]
 
 
-def _with_entropies(genes: Vocabulary, train: list[Any], min_genes: int, reading: InputOptions, n_old: int) -> Vocabulary:
+def _with_entropies(
+    genes: Vocabulary, train: list[Any], min_genes: int, reading: InputOptions, n_old: int
+) -> Vocabulary:
     """Compute the entropies of a vocabulary that has none, or none for the genes after the first `n_old`."""
     entropy = genes.table["entropy"].to_numpy()
     new = np.arange(genes.n_genes) >= n_old

@@ -25,8 +25,8 @@ from scdiva.data.corpus import take_cells
 from scdiva.data.packed import PackedCells
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
-from scdiva.models.encoder import SetEncoder
 from scdiva.models.heads import hidden_gene_logits
+from scdiva.models.layers import SetEncoder
 from scdiva.models.queries import FEW, HEADS, LEAST, QueryHead
 from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary

@@ -54,7 +54,7 @@ from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
 from scdiva.models import ScDiVa, ScDiVaConfig, save_model
-from scdiva.models.network import init_gene_embedding
+from scdiva.models.scdiva import init_gene_embedding
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train import LinearMap, PretrainingConfig, PretrainingModule, TaskModule, fit, fit_linear_map

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.models.encoder import SetEncoder
+from scdiva.models.layers import SetEncoder
 from scdiva.train.objectives import thinned
 
 N_CELLS, N_GENES = 120, 150

@@ -7,8 +7,7 @@ from typing import Any, cast, overload
 
 from scdiva._constants import DEFAULT_MODEL
 from scdiva.annotation.annotator import Annotator
-from scdiva.models._fitted import given_fitted
-from scdiva.models.pretrained import load_model
+from scdiva.models.pretrained import given_fitted, load_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.model import PerturbationModel
 

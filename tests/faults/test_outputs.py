@@ -14,7 +14,7 @@ import scdiva as sd
 from scdiva import cli
 from scdiva.data.packing import pack_files
 from scdiva.models import Annotator, PerturbationModel, load, load_model, save_model
-from scdiva.models._fitted import load_fitted
+from scdiva.models.pretrained import load_fitted
 from scdiva.train import pretrain
 
 PLOTS = [name for name in sd.pl.__all__ if "save" in inspect.signature(getattr(sd.pl, name)).parameters]

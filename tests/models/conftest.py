@@ -97,18 +97,10 @@ class Answers(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self):
-        path, _, query = self.path.partition("?")
+        path = self.path.partition("?")[0]
         parts = path.strip("/").split("/")
         if self.server.down:
             return self.refuse(503)
-        if path == "/api/models":
-            owner = query.partition("author=")[2].partition("&")[0]
-            tagged = [
-                {"id": repo, "modelId": repo}
-                for repo, commits in self.server.repos.items()
-                if repo.startswith(f"{owner}/") and b"- scdiva\n" in commits[-1][1].get("README.md", b"")
-            ]
-            return self.answer(body=tagged if "filter=scdiva" in query else [])
         if parts[:2] == ["api", "models"]:
             repo, kind, revision = "/".join(parts[2:4]), *([*parts[4:6], "", "main"])[:2]
             commit = self.found(repo, revision or "main")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import scdiva as sd
 from scdiva.annotation import annotator as annotators
 from scdiva.annotation.annotator import METHODS
-from scdiva.models import ScDiVa, ScDiVaConfig, _fitted, load, save_model
+from scdiva.models import ScDiVa, ScDiVaConfig, load, pretrained, save_model
 from scdiva.models._folder import write_sums
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
@@ -225,7 +225,7 @@ def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monke
         raise OSError("no space left")
 
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(_fitted, "write_sums", fails)
+    monkeypatch.setattr(pretrained, "write_sums", fails)
     with pytest.raises(OSError, match="no space"):
         fitted["knn"].save(folder if overwrite else tmp_path / "new", overwrite=overwrite)
     assert [p.name for p in tmp_path.iterdir()] == ["annotator"]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from scdiva.models import ScDiVa, ScDiVaConfig
@@ -43,13 +42,6 @@ def test_weights_are_those_that_the_network_uses():
         heads = torch.einsum("hqk,khd->qhd", weights, v).flatten(start_dim=1)
         torch.testing.assert_close(attention.out(heads), attended[layer][rows], atol=1e-5, rtol=1e-5)
     assert seen == [(layer, cell) for layer in range(3) for cell in range(3)]
-
-
-def test_weights_have_no_gradient_and_other_genes_are_refused():
-    model = build(anchor="encoder", anchor_linear_dim=4, anchor_learned_dim=4, anchor_hidden=8)
-    assert not any(weights.requires_grad for _, _, weights in model.attention_weights(TOKENS, VALUES, CU))
-    with pytest.raises(ValueError, match=r"MASK .*12 genes"):
-        next(model.attention_weights(TOKENS + 1, VALUES, CU))
 
 
 def test_tables_of_rotation_are_made_once_and_never_rounded():

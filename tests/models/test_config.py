@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,18 +15,6 @@ from scdiva.models import ScDiVa, ScDiVaConfig, load_model
 def n_parameters(config: ScDiVaConfig) -> int:
     with torch.device("meta"):
         return ScDiVa(config).n_parameters
-
-
-def test_paper_preset_holds_the_papers_tables():
-    c = ScDiVaConfig.paper()
-    assert (c.n_layers, c.dim, c.n_heads, c.ffn_dim, c.n_genes) == (12, 512, 8, 2048, 41_818)
-    assert (c.max_length, c.norm_eps, c.rope_base) == (1200, 1e-5, 10_000.0)
-    assert (c.anchor, c.position, c.tie_gene_head, c.entropy_floor) == (
-        "learned",
-        "rope",
-        False,
-        0.0,
-    )
 
 
 def test_paper_preset_has_the_hand_counted_parameters():
@@ -63,20 +51,6 @@ def test_presets():
         ScDiVaConfig.preset("base", n_layer=3)
 
 
-def test_each_option_adds_what_it_says():
-    paper = ScDiVaConfig.paper()
-    base = n_parameters(paper)
-    assert base - n_parameters(replace(paper, tie_gene_head=True)) == 41_818 * 512
-    encoder = (41_818 + N_SPECIAL) * 128 + 128 + (128 * 512 + 512) + (512 * 512 + 512) + (512 * 64 + 64)
-    assert n_parameters(replace(paper, anchor="encoder")) - base == encoder + 192 * 512
-    assert n_parameters(replace(paper, anchor="encoder", anchor_residual=True)) - base == encoder + 2 * 192 * 512
-    assert n_parameters(replace(paper, position="none")) == base
-    width = 512 + 20
-    head = (41_818 + N_SPECIAL) * 20 + (width * 256 + 256) + (256 * 256 + 256) + (256 * width + width)
-    assert n_parameters(replace(paper, integrated=True)) - base == head
-    assert n_parameters(replace(paper, integrated_own_dim=3, integrated_hidden=7)) == base  # without the head nothing
-
-
 def test_round_trip_through_json():
     config = ScDiVaConfig(n_genes=7, anchor="learned", rope_base=500)
     assert ScDiVaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -103,36 +77,15 @@ def test_files_of_options_that_were_removed_are_refused_by_name():
         ScDiVaConfig.from_dict(stored | {"anchor": "pooled"})
 
 
-def test_sizes_that_follow():
-    c = ScDiVaConfig(
-        n_genes=10, dim=32, n_heads=4, anchor_linear_dim=6, anchor_learned_dim=2, max_length=50, anchor_length=90
-    )
-    assert (c.n_tokens, c.head_dim, c.state_dim, c.input_length) == (13, 8, 8, 90)
-    assert (replace(c, anchor="learned").input_length, replace(c, anchor="learned").state_dim) == (50, 32)
-
-
-def test_is_frozen():
-    with pytest.raises(FrozenInstanceError):
-        ScDiVaConfig().dim = 3
-
-
 @pytest.mark.parametrize(
     ("fields", "error", "said"),
     [
         ({"n_genes": 0}, ValueError, "n_genes must be at least 1, got 0"),
         ({"dim": 64.0}, TypeError, "dim must be a whole number"),
-        ({"n_layers": True}, TypeError, "n_layers must be a whole number"),
-        ({"norm_eps": 0.0}, ValueError, "norm_eps"),
         ({"rope_base": float("nan")}, ValueError, "rope_base must be finite"),
-        ({"rope_base": "1e4"}, TypeError, "rope_base must be a number"),
         ({"entropy_floor": -0.1}, ValueError, "entropy_floor"),
         ({"tie_gene_head": 1}, TypeError, "tie_gene_head"),
-        ({"integrated": 1}, TypeError, "integrated must be True or False"),
-        ({"integrated_own_dim": 0}, ValueError, "integrated_own_dim .*got 0"),
-        ({"integrated_hidden": 2.5}, TypeError, "integrated_hidden must be a whole number"),
         ({"anchor": "mean"}, ValueError, "anchor .*'learned', 'encoder'; got 'mean'"),
-        ({"position": None}, ValueError, "position must be one of"),
-        ({"attention_backend": "flash"}, ValueError, "attention_backend must be one of"),
         ({"dim": 30, "n_heads": 4}, ValueError, "4 doesn't divide 30"),
         ({"dim": 12, "n_heads": 4}, ValueError, "12 / 4 is not"),
     ],
@@ -142,23 +95,12 @@ def test_impossible_configurations_are_refused(fields, error, said):
         ScDiVaConfig(**fields)
 
 
-def test_odd_heads_are_fine_without_rope():
-    assert ScDiVaConfig(dim=12, n_heads=4, position="none").head_dim == 3
-
-
 def test_config_is_there_without_torch():
     code = (
         "import sys, scdiva.models as m; m.ScDiVaConfig.paper(); assert 'torch' not in sys.modules; "
         "assert 'ScDiVa' in dir(m) and 'load_model' in dir(m)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_unknown_names_are_attribute_errors():
-    import scdiva.models
-
-    with pytest.raises(AttributeError, match="no attribute 'ScDiva'"):
-        _ = scdiva.models.ScDiva
 
 
 def test_a_query_head_needs_a_state_head_and_an_anchor_made_of_genes():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.diffusion import cell_of_token, log_likelihood, rank_log_prior, sample
+from scdiva.diffusion import cell_of_token, rank_log_prior
 from scdiva.models.denoiser import denoiser_of
 from scdiva.models.heads import hidden_gene_logits
 
@@ -110,28 +110,6 @@ def test_without_the_stream_the_state_alone_speaks(network, packed):
     torch.testing.assert_close(of_genes, model.state_head.values(out.read))
     shown = value_mask & (tokens != MASK)
     torch.testing.assert_close(predicted[shown], of_genes[out.cells[shown], tokens[shown] - N_SPECIAL])
-
-
-@torch.no_grad()
-def test_places_may_be_known_by_what_was_given_alone(network, packed):
-    model = network(state_head=True)
-    tokens, values, cu, value_mask = packed
-    given = torch.rand(len(tokens), generator=seeded(4)) < 0.7  # masked ones among them, which can't be known
-    found = denoiser_of(model, denominator=DENOMINATOR, given=given)(*packed)[0]
-    without, _, of_genes = denoiser_of(model)(*packed)
-    prior = rank_log_prior(tokens, values, tokens == MASK, given & ~value_mask, cu, of_genes, DENOMINATOR)
-    torch.testing.assert_close(found, without + prior)
-    assert not torch.allclose(found, denoiser_of(model, denominator=DENOMINATOR)(*packed)[0])
-
-
-def test_cells_can_be_drawn_and_scored(network, packed):
-    model = network(state_head=True)
-    tokens, values, cu, _ = packed
-    out = sample(denoiser_of(model, denominator=DENOMINATOR), tokens, values, cu, n_steps=3, generator=seeded(0))
-    assert (out.tokens >= N_SPECIAL).all()
-    with torch.no_grad():
-        found = log_likelihood(denoiser_of(model), out.tokens, out.values, cu, n_samples=4, generator=seeded(0))
-    assert (found[0] < 0).all()
 
 
 @pytest.mark.parametrize("options", [{"denominator": DENOMINATOR}, {"stream": False}])

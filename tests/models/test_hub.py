@@ -66,16 +66,6 @@ def test_a_folder_is_pushed_as_it_is_but_for_the_head_of_its_card(hub, folder):
     assert hub.repos["lab/mine"][-1][1] == sent
 
 
-def test_a_revision_stays_what_it_was(hub, folder, model):
-    first = push(folder, "hf://lab/atlas")
-    other = ScDiVa(model.config, generator=torch.Generator().manual_seed(1)).eval()
-    object.__setattr__(other, "vocabulary", model.vocabulary)
-    second = push(other, "hf://lab/atlas")
-    assert same(load(first, device="cpu"), model)
-    assert same(load(second, device="cpu"), other)
-    assert same(load("hf://lab/atlas", device="cpu"), other)
-
-
 @pytest.mark.fault("offline hub")
 def test_a_model_that_was_fetched_is_not_fetched_again_and_loads_offline(hub, folder):
     sha = hub.put("lab/atlas", folder)

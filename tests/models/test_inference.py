@@ -104,14 +104,6 @@ def test_only_the_linears_of_the_blocks_change(model, cells):
     assert kinds["blocks.1.attention"] == {torch.bfloat16}
 
 
-def test_without_transformer_precision_plays_no_role(cells):
-    model = build(anchor="encoder")
-    assert not runs_transformer(model)
-    assert runs_transformer(build(anchor="encoder", anchor_residual=True))
-    assert runs_transformer(build(anchor="learned"))
-    np.testing.assert_array_equal(encoded(model, cells, precision="bf16"), encoded(model, cells))
-
-
 @pytest.mark.parametrize("residual", [True, False])
 def test_cells_of_one_batch_are_read_out_apart(cells, residual):
     """As on a GPU; cells of up to fifty genes, of which the transformer sees thirty."""
@@ -165,36 +157,6 @@ def test_an_error_in_a_worker_surfaces_at_once(model, cells, two_threads, kind):
     assert torch.get_num_threads() == 2
 
 
-def test_workers_run_side_by_side_on_one_thread_each(model, cells, two_threads):
-    together = threading.Barrier(2, timeout=20)
-    seen = set()
-
-    def make(cell):
-        together.wait()
-        seen.add((threading.get_ident(), torch.get_num_threads()))
-        return cell
-
-    with open_encoder(model) as encode:  # as many as torch has threads
-        list(encode(make, cells[:6]))
-    assert len(seen) == 2
-    assert {threads for _, threads in seen} == {1}
-
-
-def test_blocks_side_by_side_give_back_the_threads_once_all_have_ended(model, cells, two_threads):
-    one, two = open_encoder(model, threads=1), open_encoder(model, threads=1)
-    first, second = one.__enter__(), two.__enter__()
-    list(first(lambda cell: cell, cells[:2]))
-    one.__exit__(None, None, None)
-    list(second(lambda cell: cell, cells[:2]))
-    two.__exit__(None, None, None)
-    assert torch.get_num_threads() == 2
-    found = []
-    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert found == [2]
-
-
 @pytest.mark.parametrize("fields", [{"anchor": "learned"}, {"anchor": "encoder", "anchor_residual": False}])
 def test_an_integrated_model_is_read_through_its_head(cells, fields):
     model = build(integrated=True, integrated_own_dim=5, integrated_hidden=9, **fields)
@@ -206,14 +168,6 @@ def test_an_integrated_model_is_read_through_its_head(cells, fields):
             torch.testing.assert_close(read_out(model, cell, "embedding"), expected)
             torch.testing.assert_close(read_out(model, cell, "state"), model.encode(*cell))
     np.testing.assert_allclose(np.linalg.norm(encoded(model, cells[:5]), axis=1), 1, rtol=1e-5)
-
-
-def test_a_model_without_a_head_has_no_weight_of_it():
-    config = {"n_genes": 20, "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24}
-    one, two = (ScDiVa(ScDiVaConfig(integrated=on, **config), generator=seeded(4)) for on in (False, True))
-    assert one.integration is None
-    assert not any("integration" in name for name in one.state_dict())
-    assert [name for name in two.state_dict() if not name.startswith("integration.")] == list(one.state_dict())
 
 
 def test_a_function_reads_out_what_it_likes(model, cells, two_threads):

@@ -22,29 +22,6 @@ def model() -> ScDiVa:
     return made
 
 
-def test_a_model_is_loaded_as_it_was_saved(model, tmp_path):
-    folder = model.save(tmp_path / "new" / "mine")
-    again = load_model(folder, device="cpu")
-    assert (again.config, again.metadata) == (model.config, {"corpus": "twelve genes"})
-    assert again.vocabulary.fingerprint == model.vocabulary.fingerprint
-    stored = again.state_dict()
-    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
-    assert [path.name for path in folder.parent.iterdir()] == ["mine"]  # nothing beside it is left
-
-
-def test_what_is_loaded_can_be_saved_over_itself_if_it_is_asked(model, tmp_path):
-    folder = model.save(tmp_path / "mine")
-    loaded = load_model(folder, device="cpu")
-    with torch.no_grad():
-        loaded.norm.weight.fill_(2.0)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(FileExistsError, match="exists already: pass overwrite=True"):
-        loaded.save(folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    loaded.save(folder, overwrite=True)
-    assert (load_model(folder, device="cpu").norm.weight == 2.0).all()
-
-
 def test_a_save_that_fails_leaves_the_model_that_was_there(model, tmp_path):
     folder = model.save(tmp_path / "mine")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -61,10 +38,6 @@ def test_a_model_without_a_vocabulary_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"no vocabulary: set `model\.vocabulary`"):
         bare.save(tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_saving_is_no_part_of_the_network(model):
-    assert not any("save" in name for name in (*model.state_dict(), *dict(model.named_modules())))
 
 
 @pytest.mark.parametrize("name", available())

@@ -169,28 +169,6 @@ def test_hidden_values_never_leak(anchor):
     assert torch.equal(outputs[0], outputs[2])
 
 
-def test_a_value_mask_alone_keeps_the_identity():
-    model = build()
-    tokens, values, cu = batch([8])
-    value_mask = torch.ones(8, dtype=torch.bool)
-    only_value = model(tokens, values, cu, value_mask=value_mask).hidden
-    both = model(torch.full_like(tokens, MASK), values, cu).hidden
-    shown = model(tokens, values, cu).hidden
-    assert (only_value - both).abs().max() > 1e-2
-    assert (only_value - shown).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("anchor", ANCHORS)
-def test_nothing_visible_is_legal_and_trains(anchor):
-    model = build(anchor)
-    tokens, values, cu = batch([3, 0, 5], masked=1.0)
-    out = model(tokens, values, cu)
-    assert out.hidden.isfinite().all()
-    assert out.cell_state.isfinite().all()
-    (out.hidden.square().sum() + out.cell_state.square().sum()).backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-
-
 @pytest.mark.parametrize("anchor", ANCHORS)
 def test_the_state_of_one_view_prompts_another(anchor):
     """The cell state of a view can be given to any model as the other view's anchor, and gradients flow through it."""
@@ -205,29 +183,6 @@ def test_the_state_of_one_view_prompts_another(anchor):
     prompted.hidden[:9].sum().backward()
     assert model.embedding.gene.weight.grad[tokens[:9]].abs().sum() > 0
     assert model.embedding.gene.weight.grad[tokens[9:][~torch.isin(tokens[9:], tokens[:9])]].abs().sum() == 0
-
-
-def test_a_fresh_encoder_model_keeps_the_encoders_state():
-    model = build("encoder", shake=False)
-    tokens, values, cu = batch([9, 6])
-    out = model(tokens, values, cu)
-    assert torch.equal(out.cell_state, out.anchor)
-    assert torch.equal(out.anchor, model.encode_anchor(tokens, values, cu))
-    out.cell_state.square().sum().backward()
-    assert model.anchor_out.weight.grad.abs().max() > 0  # zero, but not stuck there
-
-
-@pytest.mark.parametrize("anchor", ANCHORS)
-def test_encode_anchor_is_what_lat_starts_from(anchor):
-    model = build(anchor)
-    tokens, values, cu = batch([9, 6], masked=0.3)
-    value_mask = torch.arange(15) % 4 == 0
-    out = model(tokens, values, cu, value_mask=value_mask)
-    z = model.encode_anchor(tokens, values, cu, value_mask=value_mask)
-    assert (z is None) == (anchor == "learned")
-    if z is not None:
-        assert torch.equal(z, out.anchor)
-        assert z.shape == (2, model.state_dim)
 
 
 @pytest.mark.parametrize("anchor", ANCHORS)
@@ -265,23 +220,6 @@ def test_a_generator_fixes_the_weights_and_leaves_the_global_stream():
     assert not torch.equal(ScDiVa(SMALL).gene_weight, ScDiVa(SMALL).gene_weight)
 
 
-def test_a_model_built_on_meta_holds_all_its_numbers_in_its_state_dict():
-    """What loading relies on: no buffer is left behind that the weights file doesn't fill."""
-    model = build()
-    with torch.device("meta"):
-        empty = ScDiVa(SMALL)
-    empty.load_state_dict(model.state_dict(), strict=True, assign=True)
-    tokens, values, cu = batch([6, 3])
-    assert torch.equal(empty(tokens, values, cu).hidden, model(tokens, values, cu).hidden)
-
-
-def test_residual_weights_start_smaller_with_depth():
-    model = ScDiVa(ScDiVaConfig(n_genes=10, dim=128, n_heads=4, n_layers=8, ffn_dim=256), generator=seeded(0))
-    for block in model.blocks:
-        assert block.attention.out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.1)
-        assert block.ffn.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.1)
-
-
 TOKENS, VALUES, CU = batch([4, 3])
 
 
@@ -289,17 +227,12 @@ TOKENS, VALUES, CU = batch([4, 3])
     ("change", "said"),
     [
         ({"tokens": TOKENS.int()}, "tokens must be a packed int64 vector"),
-        ({"tokens": TOKENS[None]}, "tokens must be a packed int64 vector"),
         ({"values": VALUES[:-1]}, "values must .*tokens, 7"),
-        ({"values": VALUES.long()}, "values must be floating"),
         ({"value_mask": torch.zeros(7)}, "value_mask must be bool"),
-        ({"value_mask": torch.zeros(6, dtype=torch.bool)}, "value_mask must be bool"),
         ({"cu_seqlens": CU.long()}, "cu_seqlens must be int32"),
         ({"cu_seqlens": CU[:1]}, "at least one cell"),
         ({"cu_seqlens": torch.tensor([0, 4, 6], dtype=torch.int32)}, "rise from 0 .*tokens, 7"),
-        ({"cu_seqlens": torch.tensor([0, 9, 7], dtype=torch.int32)}, "rise from 0"),
         ({"tokens": TOKENS.clone().index_fill(0, torch.tensor(2), LAT)}, r"1 token\(s\) are neither MASK nor"),
-        ({"tokens": TOKENS.clone().index_fill(0, torch.tensor(2), PAD)}, "the first is 0"),
         (
             {"tokens": TOKENS.clone().index_fill(0, torch.tensor([2, 5]), 43)},
             r"2 token\(s\).*40 genes, the first is 43",

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.models import load_model, save_model
 
 ANCHORS = ("learned", "encoder")
 LENGTHS = (6, 1, 11)
@@ -62,17 +61,6 @@ def test_logits_and_values_are_the_formulas(network, packed, anchor):
 
 
 @pytest.mark.parametrize("anchor", ANCHORS)
-def test_without_it_nothing_is_added(network, packed, anchor):
-    model = network(anchor=anchor)
-    true, tokens, values, cu, value_mask = packed
-    out = model(tokens, values, cu, value_mask=value_mask)
-    assert out.read is None
-    masked = tokens == MASK
-    torch.testing.assert_close(model.logits(out, masked), out.hidden[masked] @ model.gene_weight.T)
-    torch.testing.assert_close(model.values(out, true), model.heads.value(out.hidden).squeeze(-1))
-
-
-@pytest.mark.parametrize("anchor", ANCHORS)
 def test_a_new_head_changes_neither_stream_nor_state(network, packed, anchor):
     """Its zeros say nothing but which share is hidden, the same of all genes."""
     with_head, without = network(anchor=anchor, state_head=True), network(anchor=anchor)
@@ -89,41 +77,9 @@ def test_a_new_head_changes_neither_stream_nor_state(network, packed, anchor):
     torch.testing.assert_close(with_head.values(out, true), without.values(plain, true))
 
 
-def test_a_cell_does_not_depend_on_the_others(network, packed):
-    model = network(state_head=True)
-    true, tokens, values, cu, value_mask = packed
-    out = model(tokens, values, cu, value_mask=value_mask)
-    alone = model(tokens[7:], values[7:], torch.tensor([0, 11], dtype=torch.int32), value_mask=value_mask[7:])
-    masked = tokens == MASK
-    torch.testing.assert_close(model.logits(out, masked)[-3:], model.logits(alone, masked[7:]))
-    torch.testing.assert_close(model.values(out, true)[7:], model.values(alone, true[7:]))
-
-
 def test_empty_cells_hide_nothing(network):
     model = network(state_head=True)
     cu = torch.tensor([0, 0, 2, 2], dtype=torch.int32)
     out = model(torch.tensor([MASK, 4]), torch.ones(2), cu)
     assert out.hidden_share.tolist() == [0, 0.5, 0]
     assert out.read.isfinite().all()
-
-
-def test_every_weight_of_it_is_reached(network, packed):
-    model = network(state_head=True)
-    true, tokens, values, cu, value_mask = packed
-    out = model(tokens, values, cu, value_mask=value_mask)
-    loss = model.logits(out, tokens == MASK).log_softmax(1)[:, 3].sum() + model.values(out, true).sum()
-    loss.backward()
-    for name, parameter in model.state_head.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 0, name
-
-
-def test_it_is_saved_and_loaded(network, packed, tmp_path):
-    model = network(state_head=True, state_rank=5)
-    save_model(model, model.vocabulary, tmp_path / "model")
-    again = load_model(tmp_path / "model", device="cpu")
-    assert (again.config.state_head, again.config.state_rank) == (True, 5)
-    _, tokens, values, cu, value_mask = packed
-    outs = [m(tokens, values, cu, value_mask=value_mask) for m in (model, again)]
-    first, second = (m.logits(out, tokens == MASK) for m, out in zip((model, again), outs, strict=True))
-    assert torch.equal(first, second)

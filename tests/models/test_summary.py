@@ -39,12 +39,3 @@ def test_what_is_fitted_says_so():
     more = rows(sd.tl.fit_perturbation(cells, "perturbation"))
     assert more["conditions"].startswith("5 of 1 group")
     assert more["fitted on"] == "50 perturbed and 10 control cells"
-
-
-def test_other_species_are_known_by_their_ids(network):
-    vocabulary = network().vocabulary
-    assert vocabulary.species == "human"
-    table = vocabulary.table.assign(ensembl_id=[f"ENSMUSG{i:011d}" for i in range(vocabulary.n_genes)])
-    assert type(vocabulary)(table).species == "mouse"
-    table = vocabulary.table.assign(ensembl_id=[f"ENSDARG{i:011d}" for i in range(vocabulary.n_genes)])
-    assert type(vocabulary)(table).species is None

@@ -4,36 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from scdiva._constants import MASK, N_SPECIAL
+from scdiva._constants import N_SPECIAL
 from scdiva.models import DualHeads, GeneValueEmbedding
 
 
 def array(x: torch.Tensor) -> np.ndarray:
     return x.detach().double().numpy()
-
-
-def test_joint_embedding_is_the_papers_formula():
-    module = GeneValueEmbedding(10, 6).double()
-    torch.nn.init.normal_(module.value_out.bias)
-    tokens, values = torch.tensor([3, 9, 9, MASK]), torch.tensor([0.0, 1.5, 7.0, 2.0], dtype=torch.float64)
-    hidden = torch.tensor([False, False, False, True])
-    out = array(module(tokens, values, hidden))
-    w1, b1 = array(module.value_in.weight)[:, 0], array(module.value_in.bias)
-    w2, b2 = array(module.value_out.weight), array(module.value_out.bias)
-    for i in range(3):
-        inner = w1 * values[i].item() + b1
-        expected = array(module.gene.weight)[tokens[i]] + w2 @ (inner / (1 + np.exp(-inner))) + b2
-        np.testing.assert_allclose(out[i], expected, atol=1e-12)
-    np.testing.assert_allclose(out[3], array(module.gene.weight)[MASK] + array(module.hidden_value), atol=1e-12)
-
-
-def test_a_hidden_value_is_never_read():
-    module = GeneValueEmbedding(10, 6)
-    tokens, hidden = torch.tensor([3, 4]), torch.tensor([True, False])
-    with_nan = module(tokens, torch.tensor([torch.nan, 1.0]), hidden)
-    torch.testing.assert_close(with_nan, module(tokens, torch.tensor([5.0, 1.0]), hidden), atol=0, rtol=0)
-    with_nan.square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in module.parameters())
 
 
 def test_gene_and_value_start_at_the_same_size():

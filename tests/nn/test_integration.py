@@ -64,32 +64,6 @@ def test_is_its_formula(head, cells):
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
 
 
-def test_neither_order_nor_company_counts(head, cells):
-    state, tokens, values, bounds = cells
-    together = head(*cells)
-    for i, n in enumerate(LENGTHS):
-        at = slice(int(bounds[i]), int(bounds[i + 1]))
-        order = torch.randperm(n, generator=seeded(i))
-        alone = torch.tensor([0, n], dtype=torch.int32)
-        one = head(state[i : i + 1], tokens[at][order], values[at][order], alone)
-        torch.testing.assert_close(one[0], together[i], atol=1e-6, rtol=0)
-
-
-def test_only_the_direction_of_the_state_counts(head, cells):
-    state, *rest = cells
-    torch.testing.assert_close(head(7 * state, *rest), head(*cells), atol=1e-6, rtol=0)
-
-
-def test_starts_with_nothing_of_its_own():
-    """An empty table: the half that it fills is 0 for any cell, until a projection is fitted."""
-    made = IntegrationHead(N_TOKENS, STATE, OWN, 7)
-    assert not made.table.weight.any()
-    tokens, values = torch.arange(4) + N_SPECIAL, torch.ones(4)
-    u = made.features(torch.ones(1, STATE), tokens, values, torch.tensor([0, 4], dtype=torch.int32))
-    assert not u[:, STATE:].any()
-    assert float(u[:, :STATE].norm().detach()) == pytest.approx(0.5**0.5)
-
-
 def test_gradients_reach_every_weight_and_a_cell_without_genes_has_finite_ones(head, cells):
     (head(*cells) ** 3).sum().backward()
     for name, p in head.named_parameters():

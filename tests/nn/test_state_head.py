@@ -42,20 +42,6 @@ def test_log_odds_and_values_are_the_formulas(head):
             assert array(head.values(read))[i, gene] == pytest.approx(u @ e[:RANK] + e[RANK], rel=1e-6)
 
 
-def test_some_genes_are_columns_of_all(head):
-    read = head(torch.randn(3, STATE).double(), torch.tensor([3, 4, 5]))
-    genes = torch.tensor([6, 0, 3])
-    torch.testing.assert_close(head.log_odds(read, genes), head.log_odds(read)[:, genes])
-    torch.testing.assert_close(head.values(read, genes), head.values(read)[:, genes])
-
-
-def test_it_starts_by_saying_nothing():
-    head = StateHead(STATE, RANK, GENES)
-    read = head(torch.randn(2, STATE), torch.tensor([3, 4]))
-    assert (head.log_odds(read) == 0).all()
-    assert (head.values(read) == 0).all()
-
-
 @given(
     st.lists(st.floats(0.001, 0.999), min_size=2, max_size=6),
     st.floats(0.01, 1.0),
@@ -83,10 +69,3 @@ def test_logits_stay_finite_where_nothing_is_hidden():
     torch.testing.assert_close(logits, torch.tensor([[-60.0, 0.0, 60.0]]))
     logits = hidden_gene_logits(torch.tensor([[-80.0, 0.0, 200.0]]), torch.tensor([1.0]))
     torch.testing.assert_close(logits, torch.nn.functional.logsigmoid(torch.tensor([[-80.0, 0.0, 200.0]])))
-
-
-def test_a_surely_expressed_gene_that_is_not_shown_is_hidden():
-    """Its posterior is nearly one whatever the share, so its logit is -log t beside a rare gene's log-odds."""
-    sure, rare = hidden_gene_logits(torch.tensor([[20.0, -6.0]]), torch.tensor([0.1]))[0]
-    assert float(sure) == pytest.approx(-np.log(0.1), abs=1e-4)
-    assert float(rare) == pytest.approx(-6, abs=1e-3)

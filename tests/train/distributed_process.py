@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -19,14 +18,11 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader
 
-from scdiva.data.batch import CellBatch
 from scdiva.data.datamodule import CellDataModule
-from scdiva.diffusion.masking import Corrupted
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer.vocabulary import Vocabulary
-from scdiva.train import PretrainingConfig, PretrainingModule, fit, pretraining
+from scdiva.train import PretrainingConfig, PretrainingModule, fit
 
 
 class Watched(PretrainingModule):
@@ -46,33 +42,8 @@ class Watched(PretrainingModule):
         return loss, parts
 
 
-def every_other(tokens, values, cu_seqlens, times, generator, *, value_mask_rate=0.0):
-    """Hide what the cell alone decides, whatever batch it is in."""
-    masked = tokens % 2 == 0
-    masked[cu_seqlens[:-1].long()] = True  # a gene of every cell: the loss then is the plain mean over cells
-    return Corrupted(torch.where(masked, 1, tokens), torch.where(masked, 0.0, values), masked, masked)
-
-
-class Joined(CellDataModule):
-    """Each batch is that of two lanes together."""
-
-    def train_dataloader(self):
-        self.lanes = 2
-        alone = [self.training_stream().batch(number) for number in range(12)]
-        return DataLoader([joined(a, b) for a, b in zip(alone[::2], alone[1::2], strict=True)], batch_size=None)
-
-
-def joined(a, b):
-    assert a.n_cells == b.n_cells == 5
-    ends = torch.cat([a.cu_seqlens, b.cu_seqlens[1:] + a.cu_seqlens[-1]])
-    return CellBatch(
-        torch.cat([a.tokens, b.tokens]), torch.cat([a.values, b.values]), ends, torch.cat([a.study, b.study])
-    )
-
-
 def run(
-    folder: Path, out: str, *, kind=Watched, data_kind=CellDataModule, held=None, callbacks=(), resume=False,
-    stop=None, **settings,
+    folder: Path, out: str, *, kind=Watched, callbacks=(), resume=False, stop=None, **settings
 ):  # fmt: skip
     """Train and return the module, the trainer and whatever ended the run."""
     vocabulary = Vocabulary.read(folder / "vocabulary.safetensors")
@@ -89,9 +60,9 @@ def run(
         generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
     module = kind(model, config, n_studies=3)
-    data = data_kind(
+    data = CellDataModule(
         folder / "corpus.h5", validation=folder / "corpus.h5", vocabulary=vocabulary, batch_size=config.batch_size,
-        context=16, n_blocks=2, validation_cells=10, validation_studies=held,
+        context=16, n_blocks=2, validation_cells=10,
     )  # fmt: skip
     place = folder / out
     trainer = error = None
@@ -131,16 +102,6 @@ class Broken(Watched):
         return (loss * torch.nan if self.batches_seen == 4 and self.global_rank == 1 else loss), parts
 
 
-def patched():
-    """Make masks and times a function of the cell alone, to compare batches of unlike size."""
-    pretraining.mask_tokens = every_other
-    pretraining.stratified_times = lambda n, generator: torch.full((n,), 0.5)
-
-
-CELLWISE = {"kind": PretrainingModule, "held": ["middle", "small"]}
-"""90 cells are left, so that all batches are of five."""
-
-
 RESIZED = {"steps": 22, "validate_every": 2}
 
 
@@ -150,13 +111,9 @@ def of_two(folder: Path, rank: int) -> None:
         "plain": run(folder, "plain", accumulate=2, micro_batches=2),  # each block run again; one process holds it all
         "stopped": run(folder, "halves", callbacks=[Terminate()]),
     }
-    if rank == 0:
-        shutil.copytree(folder / "halves", folder / "by one")
     found["resumed"] = run(folder, "halves", resume=True)
     found["broken"] = run(folder, "broken", kind=Broken)
     found["resized"] = run(folder, "resized", stop=6, **RESIZED)
-    patched()
-    found["cellwise"] = run(folder, "cellwise", **CELLWISE)
     torch.save(found, folder / f"rank{rank}.pt")
 
 

@@ -12,7 +12,7 @@ import torch
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data import memory as A
-from scdiva.data.cells import open_cells, restricted
+from scdiva.data.cells import open_cells
 from scdiva.models.inference import encoded
 from scdiva.tokenizer import Vocabulary
 
@@ -33,15 +33,6 @@ def make_cells(n: int = 240, n_batches: int = 2) -> A.InMemoryCells:
     return A.InMemoryCells(
         indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32), batch, measured, n_batches
     )
-
-
-def test_some_of_the_cells():
-    cells, rows = make_cells(), np.array([3, 8, 200])
-    some, whole = cells.subset(rows), cells.take(rows)
-    assert np.array_equal(some.batch, whole.study)
-    assert np.array_equal(some.tokens, whole.tokens)
-    assert np.array_equal(some.values, whole.values)
-    assert np.array_equal(some.indptr, whole.cu_seqlens)
 
 
 @pytest.fixture(scope="module")
@@ -97,24 +88,6 @@ def test_of_many_cells_some_are_drawn_and_no_other_is_held(opened, data, block_r
     again, of_again = A.read_cells(source, batch, trains=False, most=58)
     np.testing.assert_array_equal(of_again, of_whole)
     np.testing.assert_array_equal(again.values, whole.values)
-
-
-def test_a_batch_of_empty_cells_is_none(opened, data):
-    numbers = np.where(np.isin(np.arange(60), [4, 9]), 7, np.arange(60) % 2)
-    with pytest.warns(UserWarning, match="left out"):
-        cells, _ = A.read_cells(opened, numbers)
-    assert cells.n_batches == 2
-    assert set(cells.batch) == {0, 1}
-
-
-def test_cells_of_some_genes_alone(opened, data):
-    tokens = opened.vocabulary.tokens[5:30]
-    with pytest.warns(UserWarning, match="left out"):
-        cells, rows = A.read_cells(restricted(opened, tokens), np.zeros(60, dtype=int))
-    assert set(cells.tokens) <= set(tokens)
-    np.testing.assert_array_equal(cells.measured, tokens)
-    totals = [np.expm1(cells.values[cells.indptr[i] : cells.indptr[i + 1]]).sum() for i in range(len(rows))]
-    np.testing.assert_allclose(totals, 1e4, rtol=1e-4)  # of these genes alone
 
 
 @pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])

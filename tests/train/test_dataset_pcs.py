@@ -107,32 +107,6 @@ def test_the_embedding_is_its_formula(tiny, n_batches):
     assert notes["ratio"] == sorted(notes["ratio"], reverse=True)
 
 
-def test_what_differs_between_batches_gives_no_component(tiny):
-    """Two gene programs vary within batches, a third one only between batches."""
-    draw, batch = np.random.default_rng(1), np.sort(np.arange(200) % 2)
-    dense = np.zeros((200, N_TOKENS))
-    dense[:, N_SPECIAL:] = 2 + 0.01 * draw.normal(size=(200, N_GENES))
-    dense[:, N_SPECIAL : N_SPECIAL + 5] += draw.normal(size=(200, 1))
-    dense[:, N_SPECIAL + 20 :] += 5 * batch[:, None]
-    cells = as_cells(np.maximum(dense, 0), batch)
-    strength = []
-    for given in (cells, replace(cells, batch=np.zeros(200, dtype=np.int64), n_batches=1)):
-        components = D.with_dataset_components(tiny(), given)[0].dataset_components
-        first = components.table.weight.detach()[N_SPECIAL:, 0].abs()
-        strength.append(float(first[20:].square().sum() / first.square().sum()))
-    assert strength[0] < 0.1
-    assert strength[1] > 0.9
-
-
-def test_a_cell_is_embedded_alone_as_among_others_and_later_cells_too(tiny):
-    cells, dense = make_cells()
-    first = np.arange(0, 300, 2)
-    new, _ = D.with_dataset_components(tiny(), as_cells(dense[first], cells.batch[first]))
-    whole = embedded(new, cells)
-    alone = np.concatenate([embedded(new, cells, np.array([i])) for i in range(20)])
-    np.testing.assert_allclose(whole[:20], alone, atol=1e-5)
-
-
 @pytest.mark.parametrize(("n", "n_genes", "n_batches"), [(20, 30, 1), (24, 30, 2), (60, 1, 1), (60, 10, 1)])
 def test_few_cells_or_genes_give_fewer_components(tiny, n, n_genes, n_batches):
     cells, dense = make_cells(n, n_batches)
@@ -146,15 +120,6 @@ def test_few_cells_or_genes_give_fewer_components(tiny, n, n_genes, n_batches):
         assert found.shape[1] >= 10
 
 
-def test_components_of_another_dataset_are_replaced(tiny):
-    cells, dense = make_cells()
-    model = tiny()
-    other, _ = D.with_dataset_components(model, as_cells(dense[:, [0, 1, 2, *range(N_TOKENS - 1, 2, -1)]], cells.batch))
-    again, direct = (D.with_dataset_components(m, cells)[0] for m in (other, model))
-    assert again.config == direct.config
-    assert all(torch.equal(value, direct.state_dict()[name]) for name, value in again.state_dict().items())
-
-
 @pytest.mark.parametrize("n_batches", [1, 2])
 def test_identical_cells_are_refused(tiny, n_batches):
     batch = np.sort(np.arange(40) % n_batches)
@@ -162,15 +127,6 @@ def test_identical_cells_are_refused(tiny, n_batches):
     dense[:, N_SPECIAL:] = np.random.default_rng(0).random((n_batches, N_GENES))[batch]
     with pytest.raises(ValueError, match="no gene varies: the 40 cells"):
         D.with_dataset_components(tiny(), as_cells(dense, batch))
-
-
-def test_states_of_many_cells_are_sampled(tiny, monkeypatch):
-    cells, _ = make_cells()
-    monkeypatch.setattr(D, "MOST_STATES", 100)
-    asked = []
-    monkeypatch.setattr(D, "encoded", lambda model, some: asked.append(some.n_cells) or encoded(model, some))
-    D.with_dataset_components(tiny(), cells)
-    assert asked == [100]
 
 
 @pytest.mark.parametrize(("sizes", "within_batches"), [((200,), False), ((100, 100), True), ((190, 10), False)])
@@ -213,8 +169,3 @@ def test_own_directions_find_what_is_hidden_and_leave_the_noise(monkeypatch):
     nothing, flat = make_cells(signal=0.0)
     flat = within(flat @ D.own_directions(nothing, N_TOKENS, 6).numpy(), cells.batch)
     assert (flat**2).mean(axis=0).sum() < 0.2 * variance.sum()
-
-
-def test_few_cells_get_no_directions_of_their_own():
-    cells, _ = make_cells(n=8)
-    assert D.own_directions(cells, N_TOKENS, 6).shape == (N_TOKENS, 0)

@@ -17,8 +17,8 @@ import pytest
 import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
-from scdiva.train import PretrainingModule, fit, pretraining
-from scdiva.train.runner import is_first_process, launched
+from scdiva.train import PretrainingModule, fit
+from scdiva.train.runner import launched
 
 PROCESS = Path(__file__).with_name("distributed_process.py")
 FOUR = [f"four, {rank}" for rank in range(4)]
@@ -69,17 +69,6 @@ def test_two_processes_are_one_with_twice_the_batches(two, one):
     assert first["plain"]["validation"] == second["plain"]["validation"] == pytest.approx(alone["validation"], rel=1e-6)
 
 
-def test_two_processes_are_one_with_a_batch_twice_as_large(two, one, monkeypatch):
-    """The same where masks are a function of the cell: the gradient of the mean is the mean of the gradients."""
-    (first, _), folder = two
-    monkeypatch.setattr(pretraining, "mask_tokens", one.every_other)
-    monkeypatch.setattr(pretraining, "stratified_times", lambda n, generator: torch.full((n,), 0.5))
-    alone = one.run(folder, "twice", data_kind=one.Joined, **one.CELLWISE)
-    assert first["cellwise"]["error"] == alone["error"] == "None"
-    torch.testing.assert_close(first["cellwise"]["weights"], alone["weights"], rtol=0, atol=1e-5)
-    assert first["cellwise"]["validation"] == pytest.approx(alone["validation"], rel=1e-6)
-
-
 def test_a_signal_to_one_process_stops_both_and_they_go_on(two, one):
     (first, second), folder = two
     assert first["stopped"]["code"] == second["stopped"]["code"] == 143
@@ -92,15 +81,6 @@ def test_one_process_without_a_finite_loss_stops_both(two):
     (first, second), _ = two
     assert "another process" in first["broken"]["error"]
     assert "nan at batch 5, optimiser step 2" in second["broken"]["error"]
-
-
-def test_one_process_goes_on_with_twice_the_accumulation(two, one):
-    """As many batches a step as before: the cells, masks and weights of a run that was never stopped."""
-    _, folder = two
-    alone, straight = one.run(folder, "by one", resume=True, accumulate=2), one.run(folder, "straight 2", accumulate=2)
-    assert alone["error"] == "None"
-    assert alone["seen"] == straight["seen"][8:]
-    torch.testing.assert_close(alone["weights"], straight["weights"], rtol=0, atol=1e-5)
 
 
 def test_a_run_goes_on_with_any_number_of_processes_and_loses_no_cell(two, corpus):
@@ -138,13 +118,6 @@ def test_what_a_launcher_started(environment, expected, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert launched() == expected
-
-
-def test_tasks_that_are_not_spread_evenly_are_refused(monkeypatch):
-    for name, value in {"SLURM_NTASKS": "7", "SLURM_NNODES": "2", "SLURM_PROCID": "3"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="7 tasks on 2 nodes"):
-        launched()
 
 
 SLURM = {
@@ -186,12 +159,3 @@ def test_what_reaches_the_trainer(environment, options, expected, tiny, config, 
     with pytest.raises(Asked) as caught:
         fit(PretrainingModule(tiny(), config()), stream(), out_dir=tmp_path, plugins=own, **options)
     assert [plugin for plugin in caught.value.args[0]["plugins"] if isinstance(plugin, SLURMEnvironment)] == [own]
-
-
-def test_the_first_process_writes(monkeypatch):
-    assert is_first_process()
-    for name, value in {"TORCHELASTIC_RUN_ID": "a", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert not is_first_process()
-    monkeypatch.setenv("RANK", "0")
-    assert is_first_process()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import signal
-import warnings
 
 import numpy as np
 import pytest
@@ -13,11 +12,10 @@ from torch import nn
 
 from scdiva import settings
 from scdiva._constants import N_SPECIAL
-from scdiva._rng import step_generator
 from scdiva.annotation.annotator import AnnotationHead, HeadSizes
 from scdiva.annotation.fit import AnnotationObjective
 from scdiva.data.memory import InMemoryCells
-from scdiva.integration.objective import IntegrationObjective, reversal_weight, reversed_gradient
+from scdiva.integration.objective import IntegrationObjective
 from scdiva.models.layers import Block
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import finetune as T
@@ -188,17 +186,6 @@ def test_a_low_rank_layer_is_the_layer_plus_twice_the_product():
     torch.testing.assert_close(layer.weight, expected)
 
 
-def test_reversal():
-    assert reversal_weight(0) == 0
-    assert reversal_weight(0.1) == pytest.approx(np.tanh(0.5))  # 2 / (1 + exp(-x)) - 1 = tanh(x / 2)
-    assert reversal_weight(1) == pytest.approx(np.tanh(5.0))
-    x = torch.tensor([1.0, -2.0], requires_grad=True)
-    out = reversed_gradient(x, 0.3)
-    assert torch.equal(out, x)
-    (out * torch.tensor([5.0, 7.0])).sum().backward()
-    torch.testing.assert_close(x.grad, -0.3 * torch.tensor([5.0, 7.0]))
-
-
 def test_new_layers_learn_at_ten_times_the_rate(model):
     config = configured(learning_rate=1e-4)
     objective = AnnotationObjective(CELLS, LABELS, make_head(), context=12)
@@ -244,16 +231,6 @@ def test_arguments_out_of_range_are_refused(model, arguments, error, match):
         T.finetune_config(False, model, AnnotationObjective, **arguments)
 
 
-def test_arguments_without_effect_are_refused(tiny, model):
-    encoder = tiny(anchor_residual=False, n_layers=2)
-    with pytest.raises(ValueError, match="freeze and lora: the cell state of this model comes from its set encoder"):
-        T.finetune_config(True, encoder, AnnotationObjective, freeze=1, lora=2)
-    assert T.finetune_config(False, model, AnnotationObjective) is None
-    assert (
-        T.finetune_config(True, model, AnnotationObjective)["context"] == 30
-    )  # the default is more than the model reads
-
-
 class Halted(AnnotationObjective):
     """Stops in the middle of the second of three epochs, in the way of `how`."""
 
@@ -284,47 +261,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(model, tmp_path, how, fields
     network, head, resumed = tune(model, config, checkpoint_dir=tmp_path / "run")  # a finished run
     assert same(weights(network, head), expected)
     assert resumed == history
-
-
-def test_a_checkpoint_of_another_run_is_refused(model, tmp_path):
-    tune(model, configured(epochs=1), checkpoint_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"other cells or labels\. Choose another checkpoint_dir"):
-        tune(model, configured(epochs=1), checkpoint_dir=tmp_path, labels=(LABELS + 1) % 3)
-    with pytest.raises(ValueError, match=r"steps: 3 then, 6 now.*\. Choose another checkpoint_dir"):
-        tune(model, configured(epochs=2), checkpoint_dir=tmp_path)
-
-
-@pytest.mark.parametrize("fields", [{}, {"lora": 2}, {"freeze": 2}])
-def test_a_checkpoint_of_a_model_with_other_weights_is_refused(model, tmp_path, fields):
-    config = configured(epochs=1, **fields)
-    expected = weights(*tune(model, config, checkpoint_dir=tmp_path)[:2])
-    with torch.no_grad():
-        weight = model.blocks[0].ffn.down.weight
-        before = weight[0, 0].clone()
-        weight[0, 0] += 1e-3
-        with pytest.raises(ValueError, match=r"from a model with other weights\. Choose another checkpoint_dir"):
-            tune(model, config, checkpoint_dir=tmp_path)
-        weight[0, 0] = before
-    assert same(weights(*tune(model, config, checkpoint_dir=tmp_path)[:2]), expected)
-
-
-@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 cut off"])
-def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
-    (tmp_path / "last.ckpt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"last\.ckpt' is damaged or is no checkpoint\. Remove it"):
-        tune(model, configured(epochs=1), checkpoint_dir=tmp_path)
-    assert (tmp_path / "last.ckpt").read_bytes() == content
-
-
-def test_a_network_in_evaluation_mode_is_trained_without_a_warning(model):
-    config = configured(epochs=1)
-    network, head = T.network_for(model, config, 0).eval(), make_head().eval()
-    objective = AnnotationObjective(CELLS, LABELS, head, context=12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        T.finetune(network, objective, config, device="cpu")
-    assert not network.training
-    assert not head.training
 
 
 def test_the_seed_determines_every_bit_and_global_streams_go_on(model):
@@ -433,14 +369,3 @@ def test_heads_fitted_on_the_former_state_are_left_out(tiny, genes):
     assert network.metadata == {"name": "kept"}
     cells = CELLS.take(np.arange(9)).packed
     assert torch.equal(network.encode(*cells), adapted.encode(*cells))
-
-
-def test_without_low_rank_updates_the_copy_computes_what_the_model_does(model):
-    cells = CELLS.take(np.arange(9), 12).packed
-    for fields in ({}, {"lora": 3}):
-        network = T.network_for(model, configured(**fields), 0)
-        assert torch.equal(network.encode(*cells), model.encode(*cells))
-    draw = step_generator(0, 0, "low rank")
-    first = network.blocks[0].attention
-    down = next(layer.down for layer in first.children() if isinstance(layer, T.LowRankLinear))
-    torch.testing.assert_close(down, torch.randn(down.shape, generator=draw) / down.shape[1] ** 0.5)

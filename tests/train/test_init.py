@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from dataclasses import replace
@@ -12,11 +11,9 @@ import pytest
 import torch
 import yaml
 
-from scdiva import cli
-from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model, save_model
-from scdiva.models.network import copy_weights, fingerprint
+from scdiva.models.pretrained import fingerprint
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import PretrainingConfig, pretrain
 from scdiva.train.pretraining import PretrainingModule
@@ -113,13 +110,6 @@ def test_training_starts_from_the_weights_and_changes_them(kind, models, file, o
     assert told["fingerprint"] in (folder / "README.md").read_text()
 
 
-def test_the_learning_rate_warms_up_again(models, file, tmp_path):
-    run(file, tmp_path / "run", init=models["paper"])
-    with next((tmp_path / "run").rglob("metrics.csv")).open() as lines:
-        rates = [float(line["train/learning_rate"]) for line in csv.DictReader(lines) if line["train/learning_rate"]]
-    np.testing.assert_allclose(rates, [TRAINING.learning_rate / 2, TRAINING.learning_rate, TRAINING.learning_rate])
-
-
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.filterwarnings("ignore:The query head")
 def test_genes_are_added_after_those_of_the_model(kind, models, file, genes, old_genes, tmp_path, started):
@@ -159,37 +149,6 @@ def test_genes_are_added_after_those_of_the_model(kind, models, file, genes, old
         torch.testing.assert_close(grown.logits(one, rows)[:, :N_OLD], before.logits(two, rows))
 
 
-def test_entropies_of_added_genes_are_counted_where_there_are_none(models, file, genes, old_genes, tmp_path):
-    from scdiva.pp import corpus_entropy
-
-    bare = genes.with_entropy(np.full(60, np.nan))
-    bare.write(tmp_path / "genes.safetensors")
-    folder = run(file, tmp_path / "run", init=models["paper"], vocabulary=str(tmp_path / "genes.safetensors"))
-    vocabulary = load_model(folder, device="cpu").vocabulary
-    counted = corpus_entropy([file], vocabulary, min_genes=1).entropy()
-    np.testing.assert_array_equal(vocabulary.entropy[: 3 + N_OLD], old_genes.entropy)
-    np.testing.assert_array_equal(vocabulary.entropy[3 + N_OLD :], counted[3 + N_OLD :].astype(np.float32))
-
-
-def test_a_packed_corpus_of_the_same_genes_and_of_more(models, file, genes, old_genes, tmp_path, started):
-    for name, vocabulary in (("same", old_genes), ("more", old_genes.with_genes_of(genes))):
-        vocabulary.write(tmp_path / f"{name}.safetensors")
-        pack_files([file], vocabulary, tmp_path / f"{name}.h5", max_length=40, min_genes=1)
-        folder = run(
-            str(tmp_path / f"{name}.h5"), tmp_path / name, init=models["paper"],
-            vocabulary=str(tmp_path / f"{name}.safetensors"),
-        )  # fmt: skip
-        assert load_model(folder, device="cpu").vocabulary == vocabulary
-    before = load_model(models["paper"], device="cpu").state_dict()
-    assert all(torch.equal(started[0][name], weight) for name, weight in before.items())
-    pack_files([file], genes, tmp_path / "sorted.h5", max_length=40, min_genes=1)
-    genes.write(tmp_path / "sorted.safetensors")
-    with pytest.raises(ValueError, match="packed with another vocabulary"):
-        run(str(tmp_path / "sorted.h5"), tmp_path / "other", init=models["paper"],
-            vocabulary=str(tmp_path / "sorted.safetensors"))  # fmt: skip
-    assert not (tmp_path / "other").exists()
-
-
 def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_path, monkeypatch):
     genes.write(tmp_path / "genes.safetensors")
     init = tmp_path / "moved"
@@ -219,21 +178,6 @@ def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_pa
     assert one.metadata["init"] == two.metadata["init"]
 
 
-def test_the_command_line_and_a_home_folder(models, file, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    shutil.copytree(models["paper"], tmp_path / "before")
-    words = [f"--training.{name}={value}" for name, value in TRAINING.to_dict().items() if value is not None]
-    words += ["--train", f"[{file}]", "--min_genes", "1", "--accelerator", "cpu", "--progress", "false"]
-    assert cli.main(["pretrain", *words, "--out", str(tmp_path / "cli"), "--init", "~/before"]) == 0
-    made = load_model(tmp_path / "cli" / "model", device="cpu")
-    python = load_model(run(file, tmp_path / "python", init=models["paper"]), device="cpu")
-    assert made.config == python.config
-    assert all(torch.equal(a, b) for a, b in zip(made.parameters(), python.parameters(), strict=True))
-    capsys.readouterr()
-    assert cli.main(["pretrain", *words, "--out", str(tmp_path / "no"), "--init", "nowhere"]) == 1
-    assert "no model 'nowhere'" in capsys.readouterr().err
-
-
 @pytest.mark.filterwarnings("ignore:The query head")
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
@@ -260,32 +204,3 @@ def test_what_is_refused_before_anything_is_read(
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(file, tmp_path / "run", init=init, **options)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.filterwarnings("ignore:The query head")
-def test_a_state_head_needs_scored_genes_before_anything_is_read(models, file, tmp_path, monkeypatch):
-    monkeypatch.setattr("scdiva.data.datamodule.CellDataModule", None)
-    for options in ({"init": models["ours"]}, {"model": {"state_head": True}}):
-        with pytest.raises(ValueError, match=r"Pass training=PretrainingConfig\(scored_genes=32\)"):
-            pretrain(str(file), str(tmp_path / "run"), min_genes=1, progress=False, **options)
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_architecture_that_agrees_may_be_repeated(models, file, tmp_path):
-    config = ScDiVaConfig(n_genes=7, **SIZES["paper"])
-    folder = run(file, tmp_path / "run", init=models["paper"], model=config)
-    assert load_model(folder, device="cpu").config == replace(config, n_genes=N_OLD)
-    with pytest.warns(UserWarning, match="query head .* not trained"):
-        run(file, tmp_path / "ours", init=models["ours"], model={"state_rank": 4})
-
-
-def test_weights_of_another_architecture_are_not_copied(old_genes):
-    one, two, fewer = (
-        ScDiVa(ScDiVaConfig(n_genes=n, **SIZES["paper"] | {"n_heads": heads}))
-        for n, heads in ((N_OLD, 2), (N_OLD, 4), (N_OLD - 1, 2))
-    )
-    for model in (two, fewer):
-        before = {name: weight.clone() for name, weight in model.state_dict().items()}
-        with pytest.raises(ValueError, match="do not fit"):
-            copy_weights(model, one)
-        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

@@ -35,12 +35,6 @@ def test_it_learns_and_says_how_far():
     torch.testing.assert_close(layer.weight, torch.tensor([[1.0, 2.0, -1.0]]), atol=0.4, rtol=0)
 
 
-def test_what_is_frozen_stays():
-    _, layer, _ = run(frozen=("bias",))
-    assert not layer.bias.any()
-    assert layer.weight.all()
-
-
 def test_a_learning_rate_of_zero_ends_it_and_the_bar(monkeypatch):
     bars, bar = [], L.progress_bar
     monkeypatch.setattr(L, "progress_bar", lambda **how: bars.append(bar(**how)) or bars[-1])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
-import numpy as np
 import pytest
 import torch
 
@@ -58,13 +54,6 @@ def test_every_objective_reaches_every_weight(tiny, config, batch, anchor, objec
     assert ("genes" in parts) == (objective == "genes")
 
 
-def test_untrained_decoder_knows_nothing(tiny, config, batch):
-    """From zeros every gene is as likely: log(30) nats."""
-    module = PretrainingModule(tiny(), config(anchor_objective="genes"), n_studies=2)
-    _, parts = module.compute_loss(batch, rng(5))
-    assert float(parts["genes"]) == pytest.approx(math.log(30), rel=1e-5)
-
-
 def test_cells_corrupted_too_far_are_not_asked_for_their_genes(tiny, config, batch, monkeypatch):
     """With the limit just above the least time all but the least corrupted cells fall away; the term stays finite."""
     monkeypatch.setattr("scdiva.train.pretraining.DECODED_TIME", 0.0011)
@@ -73,33 +62,6 @@ def test_cells_corrupted_too_far_are_not_asked_for_their_genes(tiny, config, bat
     assert float(parts["genes"]) == 0.0  # none below it in this batch of 6 strata
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
-
-
-def test_the_decoder_is_told_the_study(tiny, config, batch):
-    module = PretrainingModule(tiny(), config(), n_studies=2)
-    torch.nn.init.normal_(module.decoder.study_bias.weight, generator=rng())
-    seen = [
-        float(module.compute_loss(dataclasses.replace(batch, study=study), rng(1))[1]["genes"])
-        for study in (batch.study, 1 - batch.study, torch.full_like(batch.study, -1))
-    ]
-    assert len(set(seen)) == 3
-    with pytest.raises(ValueError, match="2 studies"):
-        module.compute_loss(dataclasses.replace(batch, study=None), rng(1))
-
-
-def test_the_decoder_starts_from_the_frequencies(tiny, config, batch):
-    """Right from the start better than all genes alike, if they are the batch's own."""
-    frequency = np.zeros(33)
-    np.add.at(frequency, batch.tokens.numpy(), np.expm1(batch.values.numpy()))
-    module = PretrainingModule(tiny(), config(), n_studies=2, frequency=frequency / frequency.sum())
-    assert float(module.compute_loss(batch, rng(5))[1]["genes"]) < math.log(30) - 0.1
-
-
-def test_construction_leaves_torchs_stream(tiny, config):
-    model = tiny()
-    before = torch.get_rng_state()
-    PretrainingModule(model, config(), n_studies=3)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_bf16_autocast_gives_nearly_the_same_loss(tiny, config, batch):

@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import Callback
 
 from scdiva.models import ScDiVa
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.runner import find_checkpoint, read_checkpoint, resolve_precision
+from scdiva.train.runner import find_checkpoint, read_checkpoint
 
 
 def weights(module):
@@ -60,17 +60,6 @@ def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop):
         one, two = column(tmp_path / "straight", name), column(tmp_path / "halves", name)
         assert [step for step, _ in one] == [step for step, _ in two]
         assert [v for _, v in two] == pytest.approx([v for _, v in one], rel=1e-5)
-
-
-def test_training_learns_and_leaves_a_plain_checkpoint(run, tmp_path):
-    _, trainer = run(tmp_path, settings={"steps": 60, "learning_rate": 1e-2, "checkpoint_every": 45})
-    value = [v for _, v in column(tmp_path, "val/loss")]
-    assert len(value) == 12
-    assert value[-1] < 0.8 * value[0]
-    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert content["global_step"] == 60
-    assert content["scdiva"]["batches_seen"] == 60
-    assert trainer.callback_metrics["val/identity"] < 3.4  # below log(30), all genes alike
 
 
 class Norms(Callback):
@@ -127,26 +116,6 @@ def test_resuming_needs_a_checkpoint_that_fits(run, tmp_path, tiny, config):
         fit(PretrainingModule(tiny(), config()), NoStart(), out_dir=tmp_path, resume_from=tmp_path / "first")
 
 
-def test_ctrl_c_is_a_keyboard_interrupt_and_can_be_resumed(run, tmp_path):
-    class Impatient(pl.Callback):
-        def on_train_batch_end(self, trainer, *args):
-            if trainer.global_step == 12:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", callbacks=[Impatient()])
-    assert read_checkpoint(tmp_path / "run" / "last.ckpt")["scdiva"]["batches_seen"] == 10
-    resumed, _ = run(tmp_path / "run", resume_from=tmp_path / "run")
-    straight, _ = run(tmp_path / "straight")
-    assert (weights(resumed) - weights(straight)).abs().max() <= 1e-6
-
-
-def test_precision_names():
-    assert resolve_precision("fp32", "auto") == "32-true"
-    assert resolve_precision("bf16", "auto") == "bf16-mixed"
-    assert resolve_precision("auto", "cpu") in ("32-true", "bf16-mixed")
-
-
 def test_attention_is_tuned_once_a_run_even_a_resumed_one(run, tmp_path, monkeypatch):
     """The kernel's launch plan is found on a GPU; here only who is told of it, and when."""
     from scdiva.train import pretraining
@@ -168,12 +137,6 @@ def test_attention_is_tuned_once_a_run_even_a_resumed_one(run, tmp_path, monkeyp
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another GPU")
     run(tmp_path / "run", max_steps=9, resume_from=tmp_path / "run")
     assert len(tuned) == 2, "a plan of one device is none of another"
-
-
-def test_without_a_gpu_nothing_is_tuned(run, tmp_path):
-    run(tmp_path / "run", settings={"autotune": True}, max_steps=5)
-    saved = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
-    assert saved["scdiva"]["attention_plan"] is None
 
 
 def test_blocks_are_compiled_for_the_run_only(run, tmp_path, monkeypatch):

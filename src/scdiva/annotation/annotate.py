@@ -213,7 +213,7 @@ def annotate(
     >>> same = sd.tl.annotate(later, model=annotator)
     """
     from scdiva.annotation.annotator import METHODS, Annotator
-    from scdiva.models._fitted import given_fitted
+    from scdiva.models.pretrained import given_fitted
 
     begun = time.monotonic()
     columns = [key_added, f"{key_added}_{C.CONFIDENCE}", f"{key_added}_{C.NOVELTY}"]

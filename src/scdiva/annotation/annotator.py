@@ -19,11 +19,10 @@ from scdiva._settings import logger
 from scdiva.data.batch import from_ragged
 from scdiva.data.cells import Ragged, take_cells
 from scdiva.diffusion import cell_of_token
-from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models._folder import MODEL
-from scdiva.models.encoder import weighted_sum
 from scdiva.models.inference import width_of
-from scdiva.models.layers import perceptron
+from scdiva.models.layers import perceptron, weighted_sum
+from scdiva.models.pretrained import Fitted, arrays, check_shapes
 from scdiva.models.scdiva import ScDiVa
 
 METHODS = ("linear", "knn", "probe")

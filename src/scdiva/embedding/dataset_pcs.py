@@ -15,9 +15,9 @@ from torch import Tensor
 from scdiva._rng import step_generator
 from scdiva.data.cells import take_cells
 from scdiva.data.memory import LEAST_CELLS, InMemoryCells, means_by
-from scdiva.models.encoder import weighted_sum
 from scdiva.models.heads import N_DATASET_COMPONENTS
 from scdiva.models.inference import encoded
+from scdiva.models.layers import weighted_sum
 from scdiva.models.scdiva import ScDiVa
 from scdiva.train.linear_map import ROUNDING, fit_linear_map, identical_cells, leading_directions
 

@@ -386,7 +386,7 @@ def _run(
     """Everything that determines the bits of the embedding, as JSON values."""
     import torch
 
-    from scdiva.models.network import fingerprint
+    from scdiva.models.pretrained import fingerprint
 
     scan, content = source.scan, hashlib.sha256()
     for part in (scan.counts_per_gene, scan.genes_per_cell, scan.known_per_cell, source.tokens):

@@ -1,4 +1,4 @@
-"""The network, its layers and configuration, and its folder on disk. Modules are imported on first access."""
+"""The network, its layers and configuration, and its storage. Modules are imported on first access."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from scdiva._lazy import lazily
 if TYPE_CHECKING:
     from scdiva._loading import load as load
     from scdiva.annotation.annotator import Annotator as Annotator
+    from scdiva.models._folder import save_model as save_model
     from scdiva.models.config import ScDiVaConfig as ScDiVaConfig
-    from scdiva.models.encoder import SetEncoder as SetEncoder
     from scdiva.models.heads import DatasetComponents as DatasetComponents
     from scdiva.models.heads import DualHeads as DualHeads
     from scdiva.models.heads import IntegrationHead as IntegrationHead
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from scdiva.models.layers import Block as Block
     from scdiva.models.layers import Blocks as Blocks
     from scdiva.models.layers import GeneValueEmbedding as GeneValueEmbedding
+    from scdiva.models.layers import SetEncoder as SetEncoder
     from scdiva.models.layers import SwiGLU as SwiGLU
-    from scdiva.models.network import ScDiVaOutput as ScDiVaOutput
-    from scdiva.models.network import init_gene_embedding as init_gene_embedding
-    from scdiva.models.network import save_model as save_model
     from scdiva.models.pretrained import load_model as load_model
     from scdiva.models.queries import QueryHead as QueryHead
     from scdiva.models.scdiva import ScDiVa as ScDiVa
+    from scdiva.models.scdiva import ScDiVaOutput as ScDiVaOutput
+    from scdiva.models.scdiva import init_gene_embedding as init_gene_embedding
     from scdiva.perturbation.model import PerturbationModel as PerturbationModel
 
 _WHERE = {
@@ -43,16 +43,16 @@ _WHERE = {
     "QueryHead": "queries",
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
-    "ScDiVaOutput": "network",
-    "SetEncoder": "encoder",
+    "ScDiVaOutput": "scdiva",
+    "SetEncoder": "layers",
     "StateHead": "heads",
     "SwiGLU": "layers",
     "available": "hub",
-    "init_gene_embedding": "network",
+    "init_gene_embedding": "scdiva",
     "load": "scdiva._loading",
     "load_model": "pretrained",
     "push": "hub",
-    "save_model": "network",
+    "save_model": "_folder",
 }
 __all__ = list(_WHERE)
 __getattr__, __dir__ = lazily(__name__, _WHERE)

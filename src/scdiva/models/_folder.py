@@ -1,29 +1,57 @@
-"""The files of what is saved, a model or what is fitted beside one: named, summed, and put in place at once."""
+"""Files of saved models and fitted objects: their names, checksums, checked reading and atomic writing.
+
+A model is a folder of plain files::
+
+    config.json          format version, ScDiVaConfig, the vocabulary's fingerprint, the author's metadata
+    model.safetensors    the weights, stored as float32, float16 or bfloat16
+    vocabulary.safetensors   the genes (row i is token i + 3) with their names and their corpus entropy
+    README.md            the model card
+    SHA256SUMS           checksums of the four files above, as `sha256sum -c` reads them
+
+Fitted objects, annotators and perturbation models, are folders with a model in them::
+
+    model/               the model
+    KIND.json            format version and settings
+    KIND.safetensors     arrays
+    SHA256SUMS           checksums of these two and of model/SHA256SUMS
+
+:mod:`scdiva.models.pretrained` loads both. This module does not import torch until a model is saved.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scdiva._checks import refuse_unwritable
-from scdiva._files import MOST_TEXT, parse_json, printable, read_bytes, whole_or_not
+from scdiva._files import MOST_TEXT, output_path, parse_json, printable, read_bytes, whole_or_not
 from scdiva._version import __version__
 from scdiva.tokenizer._vocabulary_file import MOST_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from scdiva.models.scdiva import ScDiVa
+    from scdiva.tokenizer.vocabulary import Vocabulary
 
 FORMAT, FORMAT_VERSION = "scdiva", 1
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocabulary.safetensors"
 CARD, CHECKSUMS = "README.md", "SHA256SUMS"
 MODEL = "model"
-"""Folder of the model in that of what is fitted."""
+"""Folder of the model in the folder of a fitted object."""
 DTYPES = ("float32", "float16", "bfloat16")
-"""In which weights may be stored."""
+"""Data types of stored weights."""
 SUMMED = (CARD, CONFIG, WEIGHTS, VOCABULARY)
+"""Files of a model that have a checksum."""
 LONGEST_SUMS = 4096
-"""Characters that are read of the file of sums, which has four lines."""
+"""Maximum number of characters of SHA256SUMS, which has four lines."""
+CARD_VALUE = 300
+"""Characters of the longest metadata value that the default model card repeats."""
 _HOLDS = {
     "annotator": "an annotator: scdiva.tl.annotate(adata, model=folder) takes it",
     "perturbation_model": "a fitted perturbation model: scdiva.tl.predict_perturbation(adata, model=folder) takes it",
@@ -33,7 +61,7 @@ _HOLDS = {
 
 
 def kind_of(folder: Path) -> str | None:
-    """Say what a folder looks like, by the names of its files: a model, what is fitted, a run of training, or None."""
+    """Kind of a folder by the names of its files: "model", "annotator", "perturbation_model", "run", or None."""
     for kind in ("annotator", "perturbation_model"):
         if any((folder / f"{kind}.{ending}").is_file() for ending in ("json", "safetensors")):
             return kind
@@ -44,29 +72,29 @@ def kind_of(folder: Path) -> str | None:
 
 
 def in_words(kind: str) -> str:
-    """Give a kind as it is written in a message."""
+    """Kind as it is written in messages."""
     return kind.replace("_", " ")
 
 
 def write_sums(folder: Path, names: Iterable[str]) -> None:
-    """Write SHA256SUMS of these files of a folder, as `sha256sum -c` reads it."""
+    """Write the checksums of these files of a folder to SHA256SUMS, as `sha256sum -c` reads them."""
     lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") -> dict[str, str]:
-    """Read SHA256SUMS of what was saved, `"model"` or what is fitted: exactly these files, each once.
+    """Read SHA256SUMS of a saved object of this kind, which must list exactly these files, each once.
 
     Raises
     ------
     FileNotFoundError
-        If one of them is missing.
+        If one of the files is missing.
     ValueError
-        If others are listed, or the folder holds something of another kind.
+        If other files are listed, or the folder is of another kind.
     """
-    if (found := kind_of(folder)) not in (None, kind):
+    if (other := kind_of(folder)) not in (None, kind):
         inner = f". The model in it is {str(folder / MODEL)!r}" if kind == "model" else ""
-        raise ValueError(f"{str(folder)!r} is no {in_words(kind)}, it holds {_HOLDS[str(found)]}{inner}.")
+        raise ValueError(f"{str(folder)!r} is no {in_words(kind)}, it holds {_HOLDS[str(other)]}{inner}.")
     for name in (*names, CHECKSUMS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -81,16 +109,12 @@ def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") 
     return sums
 
 
-def _most_bytes(name: str) -> int:
-    """Bytes of the largest file of this name that is read; weights have to fit into memory."""
-    if name == VOCABULARY:
-        return MOST_BYTES
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if name.endswith(".safetensors") else MOST_TEXT
-
-
 def read_checked(folder: Path, name: str, sums: dict[str, str]) -> bytes:
-    """Read a file whole and hold it against its checksum."""
-    data = read_bytes(folder / name, _most_bytes(name))
+    """Read a file and verify its checksum."""
+    limit = MOST_BYTES if name == VOCABULARY else MOST_TEXT
+    if name.endswith(".safetensors") and name != VOCABULARY:  # weights must fit into memory
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    data = read_bytes(folder / name, limit)
     if hashlib.sha256(data).hexdigest() != sums[name]:
         raise ValueError(
             f"{folder / name} does not match {CHECKSUMS}: it is damaged, cut short, swapped or was edited; "
@@ -100,21 +124,21 @@ def read_checked(folder: Path, name: str, sums: dict[str, str]) -> bytes:
 
 
 def read_json(file: Path, data: bytes, kind: str = FORMAT) -> dict[str, Any]:
-    """Read what describes a model, or what is fitted; format and version are looked at before anything else in it."""
-    found = parse_json(file, data)
-    if not isinstance(found, dict) or found.get("format") != kind:
+    """Parse the JSON file of a model or fitted object; its format and version are checked first."""
+    content = parse_json(file, data)
+    if not isinstance(content, dict) or content.get("format") != kind:
         raise ValueError(f"{file} has no entry format = {kind!r}: it does not describe what was saved as that")
-    if found.get("format_version") != FORMAT_VERSION:
+    if content.get("format_version") != FORMAT_VERSION:
         raise ValueError(
-            f"{file} has format version {found.get('format_version')!r:.80} (written by scdiva "
-            f"{found.get('scdiva_version')!s:.80}); scdiva {__version__} reads version {FORMAT_VERSION}: "
+            f"{file} has format version {content.get('format_version')!r:.80} (written by scdiva "
+            f"{content.get('scdiva_version')!s:.80}); scdiva {__version__} reads version {FORMAT_VERSION}: "
             "update scdiva, or ask for it in this format"
         )
-    return found
+    return content
 
 
 def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
-    """Read config.json of a model."""
+    """Read and check config.json of a model."""
     config = read_json(folder / CONFIG, read_checked(folder, CONFIG, sums))
     keys = {"format", "format_version", "scdiva_version", "model", "n_parameters", "dtype", "vocabulary", "metadata"}
     if config.keys() != keys:
@@ -128,21 +152,21 @@ def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def written_beside(folder: Path, overwrite: bool, kind: str) -> Iterator[Path]:
-    """Give a new folder beside `folder`, and put it in its place when the block ends well; else leave no trace.
+    """Yield a temporary folder that replaces `folder` when the block ends without an error; else it is deleted.
 
     Parameters
     ----------
     folder
-        Where what is saved will stand.
+        The folder to write.
     overwrite
-        Whether one of its kind that stands there is replaced.
+        Whether to replace an existing folder of this kind.
     kind
-        What is saved, as :func:`kind_of` names it.
+        Kind of the saved object, see :func:`kind_of`.
 
     Raises
     ------
     FileExistsError
-        If something stands there that is not to be replaced, is of another kind, or contains files that no save wrote.
+        If `folder` exists and must not be replaced, is of another kind, or contains files that scdiva did not write.
     """
     ours = kind_of(folder) == kind
     if folder.exists() and not (overwrite and ours):
@@ -157,19 +181,14 @@ def written_beside(folder: Path, overwrite: bool, kind: str) -> Iterator[Path]:
 
 
 def refuse_foreign(folder: Path, kind: str) -> None:
-    """Refuse to replace a folder that contains files which no save wrote.
+    """Raise FileExistsError if a saved folder contains files that scdiva did not write, which replacing would delete.
 
     Parameters
     ----------
     folder
-        The folder of a saved `kind`. It may be missing, or a symbolic link, which is then replaced itself.
+        The folder. It may be missing, or a symbolic link, which is then replaced itself.
     kind
-        As :func:`kind_of` names it.
-
-    Raises
-    ------
-    FileExistsError
-        If there are such files.
+        Kind of the saved object, see :func:`kind_of`.
     """
     if folder.is_symlink() or not folder.is_dir():
         return
@@ -182,3 +201,122 @@ def refuse_foreign(folder: Path, kind: str) -> None:
             f"{str(folder)!r} contains {len(foreign)} files or folders that scdiva did not write, the first is "
             f"{foreign[0]!r}: overwrite=True would delete them. Move them, or choose another path."
         )
+
+
+def save_model(
+    model: ScDiVa,
+    vocabulary: Vocabulary,
+    path: str | os.PathLike[str],
+    card: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    *,
+    dtype: str = "float32",
+    overwrite: bool = False,
+) -> Path:
+    """Write a model, its vocabulary and its card to a folder.
+
+    The folder is written atomically.
+
+    Parameters
+    ----------
+    model
+        The model; not changed.
+    vocabulary
+        The `model.config.n_genes` genes of the model with their entropy.
+    path
+        The folder to create, with its parents.
+    card
+        Markdown for README.md; None writes a short model card from the configuration and `metadata`.
+    metadata
+        Further entries of config.json, such as the corpus and the number of training steps. Plain JSON values.
+    dtype
+        Data type of the stored weights: ``"float32"``, ``"float16"`` or ``"bfloat16"``. They are loaded as float32.
+    overwrite
+        Whether to replace an existing model folder. Anything else is never replaced.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    FileExistsError
+        If `path` exists and is no model folder, contains files that scdiva did not write, or `overwrite` is False.
+    ValueError
+        If `path` is a URL, the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata`
+        is not JSON.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> model = sd.models.load_model()
+    >>> folder = sd.models.save_model(model, model.vocabulary, "my-model")
+    >>> sd.models.load_model("my-model").config == model.config
+    True
+    """
+    from safetensors.torch import save
+
+    folder = output_path(path, "path")
+    if vocabulary.n_genes != model.config.n_genes:
+        raise ValueError(
+            f"the model was built for {model.config.n_genes:,} genes and the vocabulary holds {vocabulary.n_genes:,}: "
+            "pass the vocabulary that it was trained with"
+        )
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: weights are stored as one of {', '.join(DTYPES)}")
+    weights = {name: _stored(name, tensor, dtype) for name, tensor in model.state_dict().items()}
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "scdiva_version": __version__,
+        "model": model.config.stored(),
+        "n_parameters": model.n_parameters,
+        "dtype": dtype,
+        "vocabulary": {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint},
+        "metadata": metadata or {},
+    }
+    try:
+        text = json.dumps(config, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"metadata must hold plain JSON values (str, int, finite float, bool, list, dict): {error}"
+        ) from error
+
+    with written_beside(folder, overwrite, "model") as part:
+        (part / CONFIG).write_text(text, encoding="utf-8")
+        (part / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
+        vocabulary.write(part / VOCABULARY)
+        (part / CARD).write_text(_default_card(config) if card is None else card, encoding="utf-8")
+        write_sums(part, SUMMED)
+    return folder
+
+
+def _stored(name: str, tensor: Tensor, dtype: str) -> Tensor:
+    """Copy a tensor to the CPU in the dtype in which it is stored; ValueError if a value is not finite there."""
+    import torch
+
+    value = tensor.detach().cpu().contiguous()
+    if not value.is_floating_point():
+        return value.clone()
+    if bad := int((~torch.isfinite(value)).sum()):
+        raise ValueError(f"{bad:,} of {value.numel():,} values of {name!r} are NaN or infinite: the model is not saved")
+    value = value.to(getattr(torch, dtype), copy=True)
+    if bad := int((~torch.isfinite(value)).sum()):
+        raise ValueError(f"{bad:,} values of {name!r} are too large for {dtype}: store them as bfloat16 or float32")
+    return value
+
+
+def _default_card(config: dict[str, Any]) -> str:
+    """Write a short model card from the configuration."""
+    fields = {**config["model"], **config["metadata"]}
+    lines = [
+        f"- {name}: {value if len(str(value)) <= CARD_VALUE else f'see {CONFIG}'}" for name, value in fields.items()
+    ]
+    return (
+        "# An scdiva model\n\n"
+        f"{config['n_parameters']:,} parameters, {config['vocabulary']['n_genes']:,} genes; written by scdiva "
+        f"{config['scdiva_version']}.\n\n"
+        "Load it with `scdiva.models.load_model(folder)`; embed cells with `scdiva.tl.embed(adata, model=folder)`.\n\n"
+        "## Configuration\n\n" + "\n".join(lines) + "\n"
+    )

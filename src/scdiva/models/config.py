@@ -1,4 +1,4 @@
-"""One dataclass says what a network is. It imports no torch, so that a command line can show it at once."""
+"""Architecture of a network, without torch, so that the command line starts at once."""
 
 from __future__ import annotations
 
@@ -10,71 +10,71 @@ from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
 from scdiva._files import printable
 
 _LATER = ("adapted", "query_head")
-"""Fields that older files do without; written where they are not at their default."""
+"""Fields that older files lack; written if they differ from the default."""
 _GONE: dict[str, Any] = {"time_conditioning": False}
-"""Fields that there were: files hold them still, with the one value that every model has now."""
+"""Removed fields, which files still have, with the value of all models."""
 MOST_LAYERS = 1_000
-"""Blocks of the deepest model. Each takes time to build, even where it takes no memory."""
+"""Maximum number of blocks, which take time to build even without memory."""
 
 
 @dataclass(frozen=True)
 class ScDiVaConfig:
     """Architecture of an :class:`~scdiva.models.ScDiVa`.
 
-    `ScDiVaConfig()` holds our defaults, :meth:`paper` the paper's tables to the letter. Each field in which the two
-    differ says why. :meth:`preset` has smaller ones too.
+    `ScDiVaConfig()` has our defaults, :meth:`paper` the values of the paper; fields in which they differ state the
+    reason. :meth:`preset` has smaller models too.
 
     Parameters
     ----------
     n_genes
-        Genes of the vocabulary; special tokens come on top.
+        Number of genes of the vocabulary, without special tokens.
     dim, n_layers, n_heads, ffn_dim
         Width of the stream, number of blocks, heads in each, hidden width of SwiGLU.
     max_length
-        Most genes a cell may hold; `[LAT]` comes on top.
+        Maximum number of genes per cell, without `[LAT]`.
     rope_base
         Base of the rotary frequencies.
     norm_eps
-        Of every RMSNorm.
+        Epsilon of every RMSNorm.
     tie_gene_head
-        Use the gene rows of the embedding table as gene head. The paper's count of parameters is only reached untied;
-        small models spend most of their weights there and may tie.
+        Whether the gene head shares the gene rows of the embedding table. The number of parameters in the paper
+        requires separate weights; in small models most weights are there.
     anchor
-        What `[LAT]` starts from, beside its own learned vector: `"learned"`, nothing, as in the paper's text;
-        `"encoder"`, a light set encoder, for the latent encoder that the paper's figure shows and its text leaves
-        undefined. Default `"encoder"`: in a single denoising pass nothing trains `[LAT]` directly, and on its own it
-        stays a weak summary of the cell.
+        Start of `[LAT]`, in addition to its learned vector: `"learned"`, nothing, as in the text of the paper;
+        `"encoder"`, the state of a set encoder, in place of the latent encoder that the paper's figure shows and its
+        text does not define. The default is `"encoder"` because the denoising loss does not train `[LAT]` directly, and
+        on its own it remains a weak summary of the cell.
     anchor_linear_dim, anchor_learned_dim, anchor_hidden, anchor_balance
-        Of the set encoder (:class:`~scdiva.models.SetEncoder`): widths of the two parts of its state and of its MLP,
-        and the weight of the linear part. Without effect for other anchors.
+        Widths of the two parts of the state of the set encoder (:class:`~scdiva.models.SetEncoder`) and of its MLP, and
+        the weight of the linear part. Ignored for other anchors.
     anchor_length
-        Most genes of a cell that the set encoder sees, the first of its ranking. It costs next to nothing per gene, so
-        it sees practically all, where the transformer sees `max_length`. Without effect for other anchors.
+        Maximum number of genes per cell in the set encoder, the top-ranked ones. Its cost per gene is small, so that it
+        uses practically all genes, and the transformer `max_length`. Ignored for other anchors.
     anchor_residual
-        With the set encoder: whether the cell state is `z + R·[LAT]`, R starting at zero, or `z` alone, which needs no
-        transformer. Off: in studies that nothing was trained on, a residual trained for two CPU hours lowered the
+        With the set encoder, whether the cell state is `z + R·[LAT]`, R starting at zero, or `z` alone, which does not
+        need the transformer. Off by default: in held-out studies, a residual trained for two CPU hours lowered the
         accuracy of cell types.
     state_head, state_rank
-        Whether the heads read the cell state too (:class:`~scdiva.models.StateHead`), and through how many numbers.
-        Off, as in the paper, whose heads see the hidden state alone; with it the network need not learn first how
-        frequent each gene is in which cells, which takes a small one most of its training.
+        Whether predictions also use the cell state (:class:`~scdiva.models.StateHead`), and the width of its hidden
+        layer. Off by default, as in the paper. With it the network need not learn the frequency of genes in cell types,
+        which takes most of the training of a small model.
     query_head
-        Whether a :class:`~scdiva.models.QueryHead` predicts genes of a cell from other cells of its study, beside the
-        state head, which it needs.
+        Whether a :class:`~scdiva.models.QueryHead` predicts genes of a cell from other cells of its study. Requires a
+        state head.
     integrated, integrated_own_dim, integrated_hidden
-        Whether an :class:`~scdiva.models.IntegrationHead` turns the cell state into the embedding, as `tl.integrate`
-        leaves it; width of its own projection, and of its hidden layers.
+        Whether an :class:`~scdiva.models.IntegrationHead` maps the cell state to the embedding, as after
+        `tl.integrate`; widths of its projection and of its hidden layers.
     adapted
-        Width of the embedding of a model from `tl.adapt`, which a :class:`~scdiva.models.DatasetComponents` makes of
-        the cell state and of principal components of the dataset; 0: the model is not adapted.
+        Width of the embedding of a model from `tl.adapt`, which a :class:`~scdiva.models.DatasetComponents` computes
+        from the cell state and principal components of the dataset; 0: the model is not adapted.
     position
-        `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
+        `"rope"`: attention depends on the difference in rank between two genes; `"none"`: a cell is a set.
     entropy_floor
-        Least entropy, in nats, by which a value is divided when genes are ranked. 0 in the paper; ours is 0.3, because
-        a gene detected in one cell of ten thousand would otherwise outrank any marker by hundreds of times.
+        Minimum entropy, in nats, by which values are divided in the ranking of genes. 0 in the paper; the default is
+        0.3, because the score of a gene detected in one of ten thousand cells would otherwise exceed that of any marker
+        hundreds of times.
     attention_backend
-        Backend of :func:`scdiva.kernels.rope_attention` unless a call names another. It changes no number beyond
-        rounding.
+        Default backend of :func:`scdiva.kernels.rope_attention`. Results differ by rounding only.
 
     Raises
     ------
@@ -125,27 +125,27 @@ class ScDiVaConfig:
 
     @classmethod
     def paper(cls) -> ScDiVaConfig:
-        """Return the paper's model configuration (its table "Model configuration").
+        """Model configuration of the paper (its table "Model configuration").
 
-        93,432,321 parameters: 93.43 M for what the paper lists, 1,536 for the special tokens' embeddings and 512 for
-        the hidden value's. The "about 94.5 M" of the paper's text can't be reached from its tables.
+        93,432,321 parameters: 93.43 M of the layers in the paper, 1,536 of the embeddings of special tokens and 512 of
+        the vector of masked values. The "about 94.5 M" in the text of the paper do not follow from its tables.
         """
         return cls(anchor="learned", entropy_floor=0.0)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> ScDiVaConfig:
-        """Return a configuration by name; :meth:`scdiva.train.PretrainingConfig.preset` has the training of that name.
+        """Configuration by name; :meth:`scdiva.train.PretrainingConfig.preset` has the training of that name.
 
         Parameters
         ----------
         name
             - `"paper"`: :meth:`paper`, 93 M parameters;
             - `"base"`: 8 blocks of width 256, set encoder, state head and tied gene head, 30 M parameters for the
-              41,818 genes of the human vocabulary. To be trained on one GPU;
+              41,818 genes of the human vocabulary. For training on one GPU;
             - `"base-lat"`: the same without set encoder, 25 M parameters: the cell state is `[LAT]` as the transformer
               returns it, as in the paper, and the state head reads it;
             - `"mini"`: the bundled scdiva-mini without its query head, which is trained apart: 4 blocks of width 128,
-              8.9 M parameters for its 19,623 genes. To be trained on a CPU.
+              8.9 M parameters for its 19,623 genes. For training on a CPU.
         **changes
             Fields that differ, such as `n_genes`.
 
@@ -184,25 +184,25 @@ class ScDiVaConfig:
 
     @property
     def by_transformer(self) -> bool:
-        """Whether genes and values are predicted through the transformer alone, as in the paper.
+        """Whether genes and values are predicted by the transformer alone, as in the paper.
 
-        So it is without a state head, and where the cell state that a state head reads comes from the transformer. Such
-        a model saw masked genes at their ranks only.
+        This is true without a state head, and if the input of the state head comes from the transformer. In the
+        training of such a model, masked genes are always at their ranks.
         """
         return not self.state_head or self.anchor == "learned"
 
     @property
     def input_length(self) -> int:
-        """Most genes of a cell that the model reads: those of the set encoder where there is one, else `max_length`."""
+        """Maximum number of genes per cell: that of the set encoder if there is one, else `max_length`."""
         return max(self.anchor_length, self.max_length) if self.anchor == "encoder" else self.max_length
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as plain Python, ready for JSON; those that came later only where they say something."""
+        """Fields as plain Python values; later fields only if they differ from the default."""
         default = {field.name: field.default for field in fields(self) if field.name in _LATER}
         return {name: value for name, value in asdict(self).items() if name not in default or value != default[name]}
 
     def stored(self) -> dict[str, Any]:
-        """Return what a model folder holds of it: :meth:`to_dict`, and the fields that there were."""
+        """Fields in a model folder: those of :meth:`to_dict` and the removed ones."""
         return {**self.to_dict(), **_GONE}
 
     @classmethod
@@ -212,13 +212,12 @@ class ScDiVaConfig:
         Parameters
         ----------
         values
-            One entry for every field; `adapted` and `query_head` may be left out.
+            One entry per field; `adapted` and `query_head` are optional.
 
         Raises
         ------
         ValueError
-            If a field is missing or unknown, or of an option that was removed: a weight file read with a guessed field
-            would give a plausible, wrong model.
+            If a field is missing, unknown or removed: weights with a guessed field would give a plausible, wrong model.
         """
         for name, only in _GONE.items():
             if values.get(name, only) is not only:
@@ -229,9 +228,11 @@ class ScDiVaConfig:
         if unknown or missing:
             named = [printable(f"{name!s:.80}") + or_nearest(name, known) for name in unknown[:10]]
             named += ["..."] * (len(unknown) > 10)
-            said = f"unknown: {', '.join(named) or 'none'}; missing: {', '.join(missing) or 'none'}"
-            raise ValueError(f"Not a complete model configuration ({said}).")
+            raise ValueError(
+                f"Not a complete model configuration (unknown: {', '.join(named) or 'none'}; "
+                f"missing: {', '.join(missing) or 'none'})."
+            )
         return cls(**values)
 
 
-ScDiVaConfig()  # its annotations are read once, here: that compiles them, which loading a model must never do
+ScDiVaConfig()  # evaluates the annotations once, here, since loading a model must not compile code

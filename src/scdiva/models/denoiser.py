@@ -1,4 +1,4 @@
-"""A model as the denoiser that :mod:`scdiva.diffusion` samples from and scores with."""
+"""A model as denoiser of :mod:`scdiva.diffusion`, for sampling and likelihoods."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.ranks import Ranked
 from scdiva.diffusion.sampler import Denoiser
 from scdiva.models.heads import Expected
-from scdiva.models.network import ScDiVaOutput
 from scdiva.models.queries import Context
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 
 
 def denoiser_of(
@@ -25,32 +24,32 @@ def denoiser_of(
     stream: bool = True,
     state: Tensor | None = None,
 ) -> Denoiser:
-    """Make a denoiser of a model, for :func:`scdiva.diffusion.sample` and :func:`scdiva.diffusion.log_likelihood`.
+    """Denoiser of a model for :func:`scdiva.diffusion.sample` and :func:`scdiva.diffusion.log_likelihood`.
 
     Parameters
     ----------
     model
         In evaluation mode.
     denominator
-        By which the cells were ranked, float32 `(n_tokens,)`. If given, what the rank of a masked gene implies is
-        added to its logits (:func:`scdiva.diffusion.rank_log_prior`); needs a model with a state head, which says what
-        values are expected. None: nothing is added. The transformer reads the ranks all the same, by its rotary
-        positions: whoever is not to know those of masked genes puts these behind the visible ones.
+        Divisor of the values in the ranking, float32 `(n_tokens,)`. If passed, the prior of a masked gene from its rank
+        is added to its logits (:func:`scdiva.diffusion.rank_log_prior`); requires a state head, which predicts the
+        values. None: no prior. The transformer uses the ranks in any case, through its rotary positions: to hide the
+        ranks of masked genes, move these genes behind the visible ones.
     given
-        bool `(T,)`, the positions by which ranks are known: those given, and not those drawn since. None: all that is
-        visible.
+        bool `(T,)`, positions whose ranks are used in the prior: those of the input, and not those sampled since. None:
+        all visible ones.
     context, own
-        Other cells, and which of them are those asked about, as :meth:`scdiva.models.QueryHead.weigh` takes it: the
-        query head then predicts in the place of the state head, and `stream` is off. The context has the columns
-    `genes`. genes
-        int64 `(n,)` ascending, tokens that may be drawn, such as those that a panel measures. Cells then hold the
-        numbers of their genes among these, counted from `N_SPECIAL`, and nothing is computed of others. None: all.
+        Other cells, and their rows that are the predicted cells, see :meth:`scdiva.models.QueryHead.weigh`: the query
+        head then replaces the state head. The context has the columns `genes`; requires `stream=False`.
+    genes
+        int64 `(n,)` ascending, tokens that may be sampled, such as those of a panel. Tokens of the cells are then
+        indices into these, counted from `N_SPECIAL`. None: all.
     stream
-        Whether the transformer is run. Without it (and with a state head) the cell state alone speaks: orders of
-        magnitude faster, and blind to how genes go together beyond it. Unless ranks are read, one prediction then holds
-        for all masked genes of a cell, and logits have a row for each cell (`by_cell`).
+        Whether to run the transformer. Without it the state head predicts from the cell state alone: this is faster by
+        orders of magnitude, and ignores dependencies between genes given the state. Without ranks, all masked genes of
+        a cell then have the same prediction, and logits have one row per cell (`by_cell`).
     state
-        `(B, state_dim)`, cell states that `[LAT]` starts from. None: as the model reads them from what is visible.
+        `(B, state_dim)`, cell states from which `[LAT]` starts. None: those of the visible genes.
 
     Returns
     -------
@@ -59,8 +58,7 @@ def denoiser_of(
     Raises
     ------
     ValueError
-        If the model has no state head and one is needed, or none of its cell states can be had without the
-        transformer.
+        If the model lacks a required head, or its cell state requires the transformer and `stream` is False.
     """
     if model.state_head is None and (denominator is not None or not stream):
         raise ValueError(
@@ -72,39 +70,39 @@ def denoiser_of(
     if not stream and model.config.anchor == "learned":
         raise ValueError('With anchor="learned" the cell state comes from the transformer: pass stream=True.')
 
-    drawn = None if genes is None else genes.to(next(model.parameters()).device)
+    candidates = None if genes is None else genes.to(next(model.parameters()).device)
 
     def expected_of(out: ScDiVaOutput, visible: Tensor) -> Expected:
         assert model.state_head is not None
         assert out.read is not None
-        expected = model.state_head.expected(out.read, drawn)
+        expected = model.state_head.expected(out.read, candidates)
         if context is None:
             return expected
         assert model.query_head is not None
         assert out.anchor is not None
-        assert drawn is not None
+        assert candidates is not None
         n_visible = torch.bincount(out.cells[visible], minlength=len(out.anchor))
         return Expected(
-            *model.query_head.table(out.anchor, out.read, n_visible, drawn - N_SPECIAL, *expected, context, own)
+            *model.query_head.table(out.anchor, out.read, n_visible, candidates - N_SPECIAL, *expected, context, own)
         )
 
     def denoise(
         tokens: Tensor, values: Tensor, cu_seqlens: Tensor, value_mask: Tensor
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-        masked, numbers = tokens == MASK, tokens
-        if drawn is not None:
-            tokens = drawn[(numbers - N_SPECIAL).clamp_min(0)].masked_fill(masked, MASK)
+        masked, indices = tokens == MASK, tokens
+        if candidates is not None:
+            tokens = candidates[(indices - N_SPECIAL).clamp_min(0)].masked_fill(masked, MASK)
         visible = ~(value_mask | masked)
         out = model(tokens, values, cu_seqlens, value_mask=value_mask, anchor_state=state, use_transformer=stream)
         expected = None if model.state_head is None else expected_of(out, visible)
         ranked = None
         if denominator is not None:
-            known = visible if given is None else given & visible
-            ranked = Ranked(tokens, values, cu_seqlens, known, denominator)
+            with_rank = visible if given is None else given & visible
+            ranked = Ranked(tokens, values, cu_seqlens, with_rank, denominator)
         rows = masked if stream or denominator is not None else cu_seqlens[:-1].long()
-        logits = model.logits(out, rows, genes=drawn, expected=expected, ranked=ranked)
+        logits = model.logits(out, rows, genes=candidates, expected=expected, ranked=ranked)
         if expected is None:
             return logits, model.values(out, tokens)
-        return logits, model.values(out, numbers, of_genes=expected.values), expected.values
+        return logits, model.values(out, indices, of_genes=expected.values), expected.values
 
     return denoise

@@ -1,4 +1,4 @@
-"""What leaves the network: genes and values (paper, eq. `dual_heads`), what the cell state adds, its last steps."""
+"""Heads: genes and values (paper, eq. `dual_heads`), predictions from the cell state, and fitted embeddings."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva.models.encoder import weighted_sum
-from scdiva.models.layers import linear, perceptron
+from scdiva.models.layers import linear, perceptron, weighted_sum
 
 N_DATASET_COMPONENTS = 50
-"""Principal components of a dataset that a :class:`DatasetComponents` reads; unused ones are 0."""
+"""Principal components of a dataset in a :class:`DatasetComponents`; unused ones are 0."""
 STEP = 0.3
-"""Scale of what the network of an :class:`IntegrationHead` adds, so that untrained it changes little."""
+"""Scale of the output of the network in an :class:`IntegrationHead`, so that untrained it changes little."""
 
 
 class DualHeads(nn.Module):
     r"""Linear gene head and linear value head.
 
     :math:`\mathrm{Linear}_{gene}(h) \in \mathbb{R}^{|V|}` without bias and :math:`\mathrm{Linear}_{val}(h) \in
-    \mathbb{R}`. The gene head has no row for special tokens: they are never predicted.
+    \mathbb{R}`. The gene head has no rows for special tokens, which are never predicted.
 
     Parameters
     ----------
@@ -31,7 +30,7 @@ class DualHeads(nn.Module):
     n_genes
         Genes of the vocabulary.
     tied
-        Whether the gene head is the gene rows of the embedding table; then no weight of its own exists.
+        Whether the gene head shares the gene rows of the embedding table.
     """
 
     def __init__(self, dim: int, n_genes: int, *, tied: bool = False) -> None:
@@ -45,24 +44,24 @@ class DualHeads(nn.Module):
 
 
 class Expected(NamedTuple):
-    """What cell states predict: `log_odds` that the cells express genes, `values` where they do, both `(B, n)`."""
+    """Predictions from cell states: `log_odds` that a gene is expressed, and its `values` if so, both `(B, n)`."""
 
     log_odds: Tensor
     values: Tensor
 
 
 class StateHead(nn.Module):
-    r"""What the state of a cell predicts of each gene, beside the prediction at each position. Ours, not the paper's.
+    r"""Prediction of each gene from the cell state, in addition to that at each position; not in the paper.
 
     With z the state and n the number of genes whose values are visible,
-    :math:`u = W_2\,\mathrm{SiLU}(W_1 [z / \sqrt{\overline{z^2}},\, \log(1 + n)])`; n says how far z can be trusted. The
-    log-odds that such a cell expresses gene g are :math:`\ell_g = u \cdot d_g + b_g`, and the value expected of it
-    there is :math:`u \cdot e_g + c_g`. d, b, e and c start at zero.
+    :math:`u = W_2\,\mathrm{SiLU}(W_1 [z / \sqrt{\overline{z^2}},\, \log(1 + n)])`; n determines how
+    reliable z is. The log-odds that the cell expresses gene g are :math:`\ell_g = u \cdot d_g + b_g`, and the expected
+    value of an expressed gene is :math:`u \cdot e_g + c_g`. d, b, e and c start at zero.
 
     In a cell with the share t of its genes masked, each with that probability, a gene that is not visible is masked
     with probability :math:`t p / (1 - p + t p)`, :math:`p = 1 / (1 + e^{-\ell})`; so the gene at a masked position has
-    the logit :math:`-\log(t + e^{-\ell_g})`. A gene that nearly every cell expresses and that is not visible in this
-    one is surely masked.
+    the logit :math:`-\log(t + e^{-\ell_g})`. A gene that nearly every cell expresses is almost certainly masked if it
+    is not visible.
 
     Parameters
     ----------
@@ -82,34 +81,34 @@ class StateHead(nn.Module):
         self.value = nn.Parameter(torch.zeros(n_genes, rank + 1))
 
     def forward(self, state: Tensor, n_visible: Tensor) -> Tensor:
-        """Map states `(B, state_dim)` of cells with `(B,)` visible genes to u beside a one, `(B, rank + 1)`."""
-        known = torch.log1p(n_visible.to(state.dtype))[:, None]
-        u = self.read(torch.cat([nn.functional.rms_norm(state, state.shape[-1:]), known], dim=1))
-        return torch.cat([u, torch.ones_like(known)], dim=1)
+        """Map states `(B, state_dim)` of cells with `(B,)` visible genes to u and a column of ones, `(B, rank + 1)`."""
+        log_n = torch.log1p(n_visible.to(state.dtype))[:, None]
+        u = self.read(torch.cat([F.rms_norm(state, state.shape[-1:]), log_n], dim=1))
+        return torch.cat([u, torch.ones_like(log_n)], dim=1)
 
     def log_odds(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
-        """Log-odds that cells `(B, rank + 1)` express each gene, or these, `(B, n)`."""
+        """Log-odds that cells `(B, rank + 1)` express each gene, or these genes, `(B, n)`."""
         return read @ (self.gene if genes is None else self.gene[genes]).T
 
     def values(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
-        """Give the log-normalised value expected of each gene, or these, where it is expressed, `(B, n)`."""
+        """Expected log-normalised value of each gene, or these genes, if it is expressed, `(B, n)`."""
         return read @ (self.value if genes is None else self.value[genes]).T
 
     def expected(self, read: Tensor, genes: Tensor | None = None) -> Expected:
-        """Predict what cells `(B, rank + 1)` express, of these genes, tokens `(n,)`; None: of all."""
+        """Predictions of genes, tokens `(n,)`, for cells `(B, rank + 1)`; None: of all genes."""
         columns = None if genes is None else genes - N_SPECIAL
         return Expected(self.log_odds(read, columns), self.values(read, columns))
 
 
 def hidden_gene_logits(log_odds: Tensor, share: Tensor) -> Tensor:
-    r"""Logits of the gene at a masked position, :math:`-\log(t + e^{-\ell})`, from the log-odds of cells to express it.
+    r"""Logits of the gene at a masked position, :math:`-\log(t + e^{-\ell})`, from the log-odds of its expression.
 
     Parameters
     ----------
     log_odds
         `(B, n_genes)`.
     share
-        `(B,)`, share of a cell's genes that is hidden, t.
+        `(B,)`, share of masked genes in each cell, t.
 
     Returns
     -------
@@ -119,7 +118,7 @@ def hidden_gene_logits(log_odds: Tensor, share: Tensor) -> Tensor:
 
 
 class IntegrationHead(nn.Module):
-    r"""Map of a cell's state and of a projection of its genes to an integrated state; it is given no batch.
+    r"""Map of the cell state and a projection of the genes to an integrated state.
 
     .. math::
 
@@ -127,8 +126,8 @@ class IntegrationHead(nn.Module):
         w = \frac{u + 0.3\,\mathrm{MLP}(\sqrt{k}\,u)}{\lVert\cdot\rVert}
 
     with z the state of the model, x a projection fitted on the integrated cells
-    (:func:`scdiva.integration.objective.integrate_model`) and k the width of u. As no batch enters, a cell gets the
-    same state in whatever company it comes, and cells of a batch that was never seen can be mapped.
+    (:func:`scdiva.integration.objective.integrate_model`) and k the width of u. The batch is not an input, so the
+    state of a cell does not depend on other cells, and cells of new batches can be mapped.
 
     Parameters
     ----------
@@ -148,12 +147,12 @@ class IntegrationHead(nn.Module):
         nn.init.zeros_(self.table.weight)
 
     def features(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Return u, `(B, dim)`, of cells with these states `(B, state_dim)`."""
+        """Features u, `(B, dim)`, of cells with these states `(B, state_dim)`."""
         own = weighted_sum(self.table.weight, tokens, values, cu_seqlens)
         return torch.cat([F.normalize(state, dim=1), F.normalize(own, dim=1)], dim=1) / 2**0.5
 
     def integrated(self, features: Tensor) -> Tensor:
-        """Return w, `(..., dim)`, of u."""
+        """Integrated states w, `(..., dim)`, from features u."""
         return F.normalize(features + STEP * self.mlp(features * self.dim**0.5), dim=-1)
 
     def forward(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Where models are: bundled, in a folder, on the Hugging Face Hub, from which they are fetched with their sums checked.
+"""Location of models: bundled, in a folder, or on the Hugging Face Hub, with verified checksums.
 
-What goes over the wire is huggingface_hub's: its cache (one copy for all processes, under a lock while a file comes),
-its log-in, its `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT`.
+huggingface_hub does the transfer, with its cache (one copy for all processes, locked during a download), log-in and the
+variables `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 _BUNDLED = Path(__file__).parents[1] / "checkpoints"
 SCHEME = "hf://"
 TAG = "scdiva"
-"""By which the Hub finds models of this package."""
+"""Tag of the models of this package on the Hub."""
 FRONT = f"---\nlibrary_name: {TAG}\ntags:\n- {TAG}\n- single-cell\n- biology\n---\n\n"
-"""Head of a card, by which the Hub files it."""
+"""Front matter of a model card."""
 
 
 def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
-    """Find a model's folder; see `load_model` for what `model` may be.
+    """Find the folder of a model.
 
     Parameters
     ----------
     model
-        A bundled name, a folder, or ``"hf://owner/name"``, which is downloaded to the hub's own cache.
+        A bundled name, a folder, or ``"hf://owner/name"``, which is downloaded to the cache of the Hub.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     Raises
     ------
     FileNotFoundError
-        If there is none; the message lists the bundled names.
+        If there is no such model; the message lists the bundled names.
     """
     if isinstance(model, str) and model.startswith(SCHEME):
         return fetch(model)
@@ -69,12 +69,12 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
 
 
 def available() -> list[str]:
-    """List the models that come with the package.
+    """Names of the bundled models.
 
     Returns
     -------
     list of str
-        Names that :func:`load_model` takes.
+        Names for :func:`load_model`.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def available() -> list[str]:
 
 
 def fetch(address: str) -> Path:
-    """Fetch a model's five files into the Hub's cache, or find them there, and check them.
+    """Download the five files of a model to the cache of the Hub, unless they are there, and verify them.
 
     Parameters
     ----------
@@ -97,14 +97,14 @@ def fetch(address: str) -> Path:
     Returns
     -------
     Path
-        The folder in the cache. Without a connection it is what the cache holds of that revision.
+        The folder in the cache.
 
     Raises
     ------
     ValueError
-        If that is no address, or a file does not match its sum.
+        If the address is invalid, or a file does not match its checksum.
     FileNotFoundError
-        If the Hub has no such model or revision, or can't be reached and the cache does not hold it.
+        If the Hub has no such model or revision, or can't be reached and the cache lacks it.
     PermissionError
         If the Hub refuses.
     ImportError
@@ -112,15 +112,15 @@ def fetch(address: str) -> Path:
     """
     repository, revision = parsed(address)
     hub = _client(address)
-    with _said_in_one_line(address):
+    with _hub_errors(address):
         folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=[*SUMMED, CHECKSUMS]))
-    anew = f"huggingface_hub.snapshot_download({repository!r}, revision={revision!r}, force_download=True)"
+    command = f"huggingface_hub.snapshot_download({repository!r}, revision={revision!r}, force_download=True)"
     try:
         sums = read_sums(folder)
         for name in SUMMED:
             read_checked(folder, name, sums)
     except ValueError as error:
-        raise ValueError(f"{address}: {error}. To fetch it anew: {anew}") from error
+        raise ValueError(f"{address}: {error}. To fetch it anew: {command}") from error
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{address} holds no model of scdiva, or only a part of one: {error}") from error
     return folder
@@ -134,35 +134,35 @@ def push(
     private: bool = False,
     message: str | None = None,
 ) -> str:
-    """Put a model on the Hugging Face Hub, with its card.
+    """Upload a model to the Hugging Face Hub, with its model card.
 
-    You must be logged in (``hf auth login``, or the variable `HF_TOKEN`). The repository is made if need be; in one
-    that is there, a new commit replaces the model's files, and earlier ones stay under their revisions.
+    Requires a log-in (``hf auth login``, or the variable `HF_TOKEN`). The repository is created if needed; in an
+    existing one a new commit replaces the files of the model, and earlier revisions remain.
 
     Parameters
     ----------
     model
-        A model with its vocabulary (as :func:`load_model` gives it), a model folder, or the name of a bundled model.
-        The sums are checked before anything is sent.
+        A model with its vocabulary (from :func:`load_model`), a model folder, or the name of a bundled model. Its
+        checksums are verified before the upload.
     address
-        ``"hf://owner/name"``; it goes to the main branch.
+        ``"hf://owner/name"``; the model is uploaded to the main branch.
     card
-        Markdown for its README.md; None takes the folder's, or for a loaded model the short one that
-        :func:`save_model` writes. A card without a head for the Hub gets one, with the tag of this package.
+        Markdown for README.md; None: that of the folder, or for a loaded model the short one of :func:`save_model`.
+        Front matter with the tag of this package is added if it is missing.
     private
         Whether a new repository is private.
     message
-        Of the commit.
+        Commit message.
 
     Returns
     -------
     str
-        The address with the commit's hash, ``"hf://owner/name@<hash>"``: what loads this very model from now on.
+        Address of this revision, ``"hf://owner/name@<hash>"``.
 
     Raises
     ------
     ValueError
-        If `address` is none or names a revision, the model has no vocabulary, or its folder is damaged.
+        If `address` is invalid or names a revision, the model has no vocabulary, or its folder is damaged.
     FileNotFoundError
         If there is no such model, or the Hub does not know the owner.
     PermissionError
@@ -183,18 +183,18 @@ def push(
     with tempfile.TemporaryDirectory(prefix="scdiva-push-") as beside:
         folder = Path(beside) / "model"
         if isinstance(model, str | os.PathLike):
-            found = find_model(model)
-            sums = read_sums(found)
-            read_config(found, sums)
+            source = find_model(model)
+            sums = read_sums(source)
+            read_config(source, sums)
             folder.mkdir()
             for name in SUMMED:
-                (folder / name).write_bytes(read_checked(found, name, sums))
+                (folder / name).write_bytes(read_checked(source, name, sums))
         else:
             model.save(folder)
         text = (folder / CARD).read_text(encoding="utf-8") if card is None else card
         (folder / CARD).write_text(text if text.startswith("---\n") else FRONT + text, encoding="utf-8")
         write_sums(folder, SUMMED)
-        with _said_in_one_line(address), warnings.catch_warnings():
+        with _hub_errors(address), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*about to commit a data file.*")  # the vocabulary
             api = hub.HfApi()
             api.create_repo(repository, private=private, exist_ok=True)
@@ -216,16 +216,16 @@ def parsed(address: str) -> tuple[str, str | None]:
 
 
 def _client(address: str) -> Any:
-    """Give huggingface_hub; ImportError if it is not installed."""
+    """Import huggingface_hub; ImportError with the extra if it is not installed."""
     return from_extra("huggingface_hub", "hub", f"{address} needs huggingface_hub")
 
 
 @contextlib.contextmanager
-def _said_in_one_line(address: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises, with its advice over many lines, into one line that says what to do."""
+def _hub_errors(address: str) -> Iterator[None]:
+    """Replace errors of huggingface_hub by built-in ones with a message of one line."""
     from huggingface_hub import errors
 
-    # of a broken connection the library beneath tells, which changed: requests once, httpx now
+    # connection errors come from requests or httpx, depending on the version
     broken: Any = (OSError, errors.HfHubHTTPError.__bases__[0])
     absent = (errors.LocalEntryNotFoundError, errors.RevisionNotFoundError, errors.RepositoryNotFoundError)
     try:

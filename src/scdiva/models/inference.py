@@ -1,13 +1,13 @@
-"""Run a model over many batches of cells: which device, how many workers, which arithmetic.
+"""Run a model on many batches of cells: device, workers and precision.
 
-On a CPU each worker is a thread that shares the weights and computes on one core (torch lets go of Python's lock while
-it computes). Cells that go through the transformer come one at a time, so nothing is padded and no core waits for
-another; two threads inside one small matrix product gain little, and much less than nothing on a busy machine. On CUDA
-one worker is enough: batches are checked on the CPU, go over and come back through page-locked memory, and a result is
-waited for where it is taken. A function that reads out may ask the device for more; for those there are two.
+On a CPU each worker is a thread that computes on one core and shares the weights (torch releases the GIL). The
+transformer processes one cell at a time, so that no padding is needed and no core waits for another; several threads in
+one small matrix product gain little, and lose time on a busy machine. On CUDA one worker suffices: batches are checked
+on the CPU and copied through page-locked memory without waiting; two workers are used for functions that may wait for
+the device.
 
-What runs in lower precision are the matrix products of the transformer's blocks, 99% of the work. The residual stream
-and the norms, the set encoder and what goes in and out stay in float32, as when the model was trained.
+Only the matrix products of the transformer blocks, 99% of the work, run in lower precision. Residual stream, norms, set
+encoder, inputs and outputs stay in float32, as in training.
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ from torch import Tensor, nn
 
 from scdiva._device import to_device
 from scdiva._settings import logger
-from scdiva.models.network import check_input
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, check_input
 
 if TYPE_CHECKING:
     from scdiva.data.memory import InMemoryCells
 
 BLOCK_CELLS = 1024
-"""Cells that are encoded at once."""
+"""Cells per batch of :func:`encoded`."""
 
 Packed = tuple[Tensor, Tensor, Tensor]
 """tokens int64 (T,), values float (T,), cu_seqlens int32 (B + 1,), as :meth:`ScDiVa.encode` takes them."""
 Batch = tuple[Tensor, ...]
-"""The same three, and whatever else a function that reads out asks for."""
+"""The same three tensors, and further ones for a read-out function."""
 Coming = tuple[Tensor, torch.cuda.Event | None]
-"""A result on the CPU, and what has to be waited for until it has come there from CUDA."""
+"""A result on the CPU, and the CUDA event after which it is complete."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Encode = Callable[[Callable[[Item], Batch], Iterable[Item]], Iterator[np.ndarray]]
 ReadOut = Literal["embedding", "state"] | Callable[..., Tensor]
-"""What is read out of a batch: its cells' embeddings; their states, before any last step of the embedding; or what a
-function makes of the model and the batch's tensors."""
+"""Requested result: embeddings of the cells; their states, before integration or adaptation; or the return value of a
+function of the model and the tensors of the batch."""
 
 
 def runs_transformer(model: ScDiVa, what: ReadOut = "embedding") -> bool:
-    """Whether what is read out depends on the transformer: not the state of a set encoder without residual."""
+    """Whether the result depends on the transformer; the state of a set encoder without residual does not."""
     return callable(what) or model.config.anchor != "encoder" or model.config.anchor_residual
 
 
 def width_of(model: ScDiVa, what: ReadOut = "embedding") -> int:
-    """Width of what :func:`read_out` makes of a cell."""
+    """Width of the result of :func:`read_out`."""
     if callable(what):
         raise TypeError("what a function makes of a batch has a width of its own.")
     last = None if what == "state" else model.integration or model.dataset_components
@@ -63,7 +62,7 @@ def width_of(model: ScDiVa, what: ReadOut = "embedding") -> int:
 
 
 def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
-    """Run a model over uncorrupted cells and read out what is asked for.
+    """Run a model on uncorrupted cells and return the requested result.
 
     Parameters
     ----------
@@ -72,12 +71,12 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     batch
         B cells of at most `config.input_length` genes; `cu_seqlens` as :meth:`ScDiVa.forward` takes it.
     what
-        `"embedding"`, the cell state, integrated or combined with components of a dataset where the model does so;
-        `"state"`, the cell state itself; a function, what that returns.
+        `"embedding"`: the cell state, after integration or adaptation if the model has it; `"state"`: the cell state;
+        or a function.
 
     Returns
     -------
-    `(B, n)` with n from :func:`width_of`, or what the function returns.
+    `(B, n)` with n from :func:`width_of`, or the result of the function.
     """
     if callable(what):
         return what(model, *batch)
@@ -86,8 +85,8 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     last = model.integration or model.dataset_components
     if what == "state" or last is None:
         return state
-    found: Tensor = last(state.float(), tokens, values, to_device(cu_seqlens, tokens.device))
-    return found
+    embedding: Tensor = last(state.float(), tokens, values, to_device(cu_seqlens, tokens.device))
+    return embedding
 
 
 @contextlib.contextmanager
@@ -100,36 +99,36 @@ def open_encoder(
     what: ReadOut = "embedding",
     compiled: bool = False,
 ) -> Iterator[Encode[Any]]:
-    """Get a model ready to encode batch after batch; leave it as it was when the ``with`` block ends, however it ends.
+    """Prepare a model for many batches; its state is restored at the end of the ``with`` block.
 
     Parameters
     ----------
     model
-        The model. Its weights are moved to the device and back; a lower precision is given to a copy of the blocks'
-        weights, made once.
+        The model. Its weights are moved to the device and back; lower precision uses a copy of the weights of the
+        blocks.
     device
         A torch device.
     precision
-        `"fp32"` or `"bf16"`, see :meth:`scdiva._settings.Settings.resolve_precision`. Without effect for a
-        read-out that needs no transformer.
+        `"fp32"` or `"bf16"`, see :meth:`scdiva._settings.Settings.resolve_precision`. Ignored for
+        results that do not depend on the transformer.
     threads
-        Workers on a CPU; `None`: as many as torch has threads. Their number changes no bit of a result.
+        Workers on a CPU; `None`: the number of torch's threads. Results do not depend on it.
     what
-        What to read out, see :func:`read_out`.
+        Requested result, see :func:`read_out`.
     compiled
-        Whether the transformer's blocks are compiled for it, where they are a copy, of lower precision.
+        Whether to compile the transformer blocks if they are a copy in lower precision.
 
     Yields
     ------
-    A function of two arguments: one that makes a batch of an item (called in a worker), and the items. It returns an
-    iterator over what :func:`read_out` gives, float32, in the order of the items. An error or interrupt in a worker
-    is raised by that iterator, and what was not yet begun is not done any more. If memory is out, an item that is an
-    array of cells is run in parts, which is logged.
+    A function of two arguments: a function that converts an item to a batch (called in a worker), and the items. It
+    returns an iterator over the results of :func:`read_out`, float32, in the order of the items. An error or interrupt
+    in a worker is raised by that iterator, and remaining items are skipped. If memory runs out, an item that is an
+    array of cells is processed in parts, with a warning.
 
     Raises
     ------
     MemoryError
-        By that iterator, if memory is out with a single cell.
+        By that iterator, if a single cell does not fit into memory.
     """
     home, training = next(model.parameters()).device, model.training
     with _one_thread_each() as n_torch:
@@ -146,11 +145,11 @@ def open_encoder(
                 on_device = tuple(to_device(part, device) for part in batch)
                 if kind != "cpu" and not callable(what):
                     c, (tokens, values, bounds) = model.config, batch
-                    check_input(c, tokens, values, bounds, None, None, max_length=c.input_length)
+                    check_input(c, tokens, values, bounds, max_length=c.input_length)
                     on_device = *on_device[:2], bounds
                 with torch.inference_mode():
-                    found = read_out(network, on_device, what).float().to("cpu", non_blocking=kind == "cuda")
-                return found, torch.cuda.current_stream(device).record_event() if kind == "cuda" else None
+                    result = read_out(network, on_device, what).float().to("cpu", non_blocking=kind == "cuda")
+                return result, torch.cuda.current_stream(device).record_event() if kind == "cuda" else None
 
             def in_parts(make: Callable[[Any], Batch], item: Any) -> list[Coming]:
                 n_cells = len(item) if isinstance(item, np.ndarray) else 1
@@ -170,22 +169,11 @@ def open_encoder(
                     ) from error
 
             def encode(make: Callable[[Item], Batch], items: Iterable[Item]) -> Iterator[np.ndarray]:
-                errors: list[BaseException] = []
-
-                def attempt(item: Item) -> list[Coming]:
-                    if errors:  # of another worker: nothing new is begun
-                        raise errors[0]
-                    try:
-                        return in_parts(make, item)
-                    except BaseException as error:
-                        errors.append(error)
-                        raise
-
-                for parts in pool.map(attempt, items):
+                for parts in pool.map(lambda item: in_parts(make, item), items):
                     for _, arrived in parts:
                         if arrived is not None:
                             arrived.synchronize()
-                    yield np.concatenate([found.numpy() for found, _ in parts])
+                    yield np.concatenate([result.numpy() for result, _ in parts])
 
             yield encode
         finally:
@@ -196,27 +184,27 @@ def open_encoder(
 def run_in_parts(
     run: Callable[[int], Result], n_cells: int, *, n_parts: int = 1, device: str | torch.device, advice: str
 ) -> Result:
-    """Run cells all at once, and whenever memory is out again, in twice as many parts, with a warning.
+    """Process cells in one batch, and in twice as many parts whenever memory runs out, with a warning.
 
     Parameters
     ----------
     run
-        Runs the cells in so many parts, one after the other, from the start.
+        Function that processes all cells in a number of parts.
     n_cells
-        Their number; in more parts nothing gets smaller.
+        Number of cells, the maximum number of parts.
     n_parts
-        Parts to begin with.
+        Initial number of parts.
     device, advice
-        For the warning: where memory is out, and what avoids it.
+        Device and remedy in the warning.
 
     Returns
     -------
-    What `run` returns.
+    The result of `run`.
 
     Raises
     ------
     torch.OutOfMemoryError, MemoryError, RuntimeError
-        What `run` raised of parts that can't be made smaller; and at once what is no shortage of memory.
+        Errors of `run` other than a lack of memory, and a lack of memory with the maximum number of parts.
     """
     while True:
         try:
@@ -224,7 +212,7 @@ def run_in_parts(
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error) or n_parts >= n_cells:
                 raise
-        # here nothing holds on to the tensors of the try any more
+        # outside of the try block no reference to its tensors is left
         if torch.device(device).type == "cuda":
             torch.cuda.empty_cache()
         n_parts *= 2
@@ -234,7 +222,7 @@ def run_in_parts(
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a device, or the CPU's allocator, which has no error of its own, ran out of memory."""
+    """Whether memory ran out; the CPU allocator raises a RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
@@ -245,9 +233,9 @@ _threads_before = 1
 
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[int]:
-    """Let workers set torch's number of threads to one; the last of several such blocks to end puts back what was.
+    """Allow workers to set torch's number of threads to one; restore it at the end of the last concurrent block.
 
-    The number is the process's, not a thread's, and calls may run side by side. Yields the number that was.
+    The number belongs to the process, and calls may run concurrently. Yields the former number.
     """
     global _open, _threads_before
     with _lock:
@@ -264,16 +252,16 @@ def _one_thread_each() -> Iterator[int]:
 
 
 def at_precision(model: ScDiVa, precision: str, what: ReadOut = "embedding") -> ScDiVa:
-    """Copy a model so that its blocks multiply in another precision; all else is shared with the original.
+    """Copy a model with blocks in another precision; everything else is shared with the original.
 
     Parameters
     ----------
     model
         A float32 model; not changed.
     precision
-        `"fp32"` or `"bf16"`; the first, and any for a read-out that needs no transformer, returns `model` itself.
+        `"fp32"` or `"bf16"`. With `"fp32"`, or if the result does not depend on the transformer, `model` is returned.
     what
-        What will be read out.
+        Requested result, see :func:`read_out`.
     """
     if precision == "fp32" or not runs_transformer(model, what):
         return model
@@ -285,7 +273,7 @@ def at_precision(model: ScDiVa, precision: str, what: ReadOut = "embedding") -> 
 
 
 def _in_bf16(module: nn.Module) -> nn.Module:
-    """Copy a module with its linear layers in bfloat16; what is not replaced is shared."""
+    """Copy a module with its linear layers in bfloat16; all other modules are shared."""
     if isinstance(module, nn.Linear):
         return _Bf16Linear(module)
     copied = copy.copy(module)
@@ -294,7 +282,7 @@ def _in_bf16(module: nn.Module) -> nn.Module:
 
 
 class _Bf16Linear(nn.Module):
-    """A linear layer in bfloat16; products are summed in float32 before they are rounded."""
+    """Linear layer in bfloat16; sums are in float32 before rounding."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -307,7 +295,7 @@ class _Bf16Linear(nn.Module):
 
 @torch.no_grad()
 def encoded(model: ScDiVa, cells: InMemoryCells, what: ReadOut = "state") -> Tensor:
-    """Cell states, or what else :func:`read_out` returns, `(n_cells, width)`, on the CPU."""
+    """Cell states, or another result of :func:`read_out`, `(n_cells, width)`, on the CPU."""
     device, parts = next(model.parameters()).device, []
     size = 1 if runs_transformer(model) and device.type == "cpu" else BLOCK_CELLS
     for start in range(0, cells.n_cells, size):

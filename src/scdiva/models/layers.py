@@ -1,4 +1,4 @@
-"""What the transformer is made of (paper, appendix "Model Architecture"): embedding, attention, gate, blocks."""
+"""Layers: embedding, attention, gate and blocks (paper, appendix "Model Architecture"), and the set encoder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scdiva._device import to_device
 from scdiva.kernels import attention_weights, resolve_backend, rope_attention, rope_tables
 
 INIT_STD = 0.02
-"""Standard deviation of freshly drawn weights, as in GPT-2; the paper gives none."""
+"""Standard deviation of initial weights, as in GPT-2; the paper does not state it."""
 
 
 def linear(n_in: int, n_out: int, *, bias: bool = False, std: float = INIT_STD) -> nn.Linear:
-    """Make a linear layer with weights from N(0, std²) and zero bias."""
+    """Linear layer with weights from N(0, std²) and zero bias."""
     layer = nn.Linear(n_in, n_out, bias=bias)
     nn.init.normal_(layer.weight, std=std)
     if bias:
@@ -28,25 +28,25 @@ def linear(n_in: int, n_out: int, *, bias: bool = False, std: float = INIT_STD) 
 
 
 def perceptron(n_in: int, hidden: int, n_out: int, activation: nn.Module | None = None) -> nn.Sequential:
-    """Two hidden layers and a linear last one, initialised as torch does.
+    """Two hidden layers and a linear last one, with torch's default initialisation.
 
     Parameters
     ----------
     n_in, hidden, n_out
         Widths.
     activation
-        After each hidden layer; None: SiLU.
+        Activation of the hidden layers; None: SiLU.
     """
     act = activation or nn.SiLU()
     return nn.Sequential(nn.Linear(n_in, hidden), act, nn.Linear(hidden, hidden), act, nn.Linear(hidden, n_out))
 
 
 class GeneValueEmbedding(nn.Module):
-    r"""Sum of the embedding of the gene and that of its value.
+    r"""Sum of the embeddings of a gene and its value.
 
     :math:`\mathrm{Emb}_{id}(g) + W_2\,\mathrm{SiLU}(W_1 v + b_1) + b_2` (paper, eqs. `joint_embedding`, `mlp_val`).
-    A masked value enters as the learned vector `hidden_value` in place of the MLP's output (paper, algorithm 1,
-    line 9), not as 0, which would mean "measured and absent".
+    For a masked value the learned vector `hidden_value` replaces the output of the MLP (paper, algorithm 1, line 9);
+    the value 0 would mean "measured and absent".
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ class GeneValueEmbedding(nn.Module):
     def __init__(self, n_tokens: int, dim: int) -> None:
         super().__init__()
         self.gene = nn.Embedding(n_tokens, dim)
-        # W1 sees one number of size ~1, so its weights are of size 1 and its units bend at different values;
-        # W2 brings the sum of `dim` such units back to the size of a gene's embedding
+        # the input of W1 is of size 1, so its weights are too, and its units bend at different values;
+        # W2 scales the sum of `dim` such units to the size of a gene embedding
         self.value_in = linear(1, dim, bias=True, std=1.0)
         self.value_out = linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)
         self.hidden_value = nn.Parameter(torch.empty(dim))
@@ -76,7 +76,7 @@ class GeneValueEmbedding(nn.Module):
         tokens
             int64 `(T,)`.
         values
-            Log-normalised expression `(T,)`; what stands where `value_mask` is set is never read.
+            Log-normalised expression `(T,)`; values at `value_mask` are never read.
         value_mask
             bool `(T,)`, `True` where the value is masked.
 
@@ -113,7 +113,7 @@ class SwiGLU(nn.Module):
         gate, up = self.gate(x), self.up(x)
         if torch.is_grad_enabled():
             return self.down(F.silu(gate) * up)
-        # in place: on a CPU, fresh memory of this width costs more than what is written to it
+        # in place: on a CPU, allocating memory of this width takes longer than writing to it
         return self.down(F.silu(gate, inplace=True).mul_(up))
 
 
@@ -121,7 +121,7 @@ class Attention(nn.Module):
     r"""Bidirectional multi-head attention within each cell.
 
     :math:`\mathrm{Concat}(\mathrm{head}_1 \ldots \mathrm{head}_H) W_O` (paper, eq. `mha`), without biases.
-    :math:`W_Q, W_K, W_V` lie one after the other in `qkv.weight`, each `(dim, dim)`.
+    `qkv.weight` is the concatenation of :math:`W_Q, W_K, W_V`, each `(dim, dim)`.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Attention(nn.Module):
         return self.out(heads.flatten(start_dim=1))
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Make queries, keys and values, each `(T, H, D)`, of packed tokens `(T, dim)`."""
+        """Queries, keys and values, each `(T, H, D)`, of packed tokens `(T, dim)`."""
         return self.qkv(x).view(x.shape[0], 3, self.n_heads, -1).unbind(dim=1)
 
 
@@ -167,7 +167,7 @@ class Block(nn.Module):
     dim, n_heads, ffn_dim
         Widths of stream and gate, number of heads.
     eps
-        Of both norms.
+        Epsilon of both norms.
     out_std
         Standard deviation of the two weights that write to the residual stream.
     """
@@ -194,23 +194,23 @@ class Block(nn.Module):
 
 
 class Blocks(nn.ModuleList):
-    r"""Transformer blocks, one after the other, over packed cells.
+    r"""Sequence of transformer blocks over packed cells.
 
-    They hold what all of them share: the rotations of all positions, the choice of the attention backend, and in how
-    many parts a batch is run. Their weights are named as those of a plain :class:`torch.nn.ModuleList`.
+    The blocks share the rotations of all positions, the attention backend, and the number of parts of a batch. The
+    names of the weights are those of a :class:`torch.nn.ModuleList`.
 
     Parameters
     ----------
     blocks
-        All of one width.
+        Blocks of equal width.
     rope
         Number of positions and base of the rotary frequencies; None: attention without positions.
     backend
-        Attention backend where a call names none, see :func:`scdiva.kernels.rope_attention`.
+        Default attention backend, see :func:`scdiva.kernels.rope_attention`.
     """
 
     micro_batches = 1
-    """Parts of a batch that training runs in turn, see :meth:`forward`."""
+    """Parts of a batch that training processes in turn, see :meth:`forward`."""
 
     def __init__(
         self, blocks: Iterable[Block] = (), rope: tuple[int, float] | None = None, backend: str = "auto"
@@ -222,23 +222,23 @@ class Blocks(nn.ModuleList):
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, backend: str | None = None) -> Tensor:
         """Map packed tokens `(T, dim)` to `(T, dim)`.
 
-        Blocks look at one cell at a time, so a batch may be run in parts of whole cells: `micro_batches` of them with
-        about as many tokens each, while gradients are asked for. Then only what goes into a block is kept, `(T, dim)`;
-        in the backward pass the block is run again on each part (Chen et al. 2016, "Training deep nets with sublinear
-        memory cost"), and the activations of one block on one part are the most that is held beside. Gradients are
-        those of the whole batch, added up in another order. It costs one more forward pass.
+        Attention is within cells, so a batch can be processed in `micro_batches` parts of whole cells with about equal
+        numbers of tokens. With gradients, only the input of each block, `(T, dim)`, is then kept, and the backward pass
+        runs the block again on each part (Chen et al. 2016, "Training deep nets with sublinear memory cost"): the
+        additional memory is that of the activations of one block on one part. The gradients are those of the whole
+        batch, summed in another order. It costs one more forward pass.
 
         Parameters
         ----------
         x
             `(T, dim)`.
         cu_seqlens
-            `(B + 1,)`, cell boundaries; may be on the CPU. On a device, it is asked for them if `micro_batches` is
-            above 1.
+            `(B + 1,)`, cell boundaries; may be on the CPU. If they are on a device, the host waits for them with
+            `micro_batches` above 1.
         max_seqlen
             Tokens of the longest cell.
         backend
-            Attention backend; None: the one given at first.
+            Attention backend; None: the default.
         """
         shared = *self._rotations(x.device), self._resolved(backend, x.device), max_seqlen
         bounds, cu_seqlens = cu_seqlens, to_device(cu_seqlens, x.device)
@@ -247,21 +247,21 @@ class Blocks(nn.ModuleList):
                 x = block(x, cu_seqlens, *shared)
             return x
         bounds = bounds.cpu()
-        wanted = torch.linspace(0, float(bounds[-1]), self.micro_batches + 1)[1:-1]
-        at = torch.searchsorted(bounds, wanted.to(bounds.dtype))
+        ends = torch.linspace(0, float(bounds[-1]), self.micro_batches + 1)[1:-1]
+        at = torch.searchsorted(bounds, ends.to(bounds.dtype))
         cells = torch.unique(torch.cat([torch.tensor([0]), at, torch.tensor([len(bounds) - 1])])).tolist()
-        again: Callable[..., Tensor] = checkpoint
+        recomputed: Callable[..., Tensor] = checkpoint
         outs = []
         for first, last in itertools.pairwise(cells):
             start, stop = int(bounds[first]), int(bounds[last])
-            part, own = x[start:stop], cu_seqlens[first : last + 1] - start
+            part, part_seqlens = x[start:stop], cu_seqlens[first : last + 1] - start
             for block in self:
-                part = again(block, part, own, *shared, use_reentrant=False, preserve_rng_state=False)
+                part = recomputed(block, part, part_seqlens, *shared, use_reentrant=False, preserve_rng_state=False)
             outs.append(part)
         return torch.cat(outs)
 
     def attention_weights(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Iterator[tuple[int, int, Tensor]]:
-        """Give layer, cell, and what its tokens attend to, `(H, L, L)`, one layer of one cell at a time.
+        """Yield layer, cell and attention weights, `(H, L, L)`, one layer of one cell at a time.
 
         Arguments as in :meth:`forward`; see :func:`scdiva.kernels.attention_weights`.
         """
@@ -287,17 +287,17 @@ class Blocks(nn.ModuleList):
             block._compiled_call_impl = None
 
     def _rotations(self, device: torch.device) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Rotations of all positions, kept for the device that asked last; no buffers, which `model.to` would round."""
+        """Rotations of all positions, cached for one device; no buffers, which `model.to` would round."""
         if self.rope is None:
             return None, None
         if self._tables is None or self._tables[0].device != device:
             n_positions, base = self.rope
-            with torch.inference_mode(False):  # else no training step could use them later
+            with torch.inference_mode(False):  # inference tensors could not be used in training later
                 self._tables = rope_tables(n_positions, self._attention().head_dim, base, device=device)
         return self._tables
 
     def _resolved(self, backend: str | None, device: torch.device) -> str:
-        """Decide on the attention backend here, since a block may be compiled."""
+        """Attention backend; resolved here because blocks may be compiled."""
         attention = self._attention()
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else attention.qkv.weight.dtype
@@ -307,3 +307,83 @@ class Blocks(nn.ModuleList):
         first = self[0]
         assert isinstance(first, Block)
         return first.attention
+
+
+def weighted_sum(table: Tensor, tokens: Tensor, weights: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Weighted sum of table rows over the tokens of each cell.
+
+    Parameters
+    ----------
+    table
+        `(n_tokens, dim)`.
+    tokens
+        int64 `(T,)`, rows of the table.
+    weights
+        `(T,)`, weights of the tokens.
+    cu_seqlens
+        Cell boundaries `(B + 1,)`.
+
+    Returns
+    -------
+    `(B, dim)`; 0 for a cell without tokens. `(T, dim)` is never formed.
+    """
+    return F.embedding_bag(
+        tokens, table, offsets=cu_seqlens[:-1].long(), per_sample_weights=weights.to(table.dtype), mode="sum"
+    )
+
+
+class SetEncoder(nn.Module):
+    r"""Encoder of the set of visible genes, from whose state `[LAT]` starts.
+
+    The paper's figure 2 draws a "latent encoder" that its text does not define. This one is a sum over a set, so it
+    depends neither on the order of the genes nor on other cells:
+
+    .. math::
+
+        x = \sum v\,A_g + \min\Bigl(1, \frac{\sum v}{s}\Bigr)\,b, \qquad
+        y = \mathrm{MLP}(\sqrt{k}\,\hat x), \qquad
+        z = \frac{[\alpha\,\hat x,\; \hat y]}{\sqrt{\alpha^2 + 1}}
+
+    with :math:`\hat x = x / \lVert x \rVert`, so that :math:`z` has length 1 and hardly depends on the depth of the
+    cell, which scales :math:`x`. The bias :math:`b` subtracts the mean of the corpus. A cell that shows fewer genes
+    (low depth, a panel of genes) contains less of that mean, and less of it is subtracted: the whole mean would shift
+    all such cells in the same direction, away from deeper cells of their types. A cell whose values sum to :math:`s`
+    (the buffer `full_total`, a share of the corpus mean) or more gets the whole bias. With :math:`A` from a truncated
+    SVD of the corpus (:func:`scdiva.train.fit_linear_map`), :math:`\hat x` is a strong zero-shot embedding before the
+    first training step, and training cannot lose it because it has coordinates of its own.
+
+    Parameters
+    ----------
+    n_tokens
+        Rows of the table :math:`A`: special tokens and genes.
+    linear_dim, learned_dim
+        Widths of :math:`x` (k) and :math:`y`; `dim` is their sum, the width of :math:`z`.
+    hidden
+        Width of the two hidden SiLU layers of the MLP.
+    balance
+        :math:`\alpha`, weight of the linear part.
+    """
+
+    def __init__(self, n_tokens: int, linear_dim: int, learned_dim: int, hidden: int, balance: float) -> None:
+        super().__init__()
+        self.balance = balance
+        self.table = nn.Embedding(n_tokens, linear_dim)
+        self.bias = nn.Parameter(torch.zeros(linear_dim))
+        self.full_total = nn.Buffer(torch.ones(1))  # s
+        self.dim = linear_dim + learned_dim
+        self.mlp = perceptron(linear_dim, hidden, learned_dim)
+        nn.init.normal_(self.table.weight, std=INIT_STD)
+
+    def parts(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+        """Both parts of each cell's state, each of length 1: `(B, linear_dim)` and `(B, learned_dim)`."""
+        weights = values.masked_fill(~visible, 0.0)
+        total = weighted_sum(torch.ones_like(self.table.weight[:, :1]), tokens, weights, cu_seqlens)
+        bias = (total / self.full_total).clamp_max(1.0) * self.bias
+        x = F.normalize(weighted_sum(self.table.weight, tokens, weights, cu_seqlens) + bias, dim=1)
+        y = F.normalize(self.mlp(x * x.shape[1] ** 0.5), dim=1)
+        return x, y
+
+    def forward(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> Tensor:
+        """Encode each cell from its visible tokens; `visible` bool `(T,)`. Returns `(B, linear_dim + learned_dim)`."""
+        x, y = self.parts(tokens, values, cu_seqlens, visible)
+        return torch.cat([self.balance * x, y], dim=1) / (self.balance**2 + 1) ** 0.5

@@ -1,45 +1,110 @@
 """The network: a bidirectional transformer over the ranked genes of a cell, with `[LAT]` in front.
 
-To be read top to bottom: what is built of a configuration, one pass (embed, blocks, heads), and what is predicted of
-masked positions, :meth:`ScDiVa.logits` and :meth:`ScDiVa.values`. Training, validation, sampling and likelihood ask
-these two. No loss and no optimiser live here; `scdiva.diffusion` corrupts and scores, `scdiva.train` trains.
+It reads top to bottom: the layers of a configuration, one forward pass (embedding, blocks, heads), and the predictions
+at masked positions, :meth:`ScDiVa.logits` and :meth:`ScDiVa.values`, which training, validation, sampling and
+likelihood share. Losses are in :mod:`scdiva.diffusion`, optimisers in :mod:`scdiva.train`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scdiva._constants import LAT, MASK, N_SPECIAL
+from scdiva._constants import FINETUNED, LAT, MASK, N_SPECIAL
 from scdiva._device import to_device
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import gene_logits
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import positions
-from scdiva.models.encoder import SetEncoder
+from scdiva.kernels._attention import longest_cell
+from scdiva.models._folder import save_model
+from scdiva.models.config import ScDiVaConfig
 from scdiva.models.heads import DatasetComponents, DualHeads, Expected, IntegrationHead, StateHead, hidden_gene_logits
-from scdiva.models.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, linear
-from scdiva.models.network import Network, ScDiVaOutput, check_input, mean_of_cells
+from scdiva.models.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, SetEncoder, linear
 from scdiva.models.queries import QueryHead
 
+if TYPE_CHECKING:
+    from scdiva.tokenizer.vocabulary import Vocabulary
 
-class ScDiVa(Network):
+
+class ScDiVaOutput(NamedTuple):
+    """Output of one forward pass.
+
+    Attributes
+    ----------
+    hidden
+        `(T, dim)`, hidden states of the genes after the final norm, in the order of the input; `(0, dim)` without the
+        transformer.
+    cell_state
+        `(B, state_dim)`: `[LAT]` after the final norm; with the set encoder, its state `z`, or `z + R·[LAT]` under
+        `anchor_residual`.
+    anchor
+        `(B, state_dim)`, the state from which `[LAT]` starts; `None` with `anchor="learned"` unless passed as an
+        argument.
+    cells
+        int64 `(T,)`, the cell of each position.
+    read
+        `(B, state_rank + 1)`, hidden layer of the state head; `None` without one.
+    hidden_share
+        `(B,)`, share of each cell's genes whose identity is masked.
+    """
+
+    hidden: Tensor
+    cell_state: Tensor
+    anchor: Tensor | None
+    cells: Tensor
+    read: Tensor | None
+    hidden_share: Tensor
+
+
+class ScDiVa(nn.Module):
     """Masked-diffusion transformer of single cells (paper, section 3 and appendix "Model Architecture").
 
-    Cells come packed: their tokens one after the other, `cu_seqlens` (int32, `(B + 1,)`) marking where each begins. The
-    model itself puts `[LAT]` before each cell; it is never masked. A cell's result doesn't depend on the others.
+    Cells are packed: their tokens are concatenated, and `cu_seqlens` (int32, `(B + 1,)`) holds the cell boundaries. The
+    model puts `[LAT]` before each cell and never masks it. The result for a cell does not depend on other cells.
 
     Parameters
     ----------
     config
         The architecture.
     generator
-        Source of the initial weights. `None` draws from torch's global stream; a generator leaves that as it was.
+        Source of the initial weights. `None` draws from torch's global stream; a generator leaves that unchanged.
+
+    Attributes
+    ----------
+    config
+        The architecture.
+    vocabulary
+        Genes of the tokens; set by :func:`scdiva.models.load_model`.
+    metadata
+        Notes of the author, from the model folder.
+    origin
+        Folder or name from which the model was loaded.
     """
 
+    vocabulary: Vocabulary
+    metadata: dict[str, Any] | None = None
+    origin: str | None = None
+
+    def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        if generator is None:
+            self._build()
+            return
+        seed = int(torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self._build()
+
     def _build(self) -> None:
+        """Make the layers, with weights from torch's global stream."""
         c = self.config
         self.embedding = GeneValueEmbedding(c.n_tokens, c.dim)
         self.anchor: SetEncoder | None = None
@@ -49,7 +114,7 @@ class ScDiVa(Network):
             widths = c.anchor_linear_dim, c.anchor_learned_dim, c.anchor_hidden
             self.anchor = SetEncoder(c.n_tokens, *widths, c.anchor_balance)
             self.anchor_in = linear(c.state_dim, c.dim)
-            if c.anchor_residual:  # from zero: the encoder's state is kept until this has learned
+            if c.anchor_residual:  # starts at zero, so that an untrained residual keeps the state of the encoder
                 self.anchor_out = linear(c.dim, c.state_dim, std=0.0)
         self.integration: IntegrationHead | None = None
         self.dataset_components: DatasetComponents | None = None
@@ -57,7 +122,7 @@ class ScDiVa(Network):
             self.integration = IntegrationHead(c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden)
         if c.adapted:
             self.dataset_components = DatasetComponents(c.n_tokens, c.state_dim, c.adapted)
-        # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
+        # each of the 2·n_layers writes to the stream adds its variance: scaled so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = Blocks(
             (Block(c.dim, c.n_heads, c.ffn_dim, eps=c.norm_eps, out_std=out_std) for _ in range(c.n_layers)),
@@ -85,36 +150,38 @@ class ScDiVa(Network):
         Parameters
         ----------
         tokens
-            int64 `(T,)`: gene tokens, or `MASK` where the identity is masked; without `[LAT]` and padding. In each
-            cell they stand in order of rank.
+            int64 `(T,)`: gene tokens, or `MASK` where the identity is masked; without `[LAT]` and padding. The genes of
+            each cell are in order of rank.
         values
-            `(T,)`, log-normalised expression; not read where masked.
+            `(T,)`, log-normalised expression; masked values are not read.
         cu_seqlens
-            int32 `(B + 1,)`, cell boundaries. A cell may be empty, and all of its tokens may be masked. On the CPU with
-            the rest on a device, the batch was checked beforehand (:func:`scdiva.models.network.check_input`), and the
-            device is asked for nothing. Otherwise it is waited for once, by that check.
+            int32 `(B + 1,)`, cell boundaries. A cell may be empty, and all of its tokens may be masked. If it is on the
+            CPU and the other tensors are on a device, the batch must have been checked before
+            (:func:`scdiva.models.scdiva.check_input`), and the host does not wait for the device. Otherwise the check
+            waits once.
         value_mask
-            bool `(T,)`, `True` where the value is masked. The value of a `MASK` token always is. `None`: only there.
+            bool `(T,)`, `True` where the value is masked. The value of a `MASK` token is always masked. `None`: no
+            other value is.
         anchor_state
-            `(B, state_dim)`, the cell state to start `[LAT]` from; `None`: that of the visible tokens of this input.
+            `(B, state_dim)`, the cell state from which `[LAT]` starts; `None`: that of the visible tokens.
         backend
             Attention backend of this call; `None`: the configured one.
         use_transformer
-            Without it no block is run, and cells may be as long as `config.input_length`: what is predicted comes
-            from the cell state alone. Needs a state to start from.
+            `False` runs no block, and predictions come from the cell state alone; cells may then have
+            `config.input_length` genes. Requires an anchor.
 
         Returns
         -------
-        Hidden states of the genes, cell states, anchors. :meth:`logits` and :meth:`values` go on from these.
+        Hidden states of the genes, cell states, anchors; the input of :meth:`logits` and :meth:`values`.
 
         Raises
         ------
         ValueError
-            If the tensors don't fit each other, a token isn't one of this vocabulary, or a cell is too long.
+            If the tensors do not fit each other, a token is not in the vocabulary, or a cell is too long.
         """
         c = self.config
-        most = c.max_length if use_transformer else c.input_length
-        longest = check_input(c, tokens, values, cu_seqlens, value_mask, anchor_state, max_length=most)
+        max_length = c.max_length if use_transformer else c.input_length
+        longest = check_input(c, tokens, values, cu_seqlens, value_mask, anchor_state, max_length=max_length)
         bounds, cu_seqlens = _with_lat(cu_seqlens), to_device(cu_seqlens, tokens.device)
         masked = tokens == MASK
         value_mask = masked if value_mask is None else value_mask | masked
@@ -133,26 +200,21 @@ class ScDiVa(Network):
             hidden, cell_state = anchor.new_empty(0, c.dim), anchor
 
         cells = cell_of_token(cu_seqlens, tokens.numel())
-        share = mean_of_cells(masked, cu_seqlens, cell_state.dtype)
+        share = _mean_of_cells(masked, cu_seqlens, cell_state.dtype)
         read = None
         if self.state_head is not None:
             read = self.read_state(cell_state if anchor is None else anchor, ~value_mask, cu_seqlens)
         return ScDiVaOutput(hidden, cell_state, anchor, cells, read, share)
 
     def _embed(
-        self,
-        tokens: Tensor,
-        values: Tensor,
-        cu_seqlens: Tensor,
-        value_mask: Tensor,
-        anchor: Tensor | None,
+        self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, value_mask: Tensor, anchor: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Make what enters the first block `(T + B, dim)`, the rows of `[LAT]` and of genes."""
+        """Input of the first block `(T + B, dim)`, the rows of `[LAT]` and those of the genes."""
         genes = self.embedding(tokens, values, value_mask)
         lat = self.embedding.gene.weight[LAT].expand(cu_seqlens.numel() - 1, -1)
         lat = lat if anchor is None else lat + self.anchor_in(anchor)
 
-        # [LAT] goes in front of each cell: gene i of cell b moves b + 1 places down
+        # [LAT] goes in front of each cell: gene i of cell b moves b + 1 rows down
         rows = torch.arange(tokens.numel() + lat.shape[0], device=tokens.device)
         gene_rows = rows[: tokens.numel()] + cell_of_token(cu_seqlens, tokens.numel()) + 1
         lat_rows = cu_seqlens[:-1].long() + rows[: lat.shape[0]]
@@ -170,29 +232,29 @@ class ScDiVa(Network):
         expected: Expected | None = None,
         ranked: Ranked | None = None,
     ) -> Tensor:
-        r"""Logits of which gene stands at masked positions, :math:`\log p(x_0 \mid x_t)` up to a constant.
+        r"""Logits of the gene at masked positions, :math:`\log p(x_0 \mid x_t)` up to a constant.
 
-        The sum of what is there: what the transformer predicts at the position, :math:`W h`; what the state of the cell
-        predicts (:func:`scdiva.models.heads.hidden_gene_logits`); what the rank of the position implies
-        (:func:`scdiva.diffusion.rank_log_prior`).
+        The sum of the transformer's prediction at the position, :math:`W h`, the prediction from the cell state
+        (:func:`scdiva.models.heads.hidden_gene_logits`) and the prior from the rank of the position
+        (:func:`scdiva.diffusion.rank_log_prior`), as far as they are available.
 
         Parameters
         ----------
         out
-            Of a pass over these cells.
+            Output of a forward pass over these cells.
         rows
             Positions, int64 ascending or bool `(T,)`; may be on the CPU.
         genes
             int64 `(n,)`, tokens of the columns; `None`: all.
         expected
-            What the state predicts of these genes, where the state head is not to be asked.
+            Predictions for these genes that replace those of the state head.
         ranked
-            The batch, which may be on the CPU, if ranks are to be read; needs a state head. No gradient goes through
-            them.
+            The batch with the observed ranks, which may be on the CPU; requires a state head. No gradient flows through
+            the prior.
 
         Returns
         -------
-        `(N, n)`; without `genes` column `j` is of token `j + N_SPECIAL`.
+        `(N, n)`; without `genes` column `j` belongs to token `j + N_SPECIAL`.
         """
         columns = slice(None) if genes is None else genes - N_SPECIAL
         at = to_device(rows, out.hidden.device)
@@ -211,42 +273,43 @@ class ScDiVa(Network):
     def values(
         self, out: ScDiVaOutput, tokens: Tensor, rows: Tensor | slice = slice(None), *, of_genes: Tensor | None = None
     ) -> Tensor:
-        """Log-normalised expression `(N,)` at positions `rows`, given which genes `tokens` `(N,)` are there.
+        """Log-normalised expression `(N,)` at positions `rows` that hold the genes `tokens` `(N,)`.
 
-        Without a state head the genes do not count: as in the paper, the value is read off the stream alone. At a
-        `MASK`, whose gene is not known, it is read off the stream in any case. `of_genes`, `(B, n_genes)`, is what the
-        state predicts of each gene, where the state head is not to be asked.
+        Without a state head the value is a function of the hidden state alone, as in the paper; at a `MASK` it always
+        is. `of_genes`, `(B, n_genes)`, replaces the values that the state head predicts.
         """
-        cells, there = out.cells[rows], tokens >= N_SPECIAL
-        found = torch.zeros(tokens.shape, dtype=out.cell_state.dtype, device=tokens.device)
+        cells = out.cells[rows]
+        value = torch.zeros(tokens.shape, dtype=out.cell_state.dtype, device=tokens.device)
         if len(out.hidden):
-            found = self.heads.value(out.hidden[rows]).squeeze(-1)
+            value = self.heads.value(out.hidden[rows]).squeeze(-1)
         if self.state_head is None or out.read is None:
-            return found
+            return value
         gene = (tokens - N_SPECIAL).clamp_min(0)
         if of_genes is None:
-            of_state = (out.read[cells] * self.state_head.value[gene].to(found.dtype)).sum(dim=1)
+            of_state = (out.read[cells] * self.state_head.value[gene].to(value.dtype)).sum(dim=1)
         else:
             of_state = of_genes[cells, gene]
-        return found + torch.where(there, of_state, 0.0)
+        return value + torch.where(tokens >= N_SPECIAL, of_state, 0.0)
 
     def read_state(self, state: Tensor, visible: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Give what the state head makes of cells `(B, state_rank + 1)` with these visible genes, bool `(T,)`."""
+        """Hidden layer of the state head, `(B, state_rank + 1)`, for cells with these visible genes, bool `(T,)`."""
         assert self.state_head is not None
-        n_visible = mean_of_cells(visible, cu_seqlens, state.dtype) * cu_seqlens.diff()
+        n_visible = _mean_of_cells(visible, cu_seqlens, state.dtype) * cu_seqlens.diff()
         return self.state_head(state, n_visible)
 
     def encode(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> Tensor:
-        """Return the cell state of :meth:`read`; a set encoder without residual needs no transformer: none is run."""
-        alone = self.anchor is not None and self.anchor_out is None
-        anchor = self.encode_anchor(tokens, values, cu_seqlens) if alone else None
-        return self.read(tokens, values, cu_seqlens, backend=backend).cell_state if anchor is None else anchor
+        """Cell state of uncorrupted cells, `(B, state_dim)`; without a residual, the set encoder alone is run."""
+        if self.anchor is not None and self.anchor_out is None:
+            state = self.encode_anchor(tokens, values, cu_seqlens)
+            assert state is not None
+            return state
+        return self.read(tokens, values, cu_seqlens, backend=backend).cell_state
 
     def read(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> ScDiVaOutput:
         """Run the network over uncorrupted cells; arguments as in :meth:`forward`.
 
-        Cells may be as long as `config.input_length`: a set encoder sees them whole, the transformer the first
-        `config.max_length` genes. Those are the genes of `hidden`.
+        Cells may have `config.input_length` genes: a set encoder reads all of them, the transformer the first
+        `config.max_length`, to which `hidden` belongs.
         """
         anchor = self.encode_anchor(tokens, values, cu_seqlens)
         if anchor is not None:
@@ -260,12 +323,11 @@ class ScDiVa(Network):
     def encode_anchor(
         self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, value_mask: Tensor | None = None
     ) -> Tensor | None:
-        """Return what `[LAT]` would start from, without running a transformer block.
+        """State of the set encoder, `(B, state_dim)`; `None` with `anchor="learned"`. Arguments as in :meth:`forward`.
 
-        Arguments as in :meth:`forward`. `(B, state_dim)`, or `None` with `anchor="learned"`.
+        No transformer block is run.
         """
-        c = self.config
-        check_input(c, tokens, values, cu_seqlens, value_mask, None, max_length=c.input_length)
+        check_input(self.config, tokens, values, cu_seqlens, value_mask, max_length=self.config.input_length)
         hidden = tokens == MASK if value_mask is None else value_mask | (tokens == MASK)
         return (
             None if self.anchor is None else self.anchor(tokens, values, to_device(cu_seqlens, tokens.device), ~hidden)
@@ -277,10 +339,10 @@ class ScDiVa(Network):
     ) -> Iterator[tuple[int, int, Tensor]]:
         """Yield layer, cell and attention weights of uncorrupted cells, one layer of one cell at a time.
 
-        `(H, L + 1, L + 1)` float32 (head, query, key); row and column 0 are `[LAT]`'s. See
+        `(H, L + 1, L + 1)` float32 (head, query, key); row and column 0 belong to `[LAT]`. See
         :meth:`scdiva.models.Blocks.attention_weights`.
         """
-        longest = check_input(self.config, tokens, values, cu_seqlens, None, None)
+        longest = check_input(self.config, tokens, values, cu_seqlens)
         anchor = self.encode_anchor(tokens, values, cu_seqlens)
         x, _, _ = self._embed(tokens, values, cu_seqlens, tokens == MASK, anchor)
         yield from self.blocks.attention_weights(x, _with_lat(cu_seqlens), longest + 1)
@@ -290,7 +352,229 @@ class ScDiVa(Network):
         """Weight of the gene head, `(n_genes, dim)`; row `j` belongs to token `j + N_SPECIAL`."""
         return self.heads.gene_weight(self.embedding.gene.weight)
 
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile each transformer block in place (`torch.compile`), for any number of tokens.
+
+        Norms, gates and casts are fused around the matrix products. With the Triton backend a block is one graph;
+        other backends break the graph at the attention. Compiling takes up to a minute, so it pays in long runs only.
+        The names of the weights do not change.
+
+        Parameters
+        ----------
+        **options
+            For `torch.compile`, such as `mode` or `backend`. `fullgraph=True` raises an error at a graph break.
+        """
+        self.blocks.compile_each(**options)
+
+    def known_vocabulary(self) -> Vocabulary:
+        """Return the vocabulary; ValueError if it is not set."""
+        if getattr(self, "vocabulary", None) is None:
+            raise ValueError(
+                "this model has no vocabulary: set `model.vocabulary` to the genes that it was built for, or save it "
+                "with save_model(model, vocabulary, folder) and load that"
+            )
+        return self.vocabulary
+
+    @property
+    def seen_tokens(self) -> np.ndarray:
+        """Tokens that are genes of the training corpus, bool `(n_tokens,)`."""
+        seen = self.vocabulary.table["entropy"].notna().to_numpy()
+        return np.concatenate([np.zeros(N_SPECIAL, bool), seen])
+
+    @property
+    def state_dim(self) -> int:
+        """Width of the cell state."""
+        return self.config.state_dim
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of trainable parameters; tied weights count once."""
+        return sum(p.numel() for p in self.parameters())
+
+    @property
+    def adaptation(self) -> dict[str, Any] | None:
+        """Report of the fit by :func:`scdiva.tl.adapt`; `None`: the model is not adapted."""
+        report: dict[str, Any] | None = (self.metadata or {}).get("adaptation")
+        return report
+
+    @property
+    def finetuned_for(self) -> str | None:
+        """Task that the weights were fine-tuned for, `"integrate"`, `"annotate"` or `"perturbation"`, or None."""
+        task: str | None = (self.metadata or {}).get(FINETUNED, {}).get("task")
+        return task
+
+    def __repr__(self) -> str:
+        c = self.config
+        return (
+            f"ScDiVa({self.n_parameters:,} parameters, {c.n_genes:,} genes, {c.n_layers} layers of width {c.dim}, "
+            f"on {next(self.parameters()).device})"
+        )
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the model, its vocabulary and its metadata to a folder, atomically.
+
+        :func:`scdiva.models.save_model` also takes a model card, other metadata, and a smaller data type.
+
+        Parameters
+        ----------
+        path
+            The folder to create.
+        overwrite
+            Whether to replace an existing model. Anything else is never replaced.
+
+        Returns
+        -------
+        The folder.
+
+        Raises
+        ------
+        FileExistsError
+            If `path` exists and is no model, contains files that scdiva did not write, or `overwrite` is False.
+        ValueError
+            If `path` is a URL, the model has no vocabulary, or weights are not finite.
+
+        Examples
+        --------
+        >>> import scdiva as sd
+        >>> model = sd.models.load_model()
+        >>> folder = model.save("my-model")
+        >>> sd.models.load_model("my-model").config == model.config
+        True
+        """
+        return save_model(self, self.known_vocabulary(), path, metadata=self.metadata, overwrite=overwrite)
+
+
+def check_input(
+    config: ScDiVaConfig,
+    tokens: Tensor,
+    values: Tensor,
+    cu_seqlens: Tensor,
+    value_mask: Tensor | None = None,
+    anchor_state: Tensor | None = None,
+    *,
+    max_length: int | None = None,
+) -> int:
+    """Check the input of a network.
+
+    Parameters
+    ----------
+    config
+        Configuration of the network.
+    tokens, values, cu_seqlens, value_mask, anchor_state
+        As for :meth:`scdiva.models.ScDiVa.forward`. With `cu_seqlens` on the CPU and the rest on a device nothing is
+        checked.
+    max_length
+        Maximum number of genes per cell; None: that of the configuration.
+
+    Returns
+    -------
+    Number of genes of the longest cell.
+
+    Raises
+    ------
+    ValueError
+        If the tensors do not fit each other, a token is not in the vocabulary, or a cell is too long.
+    """
+    if cu_seqlens.device != tokens.device:
+        return int(cu_seqlens.diff().max())
+    c = config
+    max_length = c.max_length if max_length is None else max_length
+    if tokens.dim() != 1 or tokens.dtype != torch.int64:
+        raise ValueError(f"tokens must be a packed int64 vector (T,); got {tokens.dtype} {tuple(tokens.shape)}.")
+    if values.shape != tokens.shape or not values.is_floating_point():
+        raise ValueError(
+            f"values must be floating and as long as tokens, {tokens.numel()}; "
+            f"got {values.dtype} {tuple(values.shape)}."
+        )
+    if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):
+        raise ValueError(
+            f"value_mask must be bool and as long as tokens, {tokens.numel()}; "
+            f"got {value_mask.dtype} {tuple(value_mask.shape)}."
+        )
+    if cu_seqlens.dtype != torch.int32:
+        raise ValueError(f"cu_seqlens must be int32; got {cu_seqlens.dtype}.")
+    n_cells, lengths = cu_seqlens.numel() - 1, cu_seqlens.diff()
+    too_long = lengths > max_length
+    bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
+    longest, n_too_long, n_bad = longest_cell(cu_seqlens, tokens.numel(), too_long.sum(), bad.sum())
+    if n_too_long:
+        cell = int(too_long.nonzero()[0])
+        raise ValueError(
+            f"{n_too_long} cell(s) have more than the {max_length} genes that the model reads, the first "
+            f"is cell {cell} of the batch with {int(lengths[cell])}; serialize with max_length={max_length}."
+        )
+    if n_bad:
+        raise ValueError(
+            f"{n_bad} token(s) are neither MASK nor one of this model's {c.n_genes} genes, the first is "
+            f"{int(tokens[bad][0])}; serialize with the vocabulary that the model was trained with."
+        )
+    if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
+        raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
+    return longest
+
 
 def _with_lat(cu_seqlens: Tensor) -> Tensor:
     """Boundaries of cells with `[LAT]` before each."""
     return cu_seqlens + torch.arange(cu_seqlens.numel(), dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+
+
+def _mean_of_cells(flags: Tensor, cu_seqlens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Share of each cell's positions that are flagged, `(B,)`; 0 for an empty cell."""
+    lengths = cu_seqlens.diff().long()
+    total = torch.zeros(len(lengths), dtype=torch.promote_types(dtype, torch.float32), device=flags.device)
+    total = total.index_add_(0, cell_of_token(cu_seqlens, flags.numel()), flags.to(total.dtype))
+    return (total / lengths.clamp_min(1)).to(dtype)
+
+
+@torch.no_grad()
+def init_gene_embedding(
+    model: ScDiVa, matrix: Tensor | np.ndarray, *, generator: torch.Generator | None = None
+) -> None:
+    """Initialise the gene embeddings from gene vectors, such as those of a truncated SVD of the corpus.
+
+    The first `k` columns of the embeddings become the vectors, scaled by one number so that the mean row norm is that
+    of random initialisation; the other columns are drawn at a tenth of the usual standard deviation. Genes whose vector
+    is 0 (not in the corpus) and special tokens keep their embeddings.
+
+    Parameters
+    ----------
+    model
+        Changed in place.
+    matrix
+        `(n_genes, k)`, row `j` for token `j + N_SPECIAL`, leading directions first; `k <= dim`.
+    generator
+        Source of the random numbers; `None`: torch's global stream.
+
+    Raises
+    ------
+    ValueError
+        If the matrix has another number of genes, too many columns, values that are not finite, or only zeros. The
+        model is not changed then.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.models import ScDiVa, ScDiVaConfig, init_gene_embedding
+    >>> model = ScDiVa(ScDiVaConfig(n_genes=30, dim=16, n_layers=1, n_heads=2, ffn_dim=24))
+    >>> vectors = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+    >>> init_gene_embedding(model, vectors)
+    """
+    vectors = torch.as_tensor(matrix)
+    c = model.config
+    if vectors.dim() != 2 or vectors.shape[0] != c.n_genes or not 1 <= vectors.shape[1] <= c.dim:
+        raise ValueError(
+            f"The gene matrix must be ({c.n_genes}, k) with 1 <= k <= dim = {c.dim}; got {tuple(vectors.shape)}."
+        )
+    if not torch.isfinite(vectors).all():
+        row = int((~torch.isfinite(vectors)).any(dim=1).nonzero()[0])
+        raise ValueError(f"The gene matrix holds NaN or infinite numbers, first in row {row}.")
+    if not vectors.any():
+        raise ValueError("The gene matrix holds only zeros.")
+    rows = model.embedding.gene.weight[N_SPECIAL:]
+    vectors = vectors.to(torch.float64)
+    nonzero = vectors.any(dim=1)
+    rms = vectors[nonzero].square().sum(dim=1).mean().sqrt()
+    scale = INIT_STD * rows.shape[1] ** 0.5 / rms
+    drawn = torch.randn(rows.shape, generator=generator) * (INIT_STD / 10)
+    drawn[:, : vectors.shape[1]] = (vectors * scale).to(drawn.dtype)
+    rows[nonzero.to(rows.device)] = drawn[nonzero].to(device=rows.device, dtype=rows.dtype)

@@ -284,7 +284,7 @@ def predict_perturbation(
     >>> train.uns["scdiva_perturbation"]["change"].shape
     (1, 100)
     """
-    from scdiva.models._fitted import given_fitted
+    from scdiva.models.pretrained import given_fitted
     from scdiva.perturbation.model import PerturbationModel, control_cells, finetune_fields, fit
     from scdiva.perturbation.predict import find_targets, predicted_cells
     from scdiva.perturbation.screen import open_screen, read_controls
@@ -399,7 +399,7 @@ def rank_perturbations(
     >>> sorted(ranking.index) if ranking.index.dtype == object else len(ranking)
     5
     """
-    from scdiva.models._fitted import load_fitted
+    from scdiva.models.pretrained import load_fitted
     from scdiva.perturbation.model import PerturbationModel
     from scdiva.perturbation.predict import ranked
 

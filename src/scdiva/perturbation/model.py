@@ -16,7 +16,7 @@ from torch import Tensor
 from scdiva._constants import BASELINES, DEFAULT_MODEL, FINETUNED, N_SPECIAL
 from scdiva._settings import logger, progress_bar, settings
 from scdiva.data.options import Species
-from scdiva.models._fitted import Fitted, arrays, check_shapes
+from scdiva.models.pretrained import Fitted, arrays, check_shapes
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import ScreenDesign, perturbations, read_perturbations
 from scdiva.perturbation.response import (

@@ -24,7 +24,7 @@ from scdiva.data.options import InputOptions, Species
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import open_soma
-from scdiva.models._folder import read_config, read_sums
+from scdiva.models._folder import read_config, read_sums, save_model
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.hub import SCHEME, find_model
 from scdiva.tokenizer.names import read_species
@@ -78,83 +78,82 @@ def pretrain(
     Parameters
     ----------
     train
-        ``.h5ad`` or ``.zarr`` files, each a study of its own, and folders of such files, or URLs of either, in any
-        mixture; or one packed corpus. Read by row blocks. None: `soma` alone.
+        ``.h5ad`` or ``.zarr`` files, one study each, folders of such files, and URLs of either; or one packed corpus.
+        The files are read by row blocks. None: `soma` alone.
     out
-        Folder of the run: from the start `config.yaml` (every option, those left at their defaults too),
-        `manifest.json` (what each file holds, and of each study how many cells are trained on and how many dropped) and
-        `vocabulary.safetensors` (with entropies); then `last.ckpt` and `log/`; at the end `model/`, which
-        :func:`scdiva.models.load_model` reads.
+        Folder of the run: at the start `config.yaml` (all options, including defaults), `manifest.json` (content of
+        each file, and number of training and dropped cells of each study) and `vocabulary.safetensors` (with
+        entropies); then `last.ckpt` and `log/`; at the end `model/`, which :func:`scdiva.models.load_model` reads.
     training
-        Options of the training, a :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
+        Options of the training, a :class:`~scdiva.train.PretrainingConfig`. None: those of the preset, or the defaults.
     soma
         Address of a TileDB-SOMA experiment to train on (:func:`scdiva.data.open_soma`).
     obs_filter
         Filter of its `obs` that selects cells, such as `"tissue == 'lung'"`.
     study_key
-        Column of its `obs` whose values are studies, such as `"dataset_id"`. None: the cells are one study.
+        Column of its `obs` with the studies, such as `"dataset_id"`. None: the cells are one study.
     preset
-        `"paper"`, `"base"`, `"base-lat"` or `"mini"`: where model and training start from; options, and fields in a
-        file, take precedence (:meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>`,
+        `"paper"`, `"base"`, `"base-lat"` or `"mini"`: defaults of model and training. Options, and fields in a file,
+        take precedence (:meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>`,
         :meth:`PretrainingConfig.preset <scdiva.train.PretrainingConfig.preset>`).
     model
-        A :class:`~scdiva.models.ScDiVaConfig`, or those of its fields that differ from the preset's or its defaults;
-        `n_genes` is the vocabulary's.
+        A :class:`~scdiva.models.ScDiVaConfig`, or its fields that differ from the preset or the defaults; `n_genes`
+        comes from the vocabulary.
     init
-        A saved model whose weights training starts from: a folder, the name of a bundled model or
-        ``"hf://owner/name"``. The architecture is that of this model, and `model` and `preset` must agree with it. The
-        optimiser starts anew: the learning rate warms up again and falls to the end of `steps`. A query head keeps
-        its weights and is not trained. Not for models of `tl.integrate` and `tl.adapt`. None: random weights.
+        Saved model with the initial weights: a folder, the name of a bundled model or ``"hf://owner/name"``. `model`
+        and `preset` must agree with its architecture. The optimiser is not continued: the learning rate warms up again
+        and decays until the end of `steps`. A query head keeps its weights and is not trained. Models of `tl.integrate`
+        and `tl.adapt` are not supported. None: random weights.
     validation
-        Files of studies that are not trained on.
+        Files of validation studies.
     validation_studies
-        Studies of `train` that validate instead: names, or a share of the studies, drawn from the seed.
+        Studies of `train` that are used for validation: names, or a share of the studies, drawn from the seed.
     vocabulary
-        A name, a model folder or the file of a vocabulary. If it holds no entropies, they are counted first, over the
-        cells that are trained on; :func:`scdiva.pp.corpus_entropy` does it apart. With `init`, genes that its model
-        lacks are added after those of the model (:meth:`scdiva.tokenizer.Vocabulary.with_genes_of`) and get random
-        weights; the genes of the model keep tokens, entropies and weights. A packed corpus must be packed with that
-        vocabulary. None: `"human"`, or with `init` the vocabulary of its model.
+        Name, model folder or file of a vocabulary. If it has no entropies, they are first computed from the training
+        cells, as :func:`scdiva.pp.corpus_entropy` does. With `init`, genes that the model lacks are appended
+        (:meth:`scdiva.tokenizer.Vocabulary.with_genes_of`) with random weights; the genes of the model keep tokens,
+        entropies and weights. A packed corpus must be packed with that vocabulary. None: `"human"`, or with `init` the
+        vocabulary of the model.
     %(layer)s
     %(use_raw)s
     %(input)s
     %(gene_ids)s
     species
-        Whose genes these are: None finds out of each file whether they are a mouse's; `"human"` or `"mouse"`; or a
-        table, or the file of one, from your genes to human ones, as :func:`scdiva.tl.embed` takes them.
+        Species of the gene names: `"human"`, `"mouse"`, or a table (or its file) that maps genes to human genes, as in
+        :func:`scdiva.tl.embed`. None: infer human or mouse for each file.
     svd_start
-        Start gene embeddings, the linear part of a set encoder and the decoder of `anchor_objective="genes"` from the
-        SVD of the corpus, which must be packed. Not with `init`.
+        Initialise gene embeddings, the linear part of a set encoder and the decoder of `anchor_objective="genes"` from
+        an SVD of the corpus, which must be packed. Not with `init`.
     min_genes
-        Cells with fewer known genes are left out, and counted.
+        Minimum number of matched genes per cell; cells with fewer are dropped and counted.
     validation_cells
-        At most so many cells are validated on, taken evenly.
+        Maximum number of validation cells, which are evenly spaced.
     accelerator
         Kind of device: `"auto"`, `"cpu"` or `"gpu"`.
     devices
-        Number of devices on each node. 1: the number that `torchrun` or `srun` started.
+        Number of devices per node. 1: the number that `torchrun` or `srun` started.
     num_nodes
         Number of nodes. 1: the number that `torchrun` or `srun` started.
     resume
-        Whether to continue from `out/last.ckpt`. `init` must be that of the run, and its model is not read again.
+        Whether to continue from `out/last.ckpt`. `init` must be that of the run; its model is not read again.
     progress
         Whether to show a progress bar.
 
     Returns
     -------
-    The model folder, which every call of `scdiva.tl` takes as its model.
+    The model folder, the argument `model` of all functions in `scdiva.tl`.
 
     Raises
     ------
     FileExistsError
         If `out` is a file, holds a run and `resume` is False, or a finished model.
     FileNotFoundError
-        If a file is missing, there is no model `init`, or there is nothing to resume.
+        If a file, the model `init`, or the checkpoint to resume is missing.
     ValueError
         If files, vocabulary and configuration do not fit together, or `init` has another architecture than `model` or
-        `preset` ask for.
+        `preset`.
     FloatingPointError, OSError, KeyboardInterrupt, SystemExit
-        As :func:`scdiva.train.fit` raises them; `resume=True` goes on from the last checkpoint.
+        As in :func:`scdiva.train.fit`; `resume=True` continues from the last checkpoint.
 
     Examples
     --------
@@ -168,7 +167,7 @@ def pretrain(
     ... )
     >>> sd.tl.embed(sd.datasets.toy(60, 100), folder)
 
-    Go on from its weights:
+    Continue the training from its weights:
 
     >>> longer = pretrain("study.h5ad", "run2", training, init=folder, min_genes=1, progress=False)
     """
@@ -178,17 +177,17 @@ def pretrain(
     vocabulary, out = None if vocabulary is None else os.path.expanduser(vocabulary), str(output_path(out))
     if init is not None and not str(init).startswith(SCHEME):
         init = os.path.expanduser(init)
-    given = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
-    given["train"] = files = [] if train is None else _paths(train)
-    # whatever can be refused is, before packages are loaded, and before hours are spent on entropies
+    options = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
+    options["train"] = files = [] if train is None else _paths(train)
+    # arguments are checked before packages are loaded, and before entropies take hours
     folder = Path(out)
     _refuse_folder(folder, resume)
     if init is not None and svd_start:
         raise ValueError("svd_start replaces the gene embeddings that init keeps. Pass one of the two.")
     recorded = _recorded(folder, init) if resume else {}
     if soma is not None:
-        chosen = open_soma(soma, obs_filter=obs_filter)
-        files = [*files, *([chosen] if study_key is None else chosen.by(study_key))]
+        cells = open_soma(soma, obs_filter=obs_filter)
+        files = [*files, *([cells] if study_key is None else cells.by(study_key))]
     if not files:
         raise ValueError("train must name at least one file, or soma an experiment.")
     files = data_files(files)
@@ -204,22 +203,21 @@ def pretrain(
         raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
     if config.attention_backend == "triton":
         from_extra("triton", "gpu", "attention_backend='triton' needs Triton")
-    counted = _training_files(files, validation, validation_studies, training.seed)
+    training_files = _training_files(files, validation, validation_studies, training.seed)
     reading = InputOptions(layer, use_raw, input, gene_ids, read_species(species))
 
     from scdiva.data.datamodule import CellDataModule
-    from scdiva.models.network import fingerprint, save_model
-    from scdiva.models.pretrained import load_model
+    from scdiva.models.pretrained import fingerprint, load_model
     from scdiva.train.callbacks import find_checkpoint, read_checkpoint
     from scdiva.train.runner import fit, make_trainer
 
     checkpoint = find_checkpoint(folder) if resume else None
-    where: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
-    make_trainer(**where, logger=False, enable_checkpointing=False)  # refuses devices
-    start, n_old, started = None, 0, recorded.get("init")
+    hardware: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
+    make_trainer(**hardware, logger=False, enable_checkpointing=False)  # checks the devices
+    start, n_old, origin = None, 0, recorded.get("init")
     if init is not None and not resume:
         start = load_model(init, device="cpu")
-        n_old, started = start.config.n_genes, {"model": str(init), "fingerprint": fingerprint(start)}
+        n_old, origin = start.config.n_genes, {"model": str(init), "fingerprint": fingerprint(start)}
         genes = start.vocabulary if vocabulary is None else start.vocabulary.with_genes_of(load_vocabulary(vocabulary))
         logger.info("starting from %s, with %d new genes", init, genes.n_genes - n_old)
     else:
@@ -239,20 +237,20 @@ def pretrain(
         entropy_floor=config.entropy_floor,
         **reading.arguments(),
     )
-    data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading, n_old)
-    if checkpoint is not None:  # before everything is read
+    data.vocabulary = genes = _with_entropies(genes, training_files, min_genes, reading, n_old)
+    if checkpoint is not None:  # before the data are read
         data.load_state_dict(read_checkpoint(checkpoint).get("CellDataModule", {}))
     data.setup()
     if species is not None and not isinstance(species, str):
-        given["species"] = reading.species
-    resolved = given | {"out": out, "model": config.to_dict(), "training": training.to_dict()}
-    resolved = json.loads(json.dumps(resolved, default=str))  # plain values: files may be given as Path
-    del resolved["model"]["n_genes"]  # is the vocabulary's
-    about = {} if started is None else {"init": started}
+        options["species"] = reading.species
+    resolved = options | {"out": out, "model": config.to_dict(), "training": training.to_dict()}
+    resolved = json.loads(json.dumps(resolved, default=str))  # files may be of type Path
+    del resolved["model"]["n_genes"]  # comes from the vocabulary
+    about = {} if origin is None else {"init": origin}
     _write_start(folder, resolved, data.manifest() | about, genes, resume)
     module = _module(config, training, data, files[0] if svd_start and not resume else None, start)
     try:
-        trainer = fit(module, data, out_dir=folder, resume_from=checkpoint, progress=progress, **where)
+        trainer = fit(module, data, out_dir=folder, resume_from=checkpoint, progress=progress, **hardware)
     finally:
         data.close()
     metadata = {
@@ -264,7 +262,7 @@ def pretrain(
         **about,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")},
     }
-    if not trainer.is_global_zero:  # all processes hold the same weights
+    if not trainer.is_global_zero:  # all processes have the same weights
         return folder / MODEL
     return save_model(module.model.cpu(), genes, folder / MODEL, metadata=metadata)
 
@@ -275,7 +273,7 @@ def _paths(files: Any) -> list[Any]:
 
 
 def _refuse_folder(folder: Path, resume: bool) -> None:
-    """Refuse a folder that can't be written, or holds what would be overwritten."""
+    """Raise an error if the folder can't be written, or if files would be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file. Choose another out.")
     refuse_unwritable(folder / MODEL)
@@ -296,24 +294,24 @@ def _model_config(preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | 
 def _init_config(
     init: str, preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | None, recorded: dict[str, Any]
 ) -> ScDiVaConfig:
-    """Return the architecture of the model that a run starts from; refuse another one, and a model fitted to a dataset.
+    """Architecture of the model `init`, or of the records of a resumed run.
 
-    A resumed run finds it in its own records.
+    ValueError if `preset` or `model` differ from it, or if the model was fitted to a dataset.
     """
-    asked = _model_config(preset, model).to_dict()
+    requested = _model_config(preset, model).to_dict()
     if preset is None and not isinstance(model, ScDiVaConfig):
-        asked = dict(model or {})
+        requested = dict(model or {})
     if recorded:
         config = ScDiVaConfig(**recorded["model"])
     else:
         folder = find_model(init)
         config = ScDiVaConfig.from_dict(read_config(folder, read_sums(folder))["model"])
-    other = [name for name, value in asked.items() if name != "n_genes" and getattr(config, name) != value]
+    other = [name for name, value in requested.items() if name != "n_genes" and getattr(config, name) != value]
     if other:
         first = other[0]
         raise ValueError(
             f"{len(other)} fields of model or preset differ from those of init={init!r} (first: {first}="
-            f"{asked[first]!r}, not {getattr(config, first)!r}). Leave both out: init sets the architecture."
+            f"{requested[first]!r}, not {getattr(config, first)!r}). Leave both out: init sets the architecture."
         )
     if config.integrated or config.adapted:
         call = "tl.integrate" if config.integrated else "tl.adapt"
@@ -330,7 +328,7 @@ def _init_config(
 
 
 def _recorded(folder: Path, init: str | None) -> dict[str, Any]:
-    """Read what a run started from, `model` and `init`; refuse to resume it from another model."""
+    """`model` and `init` from the records of a run; ValueError if it started from another model."""
     if not (folder / CONFIG).is_file() or not (folder / MANIFEST).is_file():
         return {}
     options = parse_yaml(folder / CONFIG, read_bytes(folder / CONFIG))
@@ -348,14 +346,14 @@ def _recorded(folder: Path, init: str | None) -> dict[str, Any]:
 def _training_files(
     train: list[Any], validation: Sequence[Any] | None, validation_studies: float | Sequence[str] | None, seed: int
 ) -> list[Any]:
-    """Find the files of studies that are trained on; refuse one that is to validate too."""
-    others = data_files(validation or [])
-    for file in map(as_path, [*train, *others]):
+    """Files of the training studies; ValueError if one of them is also used for validation."""
+    validation = data_files(validation or [])
+    for file in map(as_path, [*train, *validation]):
         if isinstance(file, Path) and not file.exists():
             raise FileNotFoundError(f"no file {str(file)!r}.")
     packed = len(train) == 1 and is_packed(train[0])
     names = PackedCells(train[0]).study_names if packed else study_names([as_path(file) for file in train])
-    both = [name for name in names if name in {as_path(file).stem for file in others}]
+    both = [name for name in names if name in {as_path(file).stem for file in validation}]
     if both:
         raise ValueError(
             f"{len(both)} studies are in train and in validation (first: {both[0]!r}): cells of one study are too "
@@ -368,11 +366,11 @@ def _training_files(
 def _with_entropies(
     genes: Vocabulary, train: list[Any], min_genes: int, reading: InputOptions, n_old: int
 ) -> Vocabulary:
-    """Count entropies for a vocabulary that has none, or none for the genes after the first `n_old`."""
+    """Compute the entropies of a vocabulary that has none, or none for the genes after the first `n_old`."""
     entropy = genes.table["entropy"].to_numpy()
     new = np.arange(genes.n_genes) >= n_old
     if not new.any() or not np.isnan(entropy[new]).all() or any(is_packed(file) for file in train):
-        return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
+        return genes  # a packed corpus is already ranked by entropies; the vocabulary raises an error if it lacks them
     from scdiva.data.gene_entropy import corpus_entropy
 
     logger.info("counting the entropy of each gene over %d files", len(train))
@@ -385,7 +383,7 @@ def _with_entropies(
 def _write_start(
     folder: Path, resolved: dict[str, Any], manifest: dict[str, Any], genes: Vocabulary, resume: bool
 ) -> None:
-    """Write what a run starts from; only the first of several processes does."""
+    """Write configuration, manifest and vocabulary of a run, in the first process."""
     from scdiva.train.runner import is_first_process
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -405,19 +403,23 @@ def _module(
     svd_of: str | None,
     start: ScDiVa | None = None,
 ) -> PretrainingModule:
-    """Draw a network, or start it from another one, or its gene vectors from the SVD of a packed corpus.
+    """Module with a network of random weights, of those of `start`, or initialised by the SVD of a packed corpus.
 
-    Of the SVD a set encoder gets its linear part too. Genes that the other network lacks get drawn weights.
+    Genes that `start` lacks get random weights.
     """
+    import torch
+
     from scdiva.models import SetEncoder
-    from scdiva.models.network import copy_weights, init_gene_embedding
-    from scdiva.models.scdiva import ScDiVa
+    from scdiva.models.scdiva import ScDiVa, init_gene_embedding
     from scdiva.train.linear_map import fit_linear_map, set_linear_map
     from scdiva.train.pretraining import PretrainingModule
 
     network, frequency = ScDiVa(config, generator=step_generator(training.seed, 0, "weights")), None
     if start is not None:
-        copy_weights(network, start)
+        weights = start.state_dict()
+        with torch.no_grad():
+            for name, tensor in network.state_dict().items():  # its genes come first, new genes last
+                tensor[: len(weights[name])] = weights[name].to(tensor)
     if svd_of is not None:
         width = config.anchor_linear_dim if isinstance(network.anchor, SetEncoder) else config.dim
         corpus = fit_linear_map(PackedCells(svd_of, data.vocabulary), width)

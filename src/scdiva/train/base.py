@@ -1,4 +1,4 @@
-"""What all training tasks share: optimiser, schedule, randomness, what a checkpoint remembers."""
+"""Base of all training tasks: optimiser, schedule, random numbers and the content of checkpoints."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ MAY_CHANGE = {
     "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "micro_batches",
     "accumulate",
 }  # fmt: skip
-"""Fields of a configuration that a resumed run may set anew: they do not enter the path of the weights by design. Of
-`accumulate` that holds where it makes up for another number of processes."""
+"""Fields of a configuration that a resumed run may change, since the weights do not depend on them. For `accumulate`
+this is true if it compensates for another number of processes."""
 BETAS = (0.9, 0.95)
-"""AdamW's moments."""
+"""Decay rates of AdamW's moments."""
 STREAM = "train/0"
-"""Name of the draws of training: ranks once had streams of their own, and the first one's is kept."""
+"""Name of the random stream of training. Checkpoints depend on it: the 0 is the rank of the first process."""
 
 
 def learning_rate_factor(step: int, config: OptimiserConfig) -> float:
-    """Share of the highest learning rate in force at a step: linear warm-up, then half a cosine.
+    """Learning rate at a step relative to its maximum: linear warm-up, then half a cosine.
 
     Parameters
     ----------
     step
-        Optimiser steps done so far.
+        Optimiser steps so far.
     config
-        `warmup_steps`, `steps` and `final_learning_rate` are read.
+        `warmup_steps`, `steps` and `final_learning_rate` are used.
 
     Returns
     -------
@@ -51,14 +51,14 @@ def learning_rate_factor(step: int, config: OptimiserConfig) -> float:
 
 
 def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split a module's trainable parameters into decayed and spared ones.
+    """Split the trainable parameters of a module into those with and without weight decay.
 
     Parameters
     ----------
     module
-        Its parameters with `requires_grad` are taken, each once, however often it is tied.
+        Its parameters with `requires_grad` are used; tied ones count once.
     weight_decay
-        For matrices; vectors (norms, biases) and embedding tables get 0.
+        Weight decay of matrices; vectors (norms, biases) and embedding tables have none.
 
     Returns
     -------
@@ -72,40 +72,39 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
 
 
 class TaskModule(pl.LightningModule):
-    """Base of the training tasks; a task writes :meth:`compute_loss` and nothing else.
+    """Base of the training tasks; a task defines :meth:`compute_loss`.
 
-    Masks and dropout are pure functions of `(seed, number of the batch)`: each training step draws from a generator of
-    its own, and torch's global stream (which dropout layers read) is seeded for the step and put back afterwards, so
-    the user's state stays untouched. With data that is a function of the same number, a resumed run continues exactly.
-    The number counts the batches of all processes, so that W processes that each train on a batch do what one process
-    does that accumulates W of them.
+    Masks and dropout are pure functions of `(seed, number of the batch)`: each training step has its own generator, and
+    torch's global stream (which dropout layers use) is seeded for the step and restored afterwards, so the state of the
+    user does not change. If the data are a function of the same number, a resumed run continues exactly. The number
+    counts the batches of all processes: W processes with one batch each are equivalent to one process that accumulates
+    W batches.
 
     Parameters
     ----------
     model
-        The network that is trained.
+        The network.
     config
-        Optimiser and bookkeeping.
+        Optimiser, logging and checkpoints.
 
     Attributes
     ----------
     batches_seen
-        Batches (not optimiser steps) that all processes together trained on so far, over all resumed runs; saved with
-        every checkpoint.
+        Batches (not optimiser steps) of all processes so far, over all resumed runs; saved with every checkpoint.
     micro_batches
-        Parts of a batch that the network runs over in turn; doubled when memory runs out, saved with every checkpoint.
+        Parts of a batch that the network processes in turn; doubled when memory runs out, saved with every checkpoint.
     stopping
-        Whether the run is to end: asked of this process, and after each optimiser step of any of them.
+        Whether the run shall end: requested in this process, and after each optimiser step in any process.
     last_loss
-        That of the last batch before the last optimiser step.
+        Loss of the last batch before the last optimiser step.
     """
 
     all_trained = False
-    """Whether each weight gets a gradient from each batch; else processes have to look which ones did."""
+    """Whether every weight gets a gradient from every batch; otherwise processes must search for unused ones."""
     other_run = "To go on under another one, save the model and start a new run from it."
-    """Remedy named where a checkpoint is of another configuration."""
+    """Remedy in the error for a checkpoint of another configuration."""
     less_memory = "A smaller batch_size, accumulated, is faster"
-    """Advice where memory runs out."""
+    """Advice in the warning that memory runs out."""
 
     def __init__(self, model: nn.Module, config: OptimiserConfig) -> None:
         super().__init__()
@@ -114,18 +113,18 @@ class TaskModule(pl.LightningModule):
         self.batches_seen = 0
         self.micro_batches = config.micro_batches
         self.stopping, self.last_loss = False, math.nan
-        # batches since the last optimiser step, with numbers and losses: run again when memory runs out halfway
+        # batches since the last optimiser step, with numbers and losses: repeated if the backward pass lacks memory
         self._window: list[tuple[CellBatch, int, Tensor]] = []
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch and its parts, by name; to be written by the task.
+        """Loss of a batch and its terms, by name; defined by the task.
 
         Parameters
         ----------
         batch
-            Cells, on the module's device.
+            Cells, on the device of the module.
         generator
-            CPU generator to draw everything random from.
+            CPU generator of all random numbers.
 
         Returns
         -------
@@ -134,18 +133,18 @@ class TaskModule(pl.LightningModule):
         raise NotImplementedError(f"{type(self).__name__} must define compute_loss.")
 
     def _run_in(self, number: int) -> None:
-        """Have the network run over batches in so many parts."""
+        """Make the network process batches in this number of parts."""
         for part in self.model.modules():
             if hasattr(part, "micro_batches"):
                 setattr(part, "micro_batches", number)  # noqa: B010, for mypy: a module's attributes are tensors
 
     def on_fit_start(self) -> None:
-        """Begin without batches; set in how many parts the network runs. Called by Lightning."""
+        """Set the number of parts per batch. Called by Lightning."""
         self._window.clear()
         self._run_in(self.micro_batches)
 
     def release(self) -> None:
-        """Leave the network as it came, after a run: no batch is kept, and it runs over whole batches."""
+        """Restore the network after a run: no batch is kept, and batches are processed whole."""
         self._window.clear()
         self._run_in(1)
 
@@ -165,27 +164,27 @@ class TaskModule(pl.LightningModule):
         return loss
 
     def drawn_loss(self, batch: CellBatch, number: int, stream: str) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch and its parts, everything random in it a function of seed, number and stream.
+        """Loss of a batch and its terms, whose random numbers are a function of seed, number and stream.
 
         Parameters
         ----------
         batch
-            Cells, on the module's device.
+            Cells, on the device of the module.
         number
-            Of the batch.
+            Number of the batch.
         stream
-            Name of the draws.
+            Name of the random stream.
         """
         seed, devices = self.config.seed, [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            # not torch.manual_seed: it would seed the GPUs that other work runs on too
+            # torch.manual_seed would also seed GPUs that other work uses
             torch.default_generator.manual_seed(step_seed(seed, number, f"dropout/{stream}"))
             if devices:
                 torch.cuda.manual_seed(step_seed(seed, number, f"dropout/{stream}"))
             return self.compute_loss(batch, step_generator(seed, number, stream))
 
     def _in_parts(self, run: Callable[[int], Result], n_cells: int) -> Result:
-        """Run what runs the network over cells; when memory is out, from then on in smaller parts."""
+        """Run a function that processes cells; if memory runs out, in smaller parts from then on."""
 
         def in_parts(n: int) -> Result:
             if n != self.micro_batches:
@@ -205,13 +204,13 @@ class TaskModule(pl.LightningModule):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass of a batch; called by Lightning.
 
-        When memory runs out here, some gradients hold this batch already and others don't. So they are thrown away,
-        and all batches since the last optimiser step are run again over smaller parts.
+        If memory runs out here, some gradients already include this batch and others do not. They are discarded, and
+        all batches since the last optimiser step are repeated in smaller parts.
 
         Raises
         ------
         RuntimeError
-            If there are several processes: they have begun to add their gradients up.
+            If there are several processes, which have begun to sum their gradients.
         """
         whole, alone = self.micro_batches, self._world_size == 1
 
@@ -219,7 +218,7 @@ class TaskModule(pl.LightningModule):
             if n == whole:
                 loss.backward(*args, **kwargs)
                 return
-            loss.detach_()  # lets go of the activations, which the caller's loss holds
+            loss.detach_()  # frees the activations
             self.zero_grad(set_to_none=True)
             for batch, number, _ in self._window:
                 with self.trainer.precision_plugin.train_step_context():
@@ -237,45 +236,44 @@ class TaskModule(pl.LightningModule):
             ) from error
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Forget the batches of the last optimiser step; the newest is the first of the next. Called by Lightning."""
+        """Drop the batches of the last optimiser step; the newest is the first of the next. Called by Lightning."""
         del self._window[:-1]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stop before a loss or gradient that is not finite enters the weights, and clip. Called by Lightning.
+        """Stop before a loss or gradient that is not finite changes the weights, and clip. Called by Lightning.
 
-        It is the one place in which a step waits for its device. What processes have to know of each other (whether a
-        loss is not finite, or one of them is to stop) goes around beforehand, as one small sum.
-
-        Clipped here, since Lightning refuses fused optimisers in mixed precision; of shards (FSDP) it refuses here too.
+        Only here does a step wait for its device. Before that, one small sum tells each process whether another one has
+        a loss that is not finite or shall stop. Gradients are clipped here because Lightning does not clip those of
+        fused optimisers in mixed precision.
 
         Raises
         ------
         FloatingPointError
-            If one is not, in any process: all of them stop.
+            If a loss or gradient is not finite in any process. All processes stop.
         """
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-        read = torch.stack([norm, *(loss.to(norm) for *_, loss in self._window)])
-        wrong = ~read.isfinite()
-        asked = torch.stack([wrong[1:].any(), wrong[0], wrong.new_full((), self.stopping)]).float()
+        values = torch.stack([norm, *(loss.to(norm) for *_, loss in self._window)])
+        bad = ~values.isfinite()
+        flags = torch.stack([bad[1:].any(), bad[0], bad.new_full((), self.stopping)]).float()
         if self._world_size > 1:
-            torch.distributed.all_reduce(asked)
-        lost, wild, stopping, _, *losses = torch.cat([asked, read]).tolist()
+            torch.distributed.all_reduce(flags)
+        bad_loss, bad_gradient, stopping, _, *losses = torch.cat([flags, values]).tolist()
         self.stopping, self.last_loss = bool(stopping), losses[-1] if losses else math.nan
         at = f"optimiser step {self.trainer.global_step}"
         for (_, number, _), loss in zip(self._window, losses, strict=True):
             if not math.isfinite(loss):
                 raise FloatingPointError(f"The loss is {loss} at batch {number}, {at}.")
-        if lost:
+        if bad_loss:
             raise FloatingPointError(f"The loss of another process is not finite, {at}; its message names the batch.")
-        if wild:
+        if bad_gradient:
             batches = ", ".join(str(number) for _, number, _ in self._window)
             raise FloatingPointError(f"The gradient is not finite at batch {batches}, {at}, though each loss is.")
         if self.config.clip:
             self.trainer.precision_plugin.clip_grad_by_norm(optimizer, self.config.clip)
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
-        """One batch of the fixed validation set; it is corrupted in the same way each time. Called by Lightning."""
-        # the same in all processes, each of which sees all of it: their mean is that of one alone
+        """One batch of the validation set, with the same masks each time. Called by Lightning."""
+        # every process validates on all batches: the mean over processes is that of one process
         loss, parts = self.compute_loss(batch, step_generator(self.config.seed, batch_idx, "validation/0"))
         self._log("val", loss, parts, batch.n_cells)
 
@@ -284,23 +282,23 @@ class TaskModule(pl.LightningModule):
         whole = stage == "val"
         self.log_dict(values, batch_size=n_cells, on_step=not whole, on_epoch=whole, sync_dist=whole)
         if stage == "train" and self.trainer.optimizers:
-            # as a tensor, else Lightning makes one on the device, and waits for it
+            # Lightning would create a tensor on the device from a number, and wait for it
             rate = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
             self.log("train/learning_rate", rate, batch_size=n_cells)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Parameters that are trained, by weight decay."""
+        """Parameter groups of the optimiser."""
         return decay_groups(self, self.config.weight_decay)
 
     def configure_optimizers(self) -> Any:
-        """AdamW with linear warm-up and cosine, stepped once per optimiser step. Called by Lightning."""
+        """AdamW with linear warm-up and cosine decay. Called by Lightning."""
         c = self.config
         optimizer = torch.optim.AdamW(self.parameter_groups(), lr=c.learning_rate, betas=BETAS, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, c))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resumed run must know. Called by Lightning."""
+        """Add task, configuration and position of the run to a checkpoint. Called by Lightning."""
         checkpoint[CHECKPOINT_KEY] = {
             "task": type(self).__name__,
             "config": self.config.to_dict(),
@@ -309,13 +307,12 @@ class TaskModule(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up a run, or refuse if it was another one. Called by Lightning.
+        """Continue from a checkpoint. Called by Lightning.
 
         Raises
         ------
         ValueError
-            If the checkpoint is of another task, or its configuration differs in a field that the path of the weights
-            depends on.
+            If the checkpoint is of another task, or its configuration differs in a field on which the weights depend.
         """
         saved = checkpoint.get(CHECKPOINT_KEY)
         if saved is None or saved["task"] != type(self).__name__:
@@ -333,7 +330,7 @@ class TaskModule(pl.LightningModule):
         if other := [*other, *(stored.keys() - own.keys())]:
             file = getattr(self._trainer, "ckpt_path", None) or "The checkpoint"
             raise ValueError(f"{file} is damaged: {len(other)} weights are not the model's, first {other[0]!r}.")
-        # Lightning finds the end of a step by the number of batches
+        # Lightning determines the end of a step from the number of batches
         if self.config.accumulate != then["accumulate"]:
             more = (self.config.accumulate - then["accumulate"]) * checkpoint["global_step"]
             progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

@@ -1,10 +1,9 @@
-"""What Lightning calls on during a run: whole checkpoints, signals, the rate of cells and the bar."""
+"""Lightning plugins and callbacks: atomic checkpoints, signals, cells per second and the progress bar."""
 
 from __future__ import annotations
 
 import errno
 import io
-import os
 import signal
 import threading
 import time
@@ -18,15 +17,16 @@ import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
+from scdiva._files import put_whole
 from scdiva._settings import progress_bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 CHECKPOINT = "last.ckpt"
-"""Name of the checkpoint in a run's folder."""
+"""File name of the checkpoint in the folder of a run."""
 CHECKPOINT_KEY = "scdiva"
-"""Entry of a checkpoint that holds ours: task, configuration, batches seen; plain types only."""
+"""Entry of a checkpoint with task, configuration and batches seen; plain types only."""
 _OF_CHECKPOINT = (
     "state_dict",
     "optimizer_states",
@@ -36,52 +36,41 @@ _OF_CHECKPOINT = (
     "pytorch-lightning_version",
 )
 _OF_TASK = ("task", "config", "batches_seen", "micro_batches")
-"""Entries of every checkpoint, and of ours in it."""
+"""Required entries of a checkpoint, and of its entry CHECKPOINT_KEY."""
 
 
 class AtomicIO(TorchCheckpointIO):
-    """Write a checkpoint beside the old one and rename it once it is on the disk.
+    """Write checkpoints atomically.
 
-    Lightning writes into the system's temporary folder and moves the file, which across file systems is a copy, and a
-    kill then leaves half of one under the old name.
+    Lightning writes to the system's temporary folder and moves the file, which is a copy across file systems: a kill
+    would leave an incomplete file under the old name.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write one file; called by Lightning on the first process only.
+        """Write one file. Called by Lightning in the first process.
 
         Parameters
         ----------
         checkpoint
-            Its content.
+            The content.
         path
-            Its name. What is unfinished stands in the same folder under this name and `.part`; if a kill leaves one
-            there, the next checkpoint overwrites it.
+            The file.
         storage_options
-            Not used.
+            Ignored.
 
         Raises
         ------
         OSError
-            If it cannot be written. An older file of this name is untouched then.
+            If the file cannot be written. An older checkpoint does not change then.
         """
-        path = Path(path)
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        beside = path.with_name(f"{path.name}.part")
         try:
-            with beside.open("wb") as file:
-                file.write(content.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:  # the new name too has to be on the disk, else a power cut brings the old one back
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            put_whole(Path(path), lambda file: file.write(content.getbuffer()))
         except OSError as error:
-            beside.unlink(missing_ok=True)
-            before = "the one before is intact: make room and resume" if path.exists() else "there is none before it"
+            before = "the one before is intact: make room and resume"
+            if not Path(path).exists():
+                before = "there is none before it"
             raise OSError(
                 error.errno,
                 f"the checkpoint of step {checkpoint.get('global_step')} could not be written ({error.strerror}); "
@@ -101,7 +90,7 @@ def find_checkpoint(path: str | Path) -> Path:
     Raises
     ------
     FileNotFoundError
-        If there is none.
+        If there is no checkpoint.
     """
     path = Path(path)
     file = path / CHECKPOINT if path.is_dir() else path
@@ -121,15 +110,15 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the file is damaged or no checkpoint of a scdiva task. The message names the file.
+        If the file is damaged or is no checkpoint of a scdiva task. The message names the file.
     """
     remedy = "Remove it, or choose another folder."
     try:
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch raises of half a file
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch raises EINVAL for a truncated file
             raise
-        # without torch's message, which advises to run the code in the file
+        # the message of torch advises to run the code in the file
         raise ValueError(f"{str(file)!r} is damaged or is no checkpoint. {remedy}") from None
     saved = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
     if not isinstance(saved, dict):
@@ -141,23 +130,22 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
 
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit code after SIGTERM, as a shell gives it."""
+"""Exit code after SIGTERM, as in a shell."""
 IMPATIENT = 2.0
-"""Seconds after which a second Ctrl-C counts as one: launchers pass the first on to those who have it already."""
+"""Seconds during which a second Ctrl-C is ignored: launchers forward the first to processes that received it."""
 
 
 class Keeper(Checkpoint):
-    """Write the checkpoint every so many optimiser steps and at the last one; end the run on SIGTERM or Ctrl-C.
+    """Write checkpoints at regular optimiser steps and at the last one; end the run on SIGTERM or Ctrl-C.
 
-    Always at the end of a batch that ended an optimiser step, so that a resumed run counts as the first one did, and
-    holds no half-summed gradient. A signal ends the run there, with a checkpoint, all processes together: Lightning's
-    own handlers would leave the loop in the middle of a step, and talk to other processes from inside a signal handler,
-    where those may be waiting for something else.
+    Both happen at the end of the last batch of an optimiser step, so that no partial gradient is lost, and in all
+    processes at the same step. Lightning's own signal handlers would leave the loop within a step, and communicate with
+    processes that may wait for something else.
 
     Parameters
     ----------
     file
-        Where to; None writes none.
+        The checkpoint; None: no checkpoint is written.
     every
         Optimiser steps between two checkpoints.
     """
@@ -168,7 +156,7 @@ class Keeper(Checkpoint):
         self._since = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Handle signals instead of Lightning, which restores the handlers from before. Called by Lightning."""
+        """Install signal handlers; Lightning restores the former ones. Called by Lightning."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._received)
             signal.signal(signal.SIGINT, self._received)
@@ -180,37 +168,38 @@ class Keeper(Checkpoint):
             self.signal, self._since = number, time.monotonic()
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Pass on a signal to the module, which asks the other processes in any case. Called by Lightning."""
+        """Pass a signal to the module, which shares it with the other processes. Called by Lightning."""
         pl_module.stopping = self.signal is not None
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """Write a checkpoint if one is due, and stop if a signal was received. Called by Lightning."""
+        """Write a checkpoint if one is due, and stop after a signal. Called by Lightning."""
         if trainer.fit_loop._should_accumulate():
             return
-        step = trainer.global_step  # several processes have decided before this step, all the same
+        step = trainer.global_step
+        # several processes decide together, before the step
         stops = bool(pl_module.stopping) if trainer.world_size > 1 else self.signal is not None
         if self.file is not None and (stops or step % self.every == 0 or step == trainer.max_steps):
             trainer.save_checkpoint(self.file)
         if stops and step != trainer.max_steps:
             self.signal = self.signal or signal.SIGTERM  # another process received it
-            trainer.limit_val_batches = 0  # a run that is stopped would be validated first
+            trainer.limit_val_batches = 0  # Lightning would validate before it stops
             trainer.should_stop = True
 
 
 RATE = "train/cells_per_second"
-"""Name of the rate in the logs."""
+"""Name of the rate in the log."""
 
 
 class Watch(Callback):
-    """Measure cells a second, log them, show the run as one bar, and write the logs whenever a checkpoint is written.
+    """Log cells per second, show a progress bar, and flush the logs whenever a checkpoint is written.
 
-    The rate is of all processes together, since the last validation; the time of checkpoints counts. The bar is over
-    the optimiser steps of the whole run, with loss, rate and the time left; of several processes the first draws it.
+    The rate counts the cells of all processes since the last validation, and includes the time of checkpoints. The bar
+    counts the optimiser steps of the run and shows loss, rate and remaining time; the first process draws it.
 
     Parameters
     ----------
     n_steps
-        Optimiser steps over which the rate is taken at most, the last ones.
+        Maximum number of optimiser steps over which the rate is averaged.
     progress
         Whether to show the bar.
     """
@@ -222,7 +211,7 @@ class Watch(Callback):
         self._marks: deque[tuple[float, int]] = deque(maxlen=n_steps + 1)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock, and show the bar. Called by Lightning."""
+        """Start the clock and the bar. Called by Lightning."""
         self._step = trainer.global_step
         self.on_validation_end(trainer, pl_module)
         if self.progress and trainer.is_global_zero:
@@ -230,14 +219,14 @@ class Watch(Callback):
             self._bar = progress_bar(desc="training", unit="step", total=n, initial=self._step, shown=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock anew. Called by Lightning."""
+        """Restart the clock. Called by Lightning."""
         self._marks.clear()
         self._marks.append((time.perf_counter(), self._cells))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch's cells, and move the bar on after a step. Called by Lightning."""
+        """Log the rate, and update the bar after a step. Called by Lightning."""
         self._cells += batch.n_cells * trainer.world_size
         now, (then, cells) = time.perf_counter(), self._marks[0]
         rate = (self._cells - cells) / max(now - then, 1e-9)
@@ -253,12 +242,12 @@ class Watch(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write the logs: a resumed run begins at the checkpoint and logs what came after it anew. By Lightning."""
+        """Write the logs up to the checkpoint, from which a resumed run continues them. Called by Lightning."""
         for log in trainer.loggers:
             log.save()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Close the bar, however the run ended. Called by Lightning."""
+        """Close the bar. Called by Lightning."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

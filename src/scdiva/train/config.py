@@ -1,4 +1,4 @@
-"""Configuration of training. Plain dataclasses: they are the command line and the YAML file too; no torch here."""
+"""Configuration of training: dataclasses that also define the command line and the YAML file, without torch."""
 
 from __future__ import annotations
 
@@ -18,54 +18,55 @@ _MOST = {"final_learning_rate": 1, "value_mask_rate": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserConfig:
-    """What every training task shares: AdamW, linear warm-up then cosine, clipping, accumulation, bookkeeping.
+    """Options of all training tasks: AdamW, warm-up and cosine decay, clipping, accumulation, logging.
 
-    The paper names AdamW and the global batch size; all else here is ours.
+    The paper specifies AdamW and the global batch size; all other defaults are ours.
 
     Attributes
     ----------
     steps
-        Optimiser steps of the whole run; the learning rate falls along a cosine to their end.
+        Optimiser steps of the run; the learning rate follows a cosine until the end.
     batch_size
-        Most cells of a batch. The global batch is `batch_size * accumulate * devices * nodes`; the paper's is 768.
+        Maximum number of cells per batch. The global batch is `batch_size * accumulate * devices * nodes`, 768 in the
+        paper.
     batch_tokens
-        Most tokens (genes, and `[LAT]` of each cell) per batch, in place of `batch_size`: each batch then takes about
-        the same memory and time, and holds more cells where they are short. `None`: `batch_size` counts.
+        Maximum number of tokens (genes, and one `[LAT]` per cell) per batch, in place of `batch_size`: all batches then
+        need about the same memory and time, and short cells make larger batches. `None`: use `batch_size`.
     accumulate
-        Batches per optimiser step and process. Each has a buffer of 4,096 cells in memory, about 30 MB.
+        Batches per optimiser step and process. Each needs a buffer of 4,096 cells, about 30 MB.
     micro_batches
-        Parts of a batch that each block of the transformer runs over in turn, for one more forward pass; the step stays
-        that of the whole batch. From 2 on only what goes into each block is held. When memory runs out it is doubled,
-        with a warning.
+        Parts of a batch that each transformer block processes in turn. From 2 on, only the input of each block is kept
+        in memory, at the cost of one more forward pass; the step equals that of the whole batch. If memory runs out,
+        the number is doubled, with a warning.
     learning_rate
-        Highest learning rate, reached after the warm-up.
+        Maximum learning rate, reached after the warm-up.
     final_learning_rate
-        Share of `learning_rate` left at the end.
+        Learning rate at the end, relative to `learning_rate`.
     warmup_steps
         Steps of linear warm-up.
     weight_decay
-        Decoupled decay of matrices; norms, biases and embedding tables are spared (a gene that is absent from a batch
-        must not fade because of it).
+        Decoupled weight decay of matrices. Norms, biases and embedding tables have none: otherwise genes that are
+        absent from a batch would decay.
     clip
-        Largest norm of the gradient; 0 does not clip.
+        Maximum norm of the gradient; 0: no clipping.
     precision
-        `"bf16"`: bfloat16 autocast; `"fp32"`; `"auto"`: bf16 where the device has bfloat16 arithmetic, else fp32.
+        `"bf16"`: bfloat16 autocast; `"fp32"`; `"auto"`: bf16 if the device has bfloat16 arithmetic, else fp32.
     compile_blocks
-        Whether the transformer blocks are compiled (`torch.compile`, about a minute): `"auto"` where there is a CUDA
-        device, `"yes"` or `"no"`.
+        Whether to compile the transformer blocks (`torch.compile`, about a minute): `"yes"`, `"no"`, or `"auto"`, on
+        CUDA devices only.
     autotune
-        Time the fused attention kernel's launch configurations on the CUDA device before training (under a minute, the
-        first time), instead of taking those chosen for its architecture. The winner goes into the checkpoint: the last
-        bits of the weights depend on it, so a resumed run keeps it.
+        Whether to time launch configurations of the fused attention kernel on the CUDA device before training (less
+        than a minute), instead of using those of its architecture. The fastest is stored in checkpoints, because the
+        last bits of the weights depend on it.
     seed
-        Of data order, masks, dropout and initial weights. Together with the step it determines a run.
+        Seed of data order, masks, dropout and initial weights.
     log_every, validate_every, checkpoint_every
-        In optimiser steps.
+        Intervals in optimiser steps.
 
     Raises
     ------
     TypeError, ValueError
-        If a value has the wrong type or makes no sense; the message names it.
+        If a value has the wrong type or is out of range; the message names the field.
     """
 
     steps: int = 10_000
@@ -90,35 +91,34 @@ class OptimiserConfig:
         check_fields(self, _ZERO, _MOST)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain Python values, for a checkpoint or a model card."""
+        """Fields as plain Python values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(OptimiserConfig):
-    """Pretraining by masked diffusion. Defaults are ours; :meth:`paper` is the paper's table "Training configuration".
+    """Options of pretraining by masked diffusion. :meth:`paper` is the paper's table "Training configuration".
 
     Attributes
     ----------
     context
-        Genes of a cell seen in training: the first so many of its ranking.
+        Maximum number of genes per cell, the top-ranked ones.
     value_weight
-        λ of the value term; 10 in the paper.
+        Weight λ of the value term; 10 in the paper.
     value_mask_rate
-        Share of visible genes whose value alone is masked. 0 in the paper, which never trains "the value of gene g in
-        this context", the question that imputation and perturbation ask.
+        Share of visible genes whose value alone is masked. It is 0 in the paper, which therefore does not train the
+        prediction of the value of a known gene, as in imputation and perturbation.
     scored_genes
-        Most masked genes of a cell (in expectation) whose identity is scored in a step, drawn at random; None scores
-        all. The gene head is most of a small model's work, and the masked genes of one cell are largely redundant. The
-        loss stays unbiased.
+        Expected number of masked genes per cell whose identity is scored in a step, drawn at random; None: all. The
+        gene head dominates the runtime of a small model, and the masked genes of a cell are largely redundant. The loss
+        is unbiased.
     place_prior
-        Whether the network is given what the rank of a masked gene implies
-        (:func:`scdiva.diffusion.rank_log_prior`), so that it learns the rest. Needs a state head, which predicts
-        values, and `scored_genes`.
+        Whether to add the prior of a masked gene from its rank (:func:`scdiva.diffusion.rank_log_prior`) to the logits.
+        Requires a state head, which predicts values, and `scored_genes`.
     anchor_objective
-        What makes the cell state carry the cell; in a plain denoising pass nothing does directly. `"none"` (the
-        paper), or `"genes"`: a linear decoder predicts the cell's genes from its state, study as covariate of the
-        decoder, of cells with at most 80% of their genes masked: of an almost empty cell nothing can be known.
+        Objective of the cell state, which the denoising loss does not train directly. `"none"` (the paper), or
+        `"genes"`: a linear decoder with the study as covariate predicts the genes of a cell from its state, in cells
+        with at most 80% of their genes masked.
     """
 
     context: int = MAX_LENGTH
@@ -140,15 +140,15 @@ class PretrainingConfig(OptimiserConfig):
 
     @classmethod
     def paper(cls) -> PretrainingConfig:
-        """Return the paper's training: 4 epochs, global batch 768, λ = 10, t ~ U(0, 1), one plain pass.
+        """Training of the paper: 4 epochs, global batch 768, λ = 10, t ~ U(0, 1), no anchor objective.
 
-        Its 59,162,450 cells make 308,138 steps in four epochs. Learning rate, warm-up and decay, which it does
-        not give, are ours.
+        Four epochs of its 59,162,450 cells are 308,138 steps. The paper does not state learning rate, warm-up and
+        decay, which are our defaults.
         """
         return cls(steps=round(4 * 59_162_450 / 768), batch_size=768, value_mask_rate=0.0, anchor_objective="none")
 
     def check_scored_genes(self, state_head: bool) -> None:
-        """Raise ValueError if a model with a state head would be trained on all masked genes of a batch at once."""
+        """ValueError if a model with a state head would be trained on all masked genes of a batch at once."""
         if state_head and self.scored_genes is None:
             raise ValueError(
                 "A model with a state head needs scored_genes: its logits are all held at once. Pass "
@@ -157,21 +157,20 @@ class PretrainingConfig(OptimiserConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> PretrainingConfig:
-        """Return the training that goes with :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>`.
+        """Training for the model of :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>`.
 
         Parameters
         ----------
         name
-            - `"paper"`: :meth:`paper`. Its `batch_size` is the global batch: divide it by `accumulate` and devices; its
-              `steps` are four epochs of the paper's corpus;
-            - `"base"`, `"base-lat"`: one GPU; 50,000 steps of 8 batches of 65,536 tokens, some 600 cells of 800 genes a
-              step;
+            - `"paper"`: :meth:`paper`. Its `batch_size` is the global batch: divide it by `accumulate` and devices;
+            - `"base"`, `"base-lat"`: one GPU; 50,000 steps of 8 batches of 65,536 tokens, about 600 cells of 800 genes
+              per step;
             - `"mini"`: a CPU; 2,500 steps of 32 cells of 128 genes. Steps, batch, context and learning rate are those
-              of the transformer's first run in `scripts/train_mini.py`, `scored_genes`, `place_prior` and
-              `value_weight` those of its last. That script trains set encoder and state head alone before; in a single
-              run the objective `"genes"` trains the one, and the denoising the other.
+              of the first run of the transformer in `scripts/train_mini.py`, `scored_genes`, `place_prior` and
+              `value_weight` those of the last. That script trains set encoder and state head separately before; in a
+              single run the objective `"genes"` trains the set encoder, and the denoising loss the state head.
         **changes
-            Fields that differ.
+            Fields that differ from the preset.
 
         Raises
         ------
@@ -200,24 +199,24 @@ class PretrainingConfig(OptimiserConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(OptimiserConfig):
-    """Fine-tuning of a pretrained model on a task of the paper: integration, annotation or perturbation.
+    """Options of fine-tuning a pretrained model for integration, annotation or perturbation.
 
-    The paper names the losses of the three tasks and no other setting; all defaults are ours.
+    The paper specifies only the losses of the three tasks; all defaults are ours.
 
     Attributes
     ----------
     freeze
-        Number of transformer blocks, counted from the first, whose weights stay fixed, together with the embeddings; 0
-        trains all weights.
+        Number of transformer blocks, counted from the first, whose weights are fixed together with the embeddings; 0:
+        all weights are trained.
     lora
-        Rank of low-rank updates of the blocks' linear layers (Hu et al. 2022), which are then all that is trained of
-        the model; 0 trains the weights themselves.
+        Rank of low-rank updates of the linear layers in the blocks (Hu et al. 2022), which are trained in place of the
+        weights; 0: the weights are trained.
     context
         Maximum number of genes per cell, the top-ranked ones. A fine-tuned model whose state comes from the transformer
-        reads that many later on, too.
+        uses the same number afterwards.
     batch_size, learning_rate, final_learning_rate, warmup_steps, weight_decay
-        With defaults of their own. Layers that are new (classifier, discriminator, response head) learn at ten times
-        the learning rate.
+        As in :class:`OptimiserConfig`, with other defaults. New layers (classifier, discriminator, response head) have
+        ten times the learning rate.
     """
 
     freeze: int = 0

@@ -1,12 +1,13 @@
-"""Fine-tune a whole model on cells in memory: one Lightning module, one runner, an objective for each task (paper).
+"""Fine-tuning of all weights on cells in memory: one Lightning module and an objective for each task of the paper.
 
-An objective is a module that maps a network and the numbers of some training examples to a loss. It holds the examples
-and the layers that are new. :func:`finetune` trains both.
+An objective is a module that maps a network and the indices of training examples to a loss. It holds the examples and
+the new layers. :func:`finetune` trains the network and these layers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -18,7 +19,6 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._checks import check_choices, check_least, refuse_unwritable
 from scdiva._constants import FINETUNED
@@ -36,11 +36,11 @@ from scdiva.train.loop import shuffled
 from scdiva.train.runner import fit
 
 HEAD_RATE = 10.0
-"""Learning rate of new layers, in units of the model's."""
+"""Learning rate of new layers relative to that of the model."""
 LORA_SCALE = 2.0
 """Factor of a low-rank update, alpha / rank of Hu et al. 2022."""
 CELLS_SEEN = 8_000
-"""Training examples that are shown where no number of epochs is given."""
+"""Training examples of a run with `epochs=None`."""
 
 
 def finetune_config(
@@ -67,9 +67,9 @@ def finetune_config(
     task
         Class of the objective.
     epochs, lr, freeze, lora, context, checkpoint_dir
-        As given by the user; None where they were not.
+        Arguments of the user, or None.
     through
-        Whether the task reads the transformer's output; None: where the cell state comes from it.
+        Whether the task uses the output of the transformer; None: if the cell state comes from it.
 
     Returns
     -------
@@ -78,26 +78,28 @@ def finetune_config(
     Raises
     ------
     ValueError
-        If one is given without `finetune=True`, is out of range, or does not apply to this model; or if
+        If an argument is passed without `finetune=True`, is out of range, or does not apply to this model; or if
         `checkpoint_dir` holds a checkpoint of another task, model or configuration.
     TypeError
-        If one has the wrong type.
+        If an argument has the wrong type.
     """
     check_choices(finetune=(finetune, (True, False)))
-    given = {"epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context}
-    named = {name: value for name, value in (given | {"checkpoint_dir": checkpoint_dir}).items() if value is not None}
+    options = {"learning_rate": lr, "freeze": freeze, "lora": lora, "context": context}
     if not finetune:
-        if named:
-            raise ValueError(f"{', '.join(named)} set how the model is fine-tuned: pass finetune=True too.")
+        arguments = {
+            "epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context,
+            "checkpoint_dir": checkpoint_dir,
+        }  # fmt: skip
+        if used := [name for name, value in arguments.items() if value is not None]:
+            raise ValueError(f"{', '.join(used)} set how the model is fine-tuned: pass finetune=True too.")
         return None
     if checkpoint_dir is not None:
         refuse_unwritable(output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT)
     c = model.config
-    wanted = {"learning_rate": lr, "freeze": freeze, "lora": lora, "context": context}
-    fields: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     try:
         config = FinetuneConfig(**fields)
-    except (TypeError, ValueError) as error:  # as the user named it
+    except (TypeError, ValueError) as error:  # the user passed lr
         raise type(error)(str(error).replace("learning_rate", "lr", 1)) from None
     if epochs is not None:
         check_least(epochs=(epochs, 1))
@@ -124,15 +126,15 @@ def finetune_config(
 
 
 def _refuse_other_run(file: Path, model: ScDiVa, task: type[Objective], fields: dict[str, Any]) -> None:
-    """Refuse a checkpoint, if there is one, of what is known to differ before cells are read."""
+    """Raise ValueError before cells are read if a checkpoint is of another task, configuration or model."""
     if not file.exists():
         return
     saved, config = read_checkpoint(file)[CHECKPOINT_KEY], FinetuneConfig(**fields)
     remedy = f"Pass another checkpoint_dir, or delete {str(file)!r}."
     if saved.get("objective") != task.__name__:
         raise ValueError(f"{str(file)!r} is a checkpoint of another task than {task.task}. {remedy}")
-    given = {"learning_rate": "lr", "freeze": "freeze", "lora": "lora", "context": "context"}
-    for name, argument in given.items():
+    arguments = {"learning_rate": "lr", "freeze": "freeze", "lora": "lora", "context": "context"}
+    for name, argument in arguments.items():
         then, now = saved["config"].get(name), getattr(config, name)
         if then != now:
             raise ValueError(f"{str(file)!r} is a checkpoint of a run with {argument}={then}, not {now}. {remedy}")
@@ -146,12 +148,11 @@ def planned(fields: dict[str, Any], n_items: int, seed: int, precision: str) -> 
     Parameters
     ----------
     fields
-        From :func:`finetune_config`. With `epochs=None` there are as many as show 8,000 examples, at least one and at
-        most 250.
+        From :func:`finetune_config`. With `epochs=None` about 8,000 examples are used, in 1 to 250 epochs.
     n_items
         Training examples of an epoch.
     seed, precision
-        Of the run.
+        Seed and precision of the run.
     """
     fields = dict(fields)
     epochs = fields.pop("epochs") or max(1, round(CELLS_SEEN / max(n_items, FinetuneConfig.batch_size)))
@@ -178,24 +179,24 @@ class Objective(nn.Module):
     """Name of the task in messages and in the metadata of a fine-tuned model."""
 
     def through_blocks(self, network: ScDiVa) -> bool:
-        """Whether the loss depends on the transformer blocks, which can run over a batch in parts."""
+        """Whether the loss depends on the transformer blocks, which can process a batch in parts."""
         return runs_transformer(network)
 
     def forward(
         self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of the examples `rows`, and its parts for the log.
+        """Loss of the training examples `rows`, and its terms for the log.
 
         Parameters
         ----------
         network
-            The model that is trained.
+            The model.
         rows
-            Numbers of training examples, 0 to `n_items - 1`.
+            Indices of training examples, 0 to `n_items - 1`.
         progress
             Completed share of the training steps, 0 to 1.
         generator
-            CPU generator to draw everything random from.
+            CPU generator of all random numbers.
         """
         raise NotImplementedError
 
@@ -206,7 +207,7 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True)
 class _Rows:
-    """A batch: numbers of training examples."""
+    """A batch: indices of training examples."""
 
     rows: np.ndarray
 
@@ -215,31 +216,20 @@ class _Rows:
         return len(self.rows)
 
     def to(self, *_: Any, **__: Any) -> _Rows:
-        """Return itself: the objective moves what it reads."""
+        """Return self: the objective moves its own tensors."""
         return self
 
 
-class _Epochs(IterableDataset):  # type: ignore[type-arg]
-    """Batches without end from a number on; each epoch is a permutation, a function of seed and epoch."""
-
-    def __init__(self, n_items: int, size: int, seed: int, start: int) -> None:
-        self.n_items, self.size, self.seed, self.start = n_items, size, seed, start
-
-    def __iter__(self) -> Iterator[_Rows]:
-        for number, rows in enumerate(shuffled(np.arange(self.n_items), self.size, self.seed, whole=True)):
-            if number >= self.start:
-                yield _Rows(rows)
-
-
 class _Data(pl.LightningDataModule):
-    """Serves the numbers of training examples."""
+    """Batches of training examples without end; each epoch is a permutation, a function of seed and epoch."""
 
     def __init__(self, n_items: int, size: int, seed: int) -> None:
         super().__init__()
         self.n_items, self.size, self.seed, self.start_step = n_items, size, seed, 0
 
-    def train_dataloader(self) -> DataLoader[_Rows]:
-        return DataLoader(_Epochs(self.n_items, self.size, self.seed, self.start_step), batch_size=None)
+    def train_dataloader(self) -> Iterator[_Rows]:
+        batches = shuffled(np.arange(self.n_items), self.size, self.seed, whole=True)
+        return map(_Rows, itertools.islice(batches, self.start_step, None))
 
 
 class FinetuneModule(TaskModule):
@@ -257,7 +247,7 @@ class FinetuneModule(TaskModule):
     Attributes
     ----------
     history
-        Loss and its parts, a scalar tensor for each step; saved with every checkpoint.
+        Loss and its terms, a scalar tensor for each step; saved with every checkpoint.
     """
 
     config: FinetuneConfig
@@ -270,13 +260,10 @@ class FinetuneModule(TaskModule):
         self.objective = objective
         self.history: dict[str, list[Tensor]] = {}
         self._parts: dict[str, Tensor] = {}
-        self._digests = {
-            "model": model_digest(model),
-            "data": _digest(objective.data()),
-        }
+        self._digests = {"model": model_digest(model), "data": _digest(objective.data())}
 
     def _in_parts(self, run: Callable[[int], Result], n_cells: int) -> Result:
-        """Run a step; without blocks, smaller parts need no less memory."""
+        """Run a step; without transformer blocks, smaller parts would not need less memory."""
         return super()._in_parts(run, n_cells if self.objective.through_blocks(self.model) else 1)
 
     def compute_loss(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
@@ -300,7 +287,7 @@ class FinetuneModule(TaskModule):
         return [*decay_groups(self.model, c.weight_decay), *new]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resumed run must know. Called by Lightning."""
+        """Add digests and history to a checkpoint. Called by Lightning."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[CHECKPOINT_KEY] |= self._digests | {"objective": type(self.objective).__name__}
         checkpoint[CHECKPOINT_KEY]["history"] = {
@@ -308,7 +295,7 @@ class FinetuneModule(TaskModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue a run, or refuse if it was another one. Called by Lightning.
+        """Continue from a checkpoint. Called by Lightning.
 
         Raises
         ------
@@ -317,14 +304,14 @@ class FinetuneModule(TaskModule):
         """
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint[CHECKPOINT_KEY]
-        for name, what in (("data", "on other cells or labels"), ("model", "from a model with other weights")):
+        for name, differs in (("data", "on other cells or labels"), ("model", "from a model with other weights")):
             if saved[name] != self._digests[name]:
-                raise ValueError(f"The checkpoint was trained {what}. Choose another checkpoint_dir.")
+                raise ValueError(f"The checkpoint was trained {differs}. Choose another checkpoint_dir.")
         self.history = {name: list(values) for name, values in saved["history"].items()}
 
 
 def model_digest(network: ScDiVa) -> str:
-    """SHA-256 of the weights of a network from :func:`network_for`, low-rank updates excepted."""
+    """SHA-256 of the weights of a network from :func:`network_for`, without low-rank updates."""
     weights = network.state_dict()
     return _digest(
         weight.detach().float().cpu().numpy()
@@ -334,11 +321,10 @@ def model_digest(network: ScDiVa) -> str:
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:
-    """Return the SHA-256 of the bytes of some arrays."""
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for array in arrays:
-        made.update(np.ascontiguousarray(array).tobytes())
-    return made.hexdigest()
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 class LowRankLinear(nn.Module):
@@ -351,7 +337,7 @@ class LowRankLinear(nn.Module):
     rank
         Rows of D; U starts at zero.
     generator
-        Draws D.
+        Source of the initial D.
     """
 
     def __init__(self, layer: nn.Linear, rank: int, generator: torch.Generator) -> None:
@@ -363,13 +349,13 @@ class LowRankLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Weight of the layer without the update."""
+        """Weight of the layer, without the update."""
         return self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., in_features)` to `(..., out_features)`."""
-        whole: Tensor = self.layer(x) + LORA_SCALE * F.linear(F.linear(x, self.down), self.up)
-        return whole
+        y: Tensor = self.layer(x) + LORA_SCALE * F.linear(F.linear(x, self.down), self.up)
+        return y
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
@@ -379,14 +365,14 @@ class LowRankLinear(nn.Module):
 
 
 def tuned_config(model: ScDiVa, config: FinetuneConfig) -> ScDiVaConfig:
-    """Architecture of a model after fine-tuning: a state that comes from the transformer then reads `context` genes.
+    """Architecture of a model after fine-tuning, which reads `context` genes if its state comes from the transformer.
 
     Parameters
     ----------
     model
-        Before it.
+        The model before fine-tuning.
     config
-        `context` is read.
+        `context` is used.
     """
     length = config.context if runs_transformer(model) else model.config.max_length
     return replace(model.config, max_length=length, integrated=False, adapted=0)
@@ -395,17 +381,17 @@ def tuned_config(model: ScDiVa, config: FinetuneConfig) -> ScDiVaConfig:
 def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
     """Copy a model for fine-tuning, with fixed weights and low-rank updates as configured.
 
-    What `tl.adapt` and `tl.integrate` fitted on the previous cell state is left out: the copy's embedding is its state.
+    The copy has no heads of `tl.adapt` and `tl.integrate`, which were fitted to the former cell state.
 
     Parameters
     ----------
     model
         Not changed.
     config
-        `freeze`, `lora` and `context` are read. A model whose state comes from the transformer reads at most `context`
+        `freeze`, `lora` and `context` are used. A model whose state comes from the transformer reads at most `context`
         genes afterwards.
     seed
-        Of the low-rank updates.
+        Seed of the low-rank updates.
     """
     new = ScDiVa(tuned_config(model, config), generator=step_generator(seed, 0, "weights"))
     weights = model.state_dict()
@@ -424,7 +410,7 @@ def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
 
 
 def _linears(network: ScDiVa, first: int) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Linear layers of the blocks from a number on: the module that holds each, its name there, and the layer."""
+    """Linear layers of the blocks from the index `first` on: parent module, name and layer."""
     for block in list(network.blocks)[first:]:
         assert isinstance(block, Block)
         for layers in (block.attention, block.ffn):
@@ -440,32 +426,32 @@ def finetune(
     device: str,
     checkpoint_dir: str | PathLike[str] | None = None,
 ) -> dict[str, list[float]]:
-    """Train a network and what a task adds to it, in place.
+    """Train a network and the new layers of a task, in place.
 
     Parameters
     ----------
     network
         From :func:`network_for`.
     objective
-        The task.
+        Objective of the task.
     config
         From :func:`planned`.
     device
-        Torch device to train on; network and objective are on it afterwards.
+        Torch device of the training; network and objective remain there.
     checkpoint_dir
-        Folder for a checkpoint after every epoch. If it holds one of the same run, training continues from there and
-        gives the same bits as a run that was never interrupted. None: no checkpoints.
+        Folder for a checkpoint after every epoch. If it holds a checkpoint of the same run, training continues from it,
+        and the result has the same bits as without an interruption. None: no checkpoints.
 
     Returns
     -------
-    Loss and its parts at every step, by name.
+    Loss and its terms at every step, by name.
 
     Raises
     ------
     FloatingPointError
         If a loss or gradient is NaN or infinite.
     MemoryError
-        If the device has too little memory for a single cell, or for a batch of a model that can't run it in parts.
+        If the device lacks memory for one cell, or for one batch if the model can't process it in parts.
     ValueError
         If `checkpoint_dir` holds a checkpoint of another run.
     KeyboardInterrupt
@@ -476,13 +462,13 @@ def finetune(
     where: dict[str, Any] = {"accelerator": "cpu"}
     if target.type != "cpu":
         where = {"accelerator": "gpu", "devices": [target.index or 0]}
-    begun = checkpoint_dir is not None and (output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT).exists()
+    folder = None if checkpoint_dir is None else output_path(checkpoint_dir, "checkpoint_dir")
     try:
         fit(
             module,
             _Data(objective.n_items, config.batch_size, config.seed),
-            out_dir=None if checkpoint_dir is None else Path(checkpoint_dir).expanduser(),
-            resume_from=Path(str(checkpoint_dir)).expanduser() if begun else None,
+            out_dir=folder,
+            resume_from=folder if folder is not None and (folder / CHECKPOINT).exists() else None,
             progress=settings.progress,
             limit_val_batches=0,
             **where,

@@ -1,4 +1,4 @@
-"""The linear start of the set encoder: a truncated SVD of a packed corpus, computed block by block."""
+"""Initial linear map of the set encoder: a truncated SVD of a packed corpus, computed by row blocks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 
 from scdiva._constants import TARGET_SUM
 from scdiva._settings import progress_bar
-from scdiva.models.encoder import SetEncoder
+from scdiva.models.layers import SetEncoder
 
 DISPERSION_OFFSET = 1e-3
-"""Added to the mean before the dispersion var / mean is taken, so that hardly seen genes do not lead."""
+"""Minimum mean in the dispersion var / mean, so that rarely detected genes do not lead."""
 DEVIATION_OFFSET = 0.05
-"""Added to the standard deviation that genes are divided by, so that hardly seen genes do not dominate."""
+"""Added to the standard deviation of a gene before division, so that rarely detected genes do not dominate."""
 ROUNDING = 1e-10
-"""A variance below this share of the squared mean is rounding."""
+"""Variances below this share of the squared mean are rounding errors."""
 CLIP = 10.0
-"""Largest standardised value, as scanpy's `scale(max_value=10)`."""
+"""Maximum standardised value, as in scanpy's `scale(max_value=10)`."""
 FULL_SHARE = 0.7
-"""Share of the mean cell's total from which on a cell gets the whole bias, see :class:`scdiva.models.SetEncoder`. A
-larger share keeps more of thinned cells, and takes the number of genes, which distinguishes some types of blood, from
-more of the whole ones."""
+"""Share of the mean total above which a cell gets the whole bias, see :class:`scdiva.models.SetEncoder`. A larger share
+better preserves the embedding of thinned cells, but removes the number of genes, which distinguishes some blood cell
+types, from more cells."""
 LEAST_EIGENVALUE = 1e-6
-"""Eigenvalues below this share of the largest are rounding, and their directions noise."""
+"""Eigenvalues below this share of the largest are rounding errors."""
 BLOCK_ROWS = 2048
-"""Cells read at once; a product of so many rows is summed in float32, those of blocks in float64."""
+"""Cells read at once; products within a block are summed in float32, those of blocks in float64."""
 
 
 class LinearMap(NamedTuple):
@@ -38,15 +38,15 @@ class LinearMap(NamedTuple):
     Attributes
     ----------
     weight
-        float32 `(n_tokens, n_dims)`, leading directions first; rows of special tokens and of genes left out are 0.
+        float32 `(n_tokens, n_dims)`, leading directions first; rows of special tokens and unused genes are 0.
     bias
-        float32 `(n_dims,)`, minus the image of the corpus mean.
+        float32 `(n_dims,)`, the negative image of the corpus mean.
     explained
         float64 `(n_dims,)`, share of the standardised, study-centred variance that each direction explains.
     frequency
-        float64 `(n_tokens,)`, mean share of a cell's counts that each gene has; 0 for special tokens.
+        float64 `(n_tokens,)`, mean share of the counts of each gene; 0 for special tokens.
     full_total
-        Sum of v of a cell from which on the whole bias is added.
+        Sum of v above which the whole bias is added.
     """
 
     weight: np.ndarray
@@ -65,30 +65,30 @@ def fit_linear_map(
     spectral_power: float = 0.35,
     fewer: bool = False,
 ) -> LinearMap:
-    r"""Fit the leading directions of a corpus, each study centred on its own mean.
+    r"""Leading principal components of a corpus, each study centred on its own mean.
 
     Cells are weighted by :math:`n_s^{-\mathrm{study\_power}}` with :math:`n_s` the cells of their study, so that a few
-    large studies of one tissue do not own every direction. Of the genes that cover more than half of the (weighted)
-    corpus, the `n_genes` with the highest dispersion are kept, divided by their standard deviation and clipped at
-    10. The directions are eigenvectors of the genes' covariance, summed over row blocks: memory does not grow with the
-    corpus, and the result does not depend on the blocks beyond rounding.
+    large studies of one tissue do not dominate. Of the genes that are measured in more than half of the (weighted)
+    corpus, the `n_genes` with the highest dispersion are used, divided by their standard deviation and clipped at 10.
+    The directions are eigenvectors of the covariance of the genes, summed over row blocks: memory does not grow with
+    the corpus, and the result does not depend on the blocks beyond rounding.
 
     Parameters
     ----------
     cells
-        The corpus, as :class:`~scdiva.data.PackedCells` has it: `n_tokens`, `study`, `study_names`, `measured`
-        and `read`. Cells should be packed whole (a large `max_length`): what is cut off counts as zero.
+        The corpus, with the attributes of :class:`~scdiva.data.PackedCells`: `n_tokens`, `study`, `study_names`,
+        `measured` and `read`. Cells should be packed with a large `max_length`: truncated genes count as zero.
     n_dims
         Number of directions, k.
     n_genes
-        Genes kept; all that qualify if there are fewer.
+        Maximum number of genes.
     study_power
-        0: each cell counts the same; 1: each study does.
+        0: all cells have the same weight; 1: all studies have.
     spectral_power
-        Each direction is scaled by its standard deviation, relative to the first's, to this power: above 0 the leading
-        directions count more in distances than they do by themselves. Chosen on eight labelled studies of the corpus.
+        Power of the standard deviation (relative to the first direction) by which directions are scaled, so that the
+        leading directions contribute more to distances. Chosen on eight labelled studies of the corpus.
     fewer
-        Return as many directions as there are where the cells do not span `n_dims`, instead of an error.
+        Return fewer directions if the cells do not span `n_dims`, instead of an error.
 
     Returns
     -------
@@ -97,8 +97,8 @@ def fit_linear_map(
     Raises
     ------
     ValueError
-        If `n_dims` is not in 1 ... the number of genes that qualify, or the cells do not span so many directions
-        (with `fewer`: if no gene varies).
+        If `n_dims` is not in 1 ... the number of genes, or the cells do not span `n_dims` directions (with `fewer`: if
+        no gene varies).
 
     Examples
     --------
@@ -121,7 +121,7 @@ def fit_linear_map(
     for study, block in _blocks(cells, "summing up"):
         means[study] += np.asarray(block.sum(axis=0)).ravel() / sizes[study]
         squares[study] += np.asarray(block.multiply(block).sum(axis=0)).ravel() / sizes[study]
-        total += weight[study] * float(block.data.sum())  # block.sum() would sort the genes of each cell first
+        total += weight[study] * float(block.data.sum())  # block.sum() would sort the genes of each cell
         shares[study] += np.asarray(np.expm1(block).sum(axis=0)).ravel() / (TARGET_SUM * sizes[study])
     share = (weight * sizes)[:, None] * cells.measured
     covered = share.sum(axis=0)
@@ -140,7 +140,7 @@ def fit_linear_map(
 
     def standardised() -> Iterator[np.ndarray]:
         for study, block in _blocks(cells, "covariance"):
-            # 0 - 0 for a gene that the study did not measure
+            # 0 - 0 for genes that were not measured in the study
             dense = (block[:, kept].toarray() - means[study, kept]) / deviation
             yield np.sqrt(weight[study]) * np.clip(dense, -CLIP, CLIP)
 
@@ -161,7 +161,7 @@ def fit_linear_map(
 
 
 def identical_cells(n_cells: int, n_batches: int) -> ValueError:
-    """Error for cells of which no gene varies within batches or studies."""
+    """Error for cells without variation within batches or studies."""
     apart = f"within each of {n_batches} batches or studies " if n_batches > 1 else ""
     return ValueError(
         f"no gene varies: the {n_cells} cells are {apart}identical in the genes that are read, and "
@@ -172,19 +172,19 @@ def identical_cells(n_cells: int, n_batches: int) -> ValueError:
 
 @torch.no_grad()
 def set_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
-    """Make a linear map the linear part of a set encoder.
+    """Copy a linear map to a set encoder.
 
     Parameters
     ----------
     encoder
         Changed in place.
     linear_map
-        Of the same vocabulary and width.
+        Linear map of the same vocabulary and width.
 
     Raises
     ------
     ValueError
-        If it does not fit.
+        If the shapes differ.
     """
     if linear_map.weight.shape != tuple(encoder.table.weight.shape):
         raise ValueError(
@@ -200,14 +200,14 @@ def set_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
 def leading_directions(
     blocks: Iterator[np.ndarray], n_rows: int, n_columns: int, k: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Leading right singular vectors of a matrix that comes by blocks of rows, float64 `(n_columns, at most k)`.
+    """Leading right singular vectors of a matrix in row blocks, float64 `(n_columns, at most k)`.
 
-    They are eigenvectors of the columns' products, or, of fewer rows than columns, come from those of the rows'
-    products, which is the smaller matrix then. The sign makes the largest entry positive.
+    They are computed from the products of columns, or of rows if there are fewer rows than columns. The largest entry
+    of each vector is positive.
 
     Returns
     -------
-    The vectors, their squared singular values, largest first, without those that are rounding; the sum of all squares.
+    The vectors, their squared singular values in descending order, and the sum of squares of the matrix.
     """
     from scipy.linalg import eigh
 
@@ -231,15 +231,15 @@ def leading_directions(
 
 
 def _blocks(cells: Any, desc: str) -> Iterator[tuple[int, sp.csr_matrix]]:
-    """Yield row blocks of one study each, in token space, and show how far they are."""
+    """Yield row blocks of one study each, `(rows, n_tokens)`, with a progress bar."""
     bounds = np.flatnonzero(np.diff(cells.study, prepend=-1, append=-1))
     with progress_bar(desc=desc, unit="cell", total=len(cells.study)) as bar:
         for start, end in itertools.pairwise(bounds.tolist()):
             for lo in range(start, end, BLOCK_ROWS):
                 hi = min(lo + BLOCK_ROWS, end)
                 indptr, tokens, values = cells.read(lo, hi)
-                # float64 sums: the moments must not depend on where blocks end
+                # float64, so that the moments do not depend on the block boundaries
                 parts = values.astype(np.float64), tokens, indptr
-                # copied: scipy sorts the arrays that a matrix was made of, and cells in memory would lose their order
+                # copied because scipy sorts the arrays of a matrix, and cells in memory must keep their order
                 yield int(cells.study[start]), sp.csr_matrix(parts, shape=(hi - lo, cells.n_tokens), copy=True)
                 bar.update(hi - lo)

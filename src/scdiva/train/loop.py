@@ -1,4 +1,4 @@
-"""The one loop that fits heads, and models with them, on cells held in memory. Pretraining has Lightning's instead."""
+"""Training loop of heads on cells in memory. Pretraining and fine-tuning use Lightning."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from scdiva._settings import progress_bar
 from scdiva.train.base import decay_groups
 
 WEIGHT_DECAY = 0.01
-"""Of matrices; vectors and embedding tables are spared."""
+"""Weight decay of matrices; vectors and embedding tables have none."""
 CLIP = 1.0
-"""Largest norm of the gradient."""
+"""Maximum norm of the gradient."""
 
 
 def train_steps(
     module: nn.Module, loss_of: Callable[[int], Tensor], learning_rate: Callable[[int], float], *, steps: int, desc: str
 ) -> tuple[int, str]:
-    """Train by AdamW, step by step, with a progress bar. Ctrl-C ends it, and what was learned by then stays.
+    """Train by AdamW with a progress bar. Ctrl-C ends the training and keeps the weights.
 
     Parameters
     ----------
     module
-        Trained in place: its parameters with `requires_grad`.
+        Its parameters with `requires_grad` are trained in place.
     loss_of
-        Gives the loss of a step, a scalar with gradient; steps count from 1.
+        Function of the step, counted from 1, that returns the loss, a scalar with gradient.
     learning_rate
-        Gives that of a step; 0 ends the training, as nothing would change.
+        Function of the step that returns the learning rate; 0 ends the training.
     steps
-        Most steps to do.
+        Maximum number of steps.
     desc
-        What is done, in a word.
+        Description in the progress bar.
 
     Returns
     -------
-    Steps done, and why it ended: `"steps"`, `"converged"` (at a learning rate of 0) or `"interrupted"`.
+    Number of steps, and the reason of the end: `"steps"`, `"converged"` (learning rate 0) or `"interrupted"`.
 
     Raises
     ------
@@ -75,18 +75,18 @@ def train_steps(
 
 
 def shuffled(rows: np.ndarray, size: int, seed: int, *, whole: bool = False) -> Iterator[np.ndarray]:
-    """Yield the rows of batch after batch without end; each epoch is a permutation, a function of seed and epoch.
+    """Yield the rows of batches without end; each epoch is a permutation, a function of seed and epoch.
 
     Parameters
     ----------
     rows
-        What is drawn from.
+        Rows to draw from.
     size
         Rows of a batch, at most `len(rows)` with `whole`.
     seed
-        Of the order.
+        Seed of the order.
     whole
-        Leave out the last batch of an epoch if it is smaller.
+        Skip the last batch of an epoch if it is smaller.
     """
     for epoch in itertools.count():
         order = np.random.default_rng(step_seed(seed, epoch, "order")).permutation(rows)

@@ -1,4 +1,4 @@
-"""Objectives that make a state carry the cell: its genes decoded from the state, and views of a cell that agree."""
+"""Losses of the cell state: decoding of the genes from the state, and contrast between cells."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token
 
 LEAST_FREQUENCY = 1e-7
-"""A gene's share of counts below which it is taken as this, so that logarithms stay finite."""
+"""Minimum share of the counts of a gene, which keeps logarithms finite."""
 
 
 class GeneDecoder(nn.Module):
     """Linear map from a cell state to logits over all genes, with the study as covariate.
 
-    The state is brought to coordinates of mean square 1 first. That of a set encoder has length 1, whatever its width;
-    as it is it would train the map an order of magnitude slower than a state of `[LAT]`, which is normalised.
-
-    What only distinguishes studies is explained by the covariate and need not be in the state.
+    The state is first scaled to mean square 1. The state of a set encoder has length 1, whatever its width, and would
+    train the map an order of magnitude more slowly than `[LAT]`, which is normalised. Differences between studies are
+    explained by the covariate and need not be in the state.
 
     Parameters
     ----------
     state_dim, n_genes
         Width of the state and number of genes.
     n_studies
-        Studies with a covariate of their own; 0 does without.
+        Number of studies; 0: no covariate.
     frequency
-        Mean share of the counts of each token, `(n_genes + N_SPECIAL,)`, whose logarithm the logits start from; None
-        starts with all genes equal, which takes thousands of steps to unlearn.
+        Mean share of the counts of each token, `(n_genes + N_SPECIAL,)`, whose logarithm is the initial bias; None: 0,
+        which takes thousands of steps to unlearn.
     """
 
     def __init__(self, state_dim: int, n_genes: int, n_studies: int = 0, frequency: np.ndarray | None = None) -> None:
         super().__init__()
-        # inside a fork because the constructors draw from torch's global stream
+        # the constructors draw from torch's global stream
         with torch.random.fork_rng(devices=[]):
             self.linear = nn.Linear(state_dim, n_genes)
             self.study_bias = nn.Embedding(n_studies, n_genes) if n_studies else None
@@ -51,20 +50,20 @@ class GeneDecoder(nn.Module):
             nn.init.zeros_(self.study_bias.weight)
 
     def forward(self, state: Tensor, study: Tensor | None) -> Tensor:
-        """Return logits `(B, n_genes)`.
+        """Logits `(B, n_genes)`.
 
         Parameters
         ----------
         state
             `(B, state_dim)`.
         study
-            `(B,)`, where -1 gets what the studies have in common; not used without a covariate. On the CPU, no device
-            is waited for.
+            `(B,)`, on the CPU so that the host does not wait for a device; -1: the mean over the studies. Ignored
+            without covariate.
 
         Raises
         ------
         ValueError
-            If studies are needed and missing, or their numbers are out of range.
+            If studies are required and missing, or out of range.
         """
         logits: Tensor = self.linear(F.rms_norm(state, state.shape[-1:]))
         if self.study_bias is None:
@@ -73,16 +72,15 @@ class GeneDecoder(nn.Module):
         if study is None or bool(((study < -1) | (study >= n)).any()):
             raise ValueError(f"The decoder knows {n} studies: batches need their numbers, from 0; -1 for another.")
         study = to_device(study, state.device)
-        known = torch.ge(study, 0)[:, None]
-        common = self.study_bias.weight.mean(0)
-        return logits + torch.where(known, self.study_bias(study.clamp_min(0)), common)
+        bias = torch.where(study[:, None] >= 0, self.study_bias(study.clamp_min(0)), self.study_bias.weight.mean(0))
+        return logits + bias
 
 
 def gene_multinomial_loss(logits: Tensor, batch: CellBatch) -> Tensor:
-    """Cross-entropy between a cell's genes and a predicted distribution over all genes.
+    """Cross-entropy between the genes of a cell and a predicted distribution over all genes.
 
-    The target is half the cell's share of counts, `expm1(v) / Σ expm1(v)`, and half its share of log values,
-    `v / Σ v`: counts alone would be about a few abundant genes.
+    The target is the mean of the shares of counts, `expm1(v) / Σ expm1(v)`, and of log values, `v / Σ v`: counts alone
+    would be dominated by a few abundant genes.
 
     Parameters
     ----------
@@ -106,7 +104,7 @@ def gene_multinomial_loss(logits: Tensor, batch: CellBatch) -> Tensor:
 
 
 def thinned(batch: CellBatch, dropped: Tensor) -> CellBatch:
-    """Leave genes out of a batch, as dropout does (paper, theorem "Dropout-Diffusion Isomorphism").
+    """Remove genes from a batch, as dropout does (paper, theorem "Dropout-Diffusion Isomorphism").
 
     Parameters
     ----------
@@ -117,16 +115,16 @@ def thinned(batch: CellBatch, dropped: Tensor) -> CellBatch:
 
     Returns
     -------
-    The batch of the genes that are left, in their order; a cell may end up empty.
+    The batch with the remaining genes in their order; cells may be empty.
     """
     kept = (~dropped).nonzero().squeeze(1)
-    # how many are left before each boundary: positions ascend
+    # number of remaining positions, which ascend, before each boundary
     cu_seqlens = torch.searchsorted(kept, batch.cu_seqlens.long(), out_int32=batch.cu_seqlens.dtype == torch.int32)
     return CellBatch(batch.tokens[kept], batch.values[kept], cu_seqlens, batch.study)
 
 
 def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Generator) -> CellBatch:
-    """Leave each gene of a cell out with probability t ~ U(0, max_time), one t a cell.
+    """Remove each gene of a cell with probability t ~ U(0, max_time), one t per cell.
 
     Parameters
     ----------
@@ -144,9 +142,9 @@ def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Genera
 
 
 def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Supervised contrast: cells of one label near each other, those of others away (Khosla et al. 2020; paper).
+    """Supervised contrastive loss of the cell states (Khosla et al. 2020; paper).
 
-    Mean over labelled cells that have a partner of `-1/|P_i| Σ_p log exp(s_ip / τ) / Σ_j exp(s_ij / τ)`, s the cosine
+    Mean over labelled cells with a partner of `-1/|P_i| Σ_p log exp(s_ip / τ) / Σ_j exp(s_ij / τ)`, s the cosine
     similarity, P_i the other cells of i's label, j over all other labelled cells.
 
     Parameters
@@ -154,7 +152,7 @@ def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) 
     state
         `(B, dim)`.
     labels
-        int64 `(B,)`; -1 for none.
+        int64 `(B,)`; -1: no label.
     temperature
         τ.
 
@@ -162,8 +160,9 @@ def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) 
     -------
     A scalar in nats; 0 if no two cells share a label.
     """
-    known = labels >= 0
-    z, labels = F.normalize(state[known].to(torch.promote_types(state.dtype, torch.float32)), dim=1), labels[known]
+    labelled = labels >= 0
+    z = F.normalize(state[labelled].to(torch.promote_types(state.dtype, torch.float32)), dim=1)
+    labels = labels[labelled]
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     partners = (labels[:, None] == labels[None, :]) & ~itself
     paired = partners.any(dim=1)
@@ -177,21 +176,21 @@ def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) 
 def pair_contrast_loss(
     state: Tensor, positives: Tensor, present: Tensor, left_out: Tensor, temperature: float
 ) -> Tensor:
-    """InfoNCE of each cell with what is given as the same cell, or one like it, against the other cells.
+    """InfoNCE loss of each cell with its positives against the other cells.
 
-    Mean over the positives that there are, p of cell i, of `-log exp(s_ip / τ) / (exp(s_ip / τ) + Σ_j exp(s_ij / τ))`,
-    s the cosine similarity, j over the other cells but those left out (van den Oord et al. 2018).
+    Mean over the positives p of cells i of `-log exp(s_ip / τ) / (exp(s_ip / τ) + Σ_j exp(s_ij / τ))`,
+    s the cosine similarity, j over the other cells except those excluded (van den Oord et al. 2018).
 
     Parameters
     ----------
     state
         `(B, dim)`, rows of length 1.
     positives
-        `(P, B, dim)`, likewise: P states for each cell.
+        `(P, B, dim)`, rows of length 1: P positives of each cell.
     present
-        bool `(P, B)`: which of them there are.
+        bool `(P, B)`, positives that exist.
     left_out
-        bool `(B, B)`: which cells are no negatives of which.
+        bool `(B, B)`, pairs that are excluded from the negatives.
     temperature
         τ.
 
@@ -202,7 +201,7 @@ def pair_contrast_loss(
     high = torch.promote_types(state.dtype, torch.float32)
     z, same = state.to(high), positives.to(high)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    # -inf would do, were the gradient of a cell without negatives not NaN
+    # with -inf the gradient of a cell without negatives would be NaN
     others = ((z @ z.T).to(high) / temperature).masked_fill(left_out | itself, -1e9).logsumexp(dim=1)
     loss = F.softplus(others - (same * z).sum(dim=2) / temperature)
     return (loss * present).sum() / present.sum().clamp_min(1)

@@ -1,4 +1,4 @@
-"""Pretraining: the dual denoising loss, objectives of the cell state, and how well masked genes are predicted."""
+"""Pretraining: the dual denoising loss, the objective of the cell state, and validation scores."""
 
 from __future__ import annotations
 
@@ -21,38 +21,37 @@ from scdiva.data.sampler import ValidationBatches
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
-from scdiva.models.network import ScDiVaOutput, check_input
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, ScDiVaOutput, check_input
 from scdiva.train.base import TaskModule
 from scdiva.train.callbacks import CHECKPOINT_KEY
 from scdiva.train.config import PretrainingConfig
 from scdiva.train.objectives import GeneDecoder, gene_multinomial_loss
 
 DECODED_TIME = 0.8
-"""Cells with a greater share of their genes masked are not asked for their genes: of almost none, nothing is known."""
+"""Maximum share of masked genes of cells that enter the gene term: almost empty states carry no information."""
 MASK_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Shares of masked genes in validation; each cell has one of them, always the same."""
-MOST_SCORED = 32
-"""Masked genes of a cell whose identity is scored, in expectation: the others are largely redundant, and costly."""
+"""Shares of masked genes in validation; each cell always has the same one."""
+N_SCORED = 32
+"""Expected number of masked genes per cell whose identity is scored in validation; more are largely redundant."""
 TABLE = "validation.csv"
-"""Name of the table, beside `metrics.csv`."""
+"""Name of the table of validation scores, in the folder of `metrics.csv`."""
 _ROWS = 1024
-"""Logits held at once."""
+"""Positions whose logits are computed at once."""
 
 
 class MaskedScores(NamedTuple):
-    """A group of cells' scores.
+    """Validation scores of a group of cells.
 
     Attributes
     ----------
     n_cells
-        Cells.
+        Number of cells.
     perplexity
-        exp of the mean cross-entropy of masked genes. All genes equally likely give the number of genes.
+        exp of the mean cross-entropy of masked genes; the number of genes for a uniform prediction.
     accuracy
-        Share of masked genes that the network predicts as the likeliest.
+        Share of masked genes with the highest predicted probability.
     value_error
-        Root of the mean squared error of masked values, in log-normalised units.
+        Root mean squared error of masked values, log-normalised.
     """
 
     n_cells: int
@@ -62,21 +61,20 @@ class MaskedScores(NamedTuple):
 
 
 def ratios_of(first: int, n_cells: int) -> Tensor:
-    """Share of masked genes of each cell of a batch: they take turns, so that each study has all.
+    """Share of masked genes of each cell of a batch, in rotation, so that each study has all shares.
 
     Parameters
     ----------
     first
-        Number of the batch's first cell among the validation cells.
+        Index of the first cell of the batch among the validation cells.
     n_cells
-        Cells of the batch.
+        Number of cells of the batch.
 
     Returns
     -------
     float32 `(n_cells,)`.
     """
-    turn = torch.arange(first, first + n_cells) % len(MASK_RATIOS)
-    return torch.tensor(MASK_RATIOS)[turn]
+    return torch.tensor(MASK_RATIOS)[torch.arange(first, first + n_cells) % len(MASK_RATIOS)]
 
 
 def score_cells(
@@ -86,25 +84,25 @@ def score_cells(
     corrupted: Corrupted,
     scored: Tensor,
 ) -> np.ndarray:
-    """Sum up the predictions of each cell's masked genes.
+    """Sums of the scores over the masked genes of each cell.
 
     Parameters
     ----------
     logits_of
-        Gives the logits `(N, n_genes)` of positions, int64 `(N,)`.
+        Function of positions, int64 `(N,)`, that returns their logits `(N, n_genes)`.
     predicted_values
         `(T,)`.
     batch
         The complete cells.
     corrupted
-        What the network saw of them.
+        The masked cells.
     scored
-        bool `(T,)`, positions whose identity is scored, where it is masked.
+        bool `(T,)`, positions whose identity is scored if it is masked.
 
     Returns
     -------
-    float64 `(n_cells, 5)`: scored genes, their cross-entropy in nats, how many of them were the likeliest; masked
-    values, and their squared error.
+    float64 `(n_cells, 5)`: number of scored genes, their cross-entropy in nats, number of correct predictions; number
+    of masked values, and their squared error.
     """
     cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
     each = torch.zeros(batch.n_cells, 5, dtype=torch.float64)
@@ -119,36 +117,26 @@ def score_cells(
 
 
 def scores_of(each: np.ndarray) -> MaskedScores:
-    """Join the sums of some cells.
-
-    Parameters
-    ----------
-    each
-        `(n_cells, 5)`, from :func:`score_cells`.
-
-    Returns
-    -------
-    Their scores; NaN where nothing was masked.
-    """
-    n, nll, right, n_values, error = each.sum(axis=0)
-    mean, accuracy = (nll / n, right / n) if n else (math.nan, math.nan)
+    """Scores of a group of cells from their sums, `(n_cells, 5)` of :func:`score_cells`; NaN without masked genes."""
+    n, nll, correct, n_values, error = each.sum(axis=0)
+    mean, accuracy = (nll / n, correct / n) if n else (math.nan, math.nan)
     root = math.sqrt(error / n_values) if n_values else math.nan
     return MaskedScores(len(each), math.exp(min(mean, 700.0)), accuracy, root)
 
 
 def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], study: np.ndarray | None) -> None:
-    """Add the scores of one validation to a table, as lines of step, study, mask_ratio and scores.
+    """Append the scores of one validation to a table with the columns step, study, mask_ratio and the scores.
 
     Parameters
     ----------
     file
-        A CSV file; made if need be.
+        A CSV file, which is created if it does not exist.
     step
         Optimiser step.
     each
         `(n_cells, 5)` of all validation cells in order, from :func:`score_cells`.
     names, study
-        Names of the studies, and the number of each cell's, int `(n_cells,)`; None if that is not known.
+        Names of the studies, and the index of the study of each cell, int `(n_cells,)`, or None.
     """
     n = len(MASK_RATIOS)
     lines: list[tuple[Any, ...]] = [(step, "", "", *scores_of(each))]
@@ -166,13 +154,13 @@ def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], s
 class PretrainingModule(TaskModule):
     """Masked-diffusion pretraining of a :class:`~scdiva.models.ScDiVa` (paper, algorithm "scDiVa Training").
 
-    Each batch: a time per cell, stratified; genes masked with that probability; one pass; identity cross-entropy on
-    the masked positions plus λ times the squared error of masked values. The gene head sees masked positions only.
-    The anchor objective of :class:`PretrainingConfig` comes on top; its linear decoder belongs to this module and is
-    not part of a saved model.
+    For each batch a stratified time per cell is drawn, genes are masked with that probability, and the loss of one
+    forward pass is the cross-entropy of the masked genes plus λ times the squared error of the masked values. The
+    anchor objective of :class:`PretrainingConfig` is added; its linear decoder belongs to this module and is not saved
+    with the model.
 
-    Validation logs, beside the loss, perplexity and accuracy of masked genes and the error of masked values, and keeps
-    a table with those at 10, 30, 50, 70 and 90% of genes masked and of each study, `validation.csv`.
+    Validation logs the loss, the perplexity and accuracy of masked genes and the error of masked values.
+    `validation.csv` holds these scores with 10, 30, 50, 70 and 90% of the genes masked, and for each study.
 
     Parameters
     ----------
@@ -181,11 +169,11 @@ class PretrainingModule(TaskModule):
     config
         See :class:`PretrainingConfig`.
     n_studies
-        Studies in the corpus, for the decoder's covariate; 0 does without.
+        Number of studies of the corpus, the covariate of the decoder; 0: no covariate.
     frequency
-        Mean share of the counts of each token, from which the decoder starts; see :class:`GeneDecoder`.
+        Mean share of the counts of each token, the initial bias of the decoder; see :class:`GeneDecoder`.
     denominator
-        `(n_tokens,)`, by which the cells are ranked; needed with `place_prior`.
+        `(n_tokens,)`, divisor of the values in the ranking; required with `place_prior`.
 
     Raises
     ------
@@ -196,7 +184,7 @@ class PretrainingModule(TaskModule):
     config: PretrainingConfig
     model: ScDiVa
     attention_plan: dict[str, Any] | None = None
-    """How the fused kernel was tuned, and on what (`"tuned_on"`, `"plan"`); in the checkpoint, for a resumed run."""
+    """Launch plan of the fused kernel and its device (`"plan"`, `"tuned_on"`); stored in checkpoints."""
 
     def __init__(
         self,
@@ -215,12 +203,12 @@ class PretrainingModule(TaskModule):
         self.decoder: GeneDecoder | None = None
         if config.anchor_objective == "genes":
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
-        # the heads of other tasks, and what only an objective of the state asks for
-        idle = model.query_head, model.integration, model.dataset_components
-        self.all_trained = not any([*idle, None if self.decoder else model.anchor_out])
+        # heads of other tasks are not trained, and the residual only with an objective of the state
+        untrained = model.query_head, model.integration, model.dataset_components
+        self.all_trained = not any([*untrained, None if self.decoder else model.anchor_out])
 
     def on_train_start(self) -> None:
-        """Make the network ready for its device, by the configuration. Called by Lightning."""
+        """Tune the kernel and compile the blocks, as configured. Called by Lightning."""
         on_gpu = self.device.type == "cuda"
         if self.config.autotune and on_gpu:
             self._tune_attention()
@@ -228,11 +216,11 @@ class PretrainingModule(TaskModule):
             self.model.compile_blocks()
 
     def on_train_end(self) -> None:
-        """Leave the network as it came, for any device. Called by Lightning."""
+        """Undo the compilation. Called by Lightning."""
         self.model.blocks.release_each()
 
     def _tune_attention(self) -> None:
-        """Tune the fused kernel, once a run: all ranks, and the run when it is resumed, add in the same order."""
+        """Tune the fused kernel once per run, so that all ranks and resumed runs sum in the same order."""
         c = self.model.config
         dtype = torch.bfloat16 if "bf16" in str(self.trainer.precision) else torch.float32
         kind: dict[str, Any] = {"head_dim": c.head_dim, "dtype": dtype, "device": self.device}
@@ -248,12 +236,12 @@ class PretrainingModule(TaskModule):
         keep_attention_plan(self.attention_plan["plan"], **kind)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resumed run must know. Called by Lightning."""
+        """Add the launch plan to a checkpoint. Called by Lightning."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[CHECKPOINT_KEY]["attention_plan"] = self.attention_plan
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up a run, or refuse if it was another one. Called by Lightning."""
+        """Continue from a checkpoint. Called by Lightning."""
         super().on_load_checkpoint(checkpoint)
         self.attention_plan = checkpoint[CHECKPOINT_KEY].get("attention_plan")
 
@@ -263,21 +251,21 @@ class PretrainingModule(TaskModule):
         Parameters
         ----------
         batch
-            Complete cells, with `study` where the module was given `n_studies` (-1: a study that is not trained on).
+            Complete cells, with `study` if the module has `n_studies` (-1: a study that is not in the training data).
         generator
             Source of times and masks.
 
         Returns
         -------
-        The loss, and `identity`, `value`, `identity_per_token`, `value_per_token`, `n_masked`, and `genes` where it is
-        asked for.
+        The loss, and `identity`, `value`, `identity_per_token`, `value_per_token`, `n_masked`, and `genes` with the
+        anchor objective.
 
         Raises
         ------
         ValueError
-            If studies are needed and missing, or their numbers are out of range.
+            If studies are required and missing, or out of range.
         """
-        # what follows from the cells and the draws is worked out on the CPU: the device is asked for nothing
+        # computed on the CPU as far as it depends on cells and random numbers only, so that the host never waits
         c, host = self.config, batch.on_host()
         times = stratified_times(host.n_cells, generator)
         corrupted = mask_tokens(*host.packed, times, generator, value_mask_rate=c.value_mask_rate)
@@ -299,22 +287,19 @@ class PretrainingModule(TaskModule):
         return loss, parts
 
     def on_validation_epoch_start(self) -> None:
-        """Begin without scores. Called by Lightning."""
+        """Clear the scores. Called by Lightning."""
         self._scores = []
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
-        """One batch of the fixed validation set: its loss, and how genes are predicted at known shares of masked ones.
-
-        Called by Lightning.
-        """
+        """Loss and scores of one batch of the validation set. Called by Lightning."""
         super().validation_step(batch, batch_idx)
         generator = step_generator(self.config.seed, batch_idx, "validation/ratios")
         host = batch.on_host()
         ratios = ratios_of(sum(len(each) for each in self._scores), host.n_cells)
         corrupted = mask_tokens(*host.packed, ratios, generator)
         out = self._denoised(corrupted, batch)
-        most = min(MOST_SCORED, self.config.scored_genes or MOST_SCORED)
-        scored = self._scored(corrupted.masked, host.cu_seqlens, generator, most)
+        n_scored = min(N_SCORED, self.config.scored_genes or N_SCORED)
+        scored = self._scored(corrupted.masked, host.cu_seqlens, generator, n_scored)
         assert scored is not None
 
         values = self.model.values(out, batch.tokens).cpu()
@@ -323,46 +308,46 @@ class PretrainingModule(TaskModule):
         )
 
     def on_validation_epoch_end(self) -> None:
-        """Log the scores, and add those of each study to the run's table. Called by Lightning."""
+        """Log the scores, and append them to the table of the run. Called by Lightning."""
         each = np.concatenate(self._scores) if self._scores else np.zeros((0, 5))
         values = {f"val/{name}": value for name, value in scores_of(each)._asdict().items() if name != "n_cells"}
-        # every process has seen all of it, so that their mean is that of each
+        # every process validates on all cells, so the mean over processes is the score
         self.log_dict({name: value for name, value in values.items() if np.isfinite(value)}, sync_dist=True)
         if not self.trainer.is_global_zero or not len(each):
             return
         batches = getattr(self.trainer.val_dataloaders, "dataset", None)
         names, study = batches.studies() if isinstance(batches, ValidationBatches) else ([], None)
-        study = None if study is None else study[: len(each)]  # Lightning may look at some batches only
+        study = None if study is None else study[: len(each)]  # Lightning may use a part of the batches
         for log in self.trainer.loggers:
             if isinstance(log, CSVLogger):
                 write_table(Path(log.log_dir) / TABLE, self.trainer.global_step, each, names, study)
 
     def _denoised(self, corrupted: Corrupted, batch: CellBatch) -> ScDiVaOutput:
-        """Run the network over what is left of a batch."""
+        """Run the network on a masked batch."""
         host = batch.on_host()
-        check_input(self.model.config, *host.packed, None, None)
+        check_input(self.model.config, *host.packed)
         tokens, values, _, value_mask = (to_device(x, batch.tokens.device) for x in corrupted)
         out: ScDiVaOutput = self.model(tokens, values, host.cu_seqlens, value_mask=value_mask)
         return out
 
     def _logits(self, out: ScDiVaOutput, rows: Tensor, corrupted: Corrupted, batch: CellBatch) -> Tensor:
-        """Logits of the genes at masked positions, int64 `(N,)`, with what their ranks imply if that is asked for.
+        """Logits at masked positions, int64 `(N,)`, with the prior from their ranks if `place_prior` is set.
 
-        All but `out` is on the CPU.
+        All tensors but those of `out` are on the CPU.
         """
         ranked = None
         if self.config.place_prior and self.denominator is not None:
-            seen = ~corrupted.value_mask
-            ranked = Ranked(batch.tokens, batch.values, batch.cu_seqlens, seen, self.denominator)
+            visible = ~corrupted.value_mask
+            ranked = Ranked(batch.tokens, batch.values, batch.cu_seqlens, visible, self.denominator)
         return self.model.logits(out, rows, ranked=ranked)
 
     def _scored(
-        self, masked: Tensor, cu_seqlens: Tensor, generator: torch.Generator, most: int | None = None
+        self, masked: Tensor, cu_seqlens: Tensor, generator: torch.Generator, n_scored: int | None = None
     ) -> Tensor | None:
-        """Draw about `most` (None: `scored_genes`) of each cell's masked positions."""
-        most = self.config.scored_genes if most is None else most
-        if most is None:
+        """Draw about `n_scored` (None: `scored_genes`) of each cell's masked positions."""
+        n_scored = self.config.scored_genes if n_scored is None else n_scored
+        if n_scored is None:
             return None
         cells = cell_of_token(cu_seqlens, masked.numel())
         number = torch.bincount(cells[masked], minlength=cu_seqlens.numel() - 1).clamp_min(1)
-        return torch.rand(masked.numel(), generator=generator) < (most / number)[cells]
+        return torch.rand(masked.numel(), generator=generator) < (n_scored / number)[cells]

@@ -1,4 +1,4 @@
-"""The one place that builds a Trainer, and the processes that share a run."""
+"""Build Lightning's Trainer and run a training task, in one process or several."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from scdiva.train.callbacks import (
     read_checkpoint,
 )
 
-# of Lightning, about choices made here on purpose
+# warnings of Lightning about deliberate choices
 _EXPECTED_WARNINGS = (
     ".*does not have many workers.*",
     ".*GPU available but not used.*",
@@ -47,11 +47,11 @@ _EXPECTED_WARNINGS = (
 
 
 def launched() -> tuple[int, int] | None:
-    """Read from the environment what a launcher started.
+    """Number of processes that a launcher started, from the environment.
 
     Returns
     -------
-    Processes a node, and nodes: of torchrun, or else of srun; None if neither started this process.
+    Processes per node and nodes of torchrun or srun; None if neither started this process.
 
     Raises
     ------
@@ -60,9 +60,9 @@ def launched() -> tuple[int, int] | None:
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
-        here = int(env["LOCAL_WORLD_SIZE"])
-        return here, int(env["WORLD_SIZE"]) // here
-    # as Lightning does: a job of these names is somebody at a prompt
+        per_node = int(env["LOCAL_WORLD_SIZE"])
+        return per_node, int(env["WORLD_SIZE"]) // per_node
+    # as in Lightning, jobs of these names are interactive
     if "SLURM_NTASKS" in env and "SLURM_PROCID" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         tasks, nodes = int(env["SLURM_NTASKS"]), int(env.get("SLURM_NNODES", "1"))
         if tasks % nodes:
@@ -74,14 +74,14 @@ def launched() -> tuple[int, int] | None:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the first of a run, or its only one: the one that writes what is written once."""
+    """Whether this process is the first or only one of a run, which writes the files."""
     rank = "RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID"
     return launched() is None or os.environ[rank] == "0"
 
 
 @contextlib.contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Silence Lightning's news (devices found, products recommended) inside the block; warnings still come."""
+    """Silence messages of Lightning below warnings (devices, recommended products)."""
     lightning = logging.getLogger("pytorch_lightning")
     before = lightning.level
     lightning.setLevel(logging.WARNING)
@@ -92,13 +92,13 @@ def _quiet_lightning() -> Iterator[None]:
 
 
 def resolve_precision(precision: str, accelerator: str) -> Literal["32-true", "bf16-mixed"]:
-    """Turn our names of precisions into Lightning's.
+    """Lightning's name of a precision.
 
     Parameters
     ----------
     precision
-        `"auto"` takes bfloat16 autocast where the device multiplies bfloat16 matrices in hardware (CUDA from compute
-        capability 8; CPUs with AVX512-BF16 or AMX), else float32.
+        `"auto"`: bfloat16 autocast if the device has bfloat16 matrix multiplication (CUDA from compute capability 8;
+        CPUs with AVX512-BF16 or AMX), else float32.
     accelerator
         As for :func:`fit`.
     """
@@ -117,14 +117,14 @@ def make_trainer(
     accelerator, devices, num_nodes
         As for :func:`fit`.
     plugins
-        Of the caller, beside ours: checkpoints that are whole, and jobs that do not put themselves back in queue.
+        Plugins of the caller, in addition to atomic checkpoints and Slurm jobs that are not requeued.
     **options
-        Of Lightning's Trainer.
+        For Lightning's Trainer.
 
     Raises
     ------
     ValueError
-        If there is no such accelerator, or not so many of it.
+        If there is no such accelerator, or too few devices.
     """
     if devices == 1 and num_nodes == 1:
         devices, num_nodes = launched() or (1, 1)
@@ -134,7 +134,7 @@ def make_trainer(
     by_srun = launched() and "TORCHELASTIC_RUN_ID" not in os.environ
     if by_srun and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         plugins.append(SLURMEnvironment(auto_requeue=False))
-    ours = {
+    defaults = {
         "accelerator": accelerator,
         "devices": devices,
         "num_nodes": num_nodes,
@@ -144,7 +144,7 @@ def make_trainer(
     }
     try:
         with _quiet_lightning():
-            return pl.Trainer(**(ours | options))
+            return pl.Trainer(**(defaults | options))
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
 
@@ -165,42 +165,41 @@ def fit(
 ) -> pl.Trainer:
     """Train a task.
 
-    Everything else comes from `module.config`. In `out_dir` appear `last.ckpt` (replaced every `checkpoint_every` steps
-    and at the end, by a file that is whole) and `log/version_<n>/metrics.csv`, one version per start,
-    for `pandas.read_csv` (columns `step`, `train/loss`, `val/loss`, ...); pretraining adds `validation.csv`, the scores
-    at each share of masked genes and of each validation study.
+    Options of the training come from `module.config`. `out_dir` gets `last.ckpt` (replaced atomically every
+    `checkpoint_every` steps and at the end) and `log/version_<n>/metrics.csv`, one version per start, for
+    `pandas.read_csv` (columns `step`, `train/loss`, `val/loss`, ...); pretraining adds `validation.csv`, the scores at
+    each share of masked genes and of each validation study.
 
-    SIGTERM and Ctrl-C end the run after the optimiser step under way, with a checkpoint; a second Ctrl-C at once.
+    SIGTERM and Ctrl-C end the run with a checkpoint after the current optimiser step; a second Ctrl-C ends it at once.
 
     Parameters
     ----------
     module
         Trained in place.
     datamodule
-        Gives :class:`~scdiva.data.batch.CellBatch`. To resume from it, it must have an attribute `start_step` that
-        `train_dataloader` obeys: the number of batches to leave out, of all processes together. If it has an attribute
-        `lanes`, that is set to the number of batches of a step.
+        Yields :class:`~scdiva.data.batch.CellBatch`. Resuming requires an attribute `start_step`, the number of batches
+        of all processes that `train_dataloader` skips. An attribute `lanes` is set to the number of batches of a step.
     out_dir
-        Folder of the run; made if need be. None: no checkpoint and no log is written.
+        Folder of the run, which is created if needed. None: no checkpoint and no log is written.
     max_steps
-        Stop after so many optimiser steps, counted over all resumed runs. None: `config.steps`. The learning rate
-        follows `config.steps` in any case.
+        Maximum number of optimiser steps over all resumed runs. None: `config.steps`. The learning rate always follows
+        `config.steps`.
     accelerator
         As for Lightning's Trainer: `"auto"`, `"cpu"` or `"gpu"`.
     devices, num_nodes
-        How many devices on each node, or which, and how many nodes. Left at 1, they are what `torchrun` or `srun` has
-        started. Each of W processes takes every W-th batch, so that a step is that of one process with `accumulate`
-        W times as large.
+        Number of devices per node, or their indices, and number of nodes. 1: the number that `torchrun` or `srun`
+        started. Each of W processes takes every W-th batch, so that a step equals that of one process with W times the
+        `accumulate`.
     resume_from
-        Checkpoint file or run folder to continue. Data order, masks and dropout then go on as if the run had never
-        stopped, if `accumulate` times the number of processes is what it was. If not, the cells of the epoch that have
-        not been seen are dealt anew: none is lost, none seen twice.
+        Checkpoint file or run folder to continue. Data order, masks and dropout continue as without an interruption if
+        `accumulate` times the number of processes has not changed. If it has, the remaining cells of the epoch are
+        redistributed: none is skipped or used twice.
     callbacks
         Further Lightning callbacks, such as its `EMAWeightAveraging`.
     progress
-        Whether to show a progress bar: steps, loss, cells a second and the time left.
+        Whether to show a progress bar with steps, loss, cells per second and remaining time.
     **trainer_options
-        Anything else for Lightning's Trainer, such as `strategy="ddp"` or a `logger`.
+        Further options of Lightning's Trainer, such as `strategy="ddp"` or a `logger`.
 
     Returns
     -------
@@ -213,13 +212,13 @@ def fit(
     FileNotFoundError
         If there is no checkpoint at `resume_from`.
     FloatingPointError
-        If a loss or gradient becomes NaN or infinite. The weights are those before that step; the message has the
-        number of the batch, whose cells `CellDataModule.cells_of_batch` lists.
+        If a loss or gradient is NaN or infinite. The weights are those before that step; the message names the batch,
+        whose cells `CellDataModule.cells_of_batch` lists.
     OSError
-        If a checkpoint cannot be written, as on a full disk; the one before is intact.
+        If a checkpoint cannot be written, for instance to a full disk; the previous one is intact.
     KeyboardInterrupt
-        On Ctrl-C (Lightning itself would end the whole process). `last.ckpt` is what can be resumed, and the module
-        holds the weights of that step.
+        On Ctrl-C (Lightning itself would end the process). The run can be resumed from `last.ckpt`, and the module has
+        the weights of that step.
     SystemExit
         After SIGTERM, with code 143.
 
@@ -250,14 +249,14 @@ def fit(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     keeper = Keeper(None if out is None else out / CHECKPOINT, c.checkpoint_every)
-    # where some weight stays without gradient, processes have to look which, after each batch
-    looked_for = not module.all_trained and ((devices, num_nodes) != (1, 1) or launched() is not None)
+    # if some weights get no gradient, processes must find out which after each batch
+    find_unused = not module.all_trained and ((devices, num_nodes) != (1, 1) or launched() is not None)
     trainer = make_trainer(
         accelerator,
         devices,
         num_nodes,
         **{
-            "strategy": "ddp_find_unused_parameters_true" if looked_for else "auto",
+            "strategy": "ddp_find_unused_parameters_true" if find_unused else "auto",
             "max_steps": c.steps if max_steps is None else max_steps,
             "max_epochs": -1,
             "precision": resolve_precision(c.precision, accelerator),
@@ -265,10 +264,10 @@ def fit(
             "logger": False
             if out is None
             else CSVLogger(out, name="log", flush_logs_every_n_steps=max(c.log_every, 100)),
-            # a checkpoint comes last: it holds what the others did in its step
+            # the checkpoint comes last, so that it includes the effects of the other callbacks
             "callbacks": [Watch(c.log_every, progress=progress), *callbacks, keeper],
             "log_every_n_steps": c.log_every,
-            # the stream of batches has no end, hence no epochs: validation is counted in batches
+            # the stream of batches is endless, so there are no epochs: validation is counted in batches
             "val_check_interval": c.validate_every * c.accumulate,
             "check_val_every_n_epoch": None,
             "num_sanity_val_steps": 0,
@@ -279,9 +278,9 @@ def fit(
     )
     if hasattr(datamodule, "lanes"):
         datamodule.lanes = trainer.world_size * trainer.accumulate_grad_batches
-    # Lightning from 2.6 on can leave out unpickling; read_checkpoint has read the file in that way in any case
+    # Lightning from 2.6 on can load without unpickling, as read_checkpoint did
     safe = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
-    # data loaders draw from torch's global stream, which is the user's
+    # data loaders draw from torch's global stream, which belongs to the user
     with _quiet_lightning(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         for message in _EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
@@ -293,8 +292,8 @@ def fit(
                 raise KeyboardInterrupt from error
             raise
         except FloatingPointError as error:
-            there = keeper.file is not None and keeper.file.exists()
-            kept = f"{keeper.file} is from before" if there else "there is no checkpoint yet"
+            saved = keeper.file is not None and keeper.file.exists()
+            kept = f"{keeper.file} is from before" if saved else "there is no checkpoint yet"
             raise FloatingPointError(
                 f"{error} The weights were left as they were, and {kept}. Inspect the batch's cells "
                 "(CellDataModule.cells_of_batch), start anew with a lower learning_rate, or resume with "
@@ -305,17 +304,10 @@ def fit(
     if keeper.signal is not None and trainer.global_step != trainer.max_steps:
         if keeper.signal == signal.SIGINT:
             raise KeyboardInterrupt
-        if trainer.is_global_zero and keeper.file is None:
-            logger.warning(
-                "Stopped by SIGTERM after step %d of %d; no checkpoint was written.",
-                trainer.global_step,
-                trainer.max_steps,
-            )
-        elif trainer.is_global_zero:
-            logger.warning(
-                "Stopped by SIGTERM after step %d of %d, which %s holds. Continue with resume_from=%r, --resume true, "
-                "or the same call of scdiva.tl.",
-                trainer.global_step, trainer.max_steps, keeper.file, str(out),
-            )  # fmt: skip
+        if trainer.is_global_zero:
+            remedy = "No checkpoint was written."
+            if out is not None:
+                remedy = f"Continue with resume_from={str(out)!r}, --resume true, or the same call of scdiva.tl."
+            logger.warning("Stopped by SIGTERM after step %d of %d. %s", trainer.global_step, trainer.max_steps, remedy)
         raise SystemExit(TERMINATED)
     return trainer

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch, from_ragged
-from scdiva.data.corpus import take_cells
+from scdiva.data.cells import take_cells
 from scdiva.data.packed import PackedCells
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised

@@ -121,19 +121,19 @@ def test_what_is_written_can_be_stored(tmp_path):
     ("options", "error", "message"),
     [
         ({"by": "doubles"}, ValueError, "by must be"),
-        ({"by": "group"}, ValueError, "groupby=, a column"),
-        ({"by": "single", "groupby": "g"}, ValueError, "goes with by='group' alone"),
+        ({"by": "group"}, ValueError, "requires groupby"),
+        ({"by": "single", "groupby": "g"}, ValueError, "groupby requires by='group'"),
         ({"by": "single", "n_splits": 1}, ValueError, "n_splits must be at least 2"),
         ({"by": "single", "fold": 5}, ValueError, "no fold 5: folds go from 0 to 4"),
         ({"by": "single", "fold": -1}, ValueError, "fold must be at least 0, got -1"),
         ({"by": "single", "rng": 1.5}, TypeError, "rng must be a whole number"),
         ({"by": "single", "rng": -1}, ValueError, "rng must be at least 0, got -1"),
         ({"by": "single", "key_added": "p"}, ValueError, "would overwrite"),
-        ({"by": "single", "n_splits": 6}, ValueError, r"has 4 perturbations .*'A'.* 6 folds. Pass a smaller n_splits"),
+        ({"by": "single", "n_splits": 6}, ValueError, r"'A'.* 6 folds. Pass a smaller n_splits"),
         ({"by": "combination", "separator": "_"}, ValueError, "0 combinations with '_'.*5 folds"),
         ({"by": "single", "control": "ctrl"}, ValueError, "never is 'ctrl'"),
         ({"by": "group", "groupby": "line"}, KeyError, "no column 'line'"),
-        ({"by": "group", "groupby": "g", "fold": 3}, ValueError, "3 groups have perturbed cells, so .* 0 to 2"),
+        ({"by": "group", "groupby": "g", "fold": 3}, ValueError, "3 groups have perturbed cells.* 0 to 2"),
     ],
 )
 def test_what_cannot_be_split_is_refused(options, error, message):
@@ -150,7 +150,7 @@ def test_cells_that_cannot_be_split_are_refused():
         split_perturbations(screen(lines=["k562"]), "p", by="group", groupby="g")
     adata = screen()
     bare = adata[(adata.obs["g"] != "k562") | (adata.obs["p"] != "control")].copy()
-    with pytest.raises(ValueError, match=r"group 'k562' .* 22 cells and none is a control"):
+    with pytest.raises(ValueError, match=r"group 'k562' .* 22 cells and no control"):
         split_perturbations(bare, "p", by="group", groupby="g", fold=1)
     split_perturbations(bare, "p", by="group", groupby="g", fold=0)
     adata.obs["p"] = adata.obs["p"].where(adata.obs_names != "c4")

@@ -146,6 +146,9 @@ def generate(
     n_cells = operator.index(n_cells)
     group, groups_to_draw = _groups(adata, groupby, groups, between, fraction)
     reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    names = reading.var(adata).index
+    if absent := [name for name in fixed or {} if name not in names]:
+        raise ValueError(f"fixed names {absent[0]!r}, which is no gene of adata{or_in_raw(adata, absent[0], use_raw)}.")
     if device is not None or precision is not None:
         resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
@@ -161,7 +164,7 @@ def generate(
     run_config = resolve_run_config(None, *((device, precision) if by_transformer else ("cpu", "fp32")))
     _, source, parameters = open_cells_for_model(loaded, adata, run_config, reading, empty="nan")
     max_length = None if from_state and not by_transformer else loaded.config.max_length
-    shown = _fixed_tokens(adata, fixed or {}, source, max_length)
+    shown = _fixed_tokens(fixed or {}, source, max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with torch_threads_kept(1):  # matrix products are too small for several threads
         cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
@@ -181,13 +184,13 @@ def generate(
                 fitted = fit_state_head(loaded, cells, states, draw)
             sources = sampling.choose_sources(groups_to_draw, n_cells, rows, seed, draw)
             made = sampling.draw_by_state_head(fitted, cells, states, sources, shown, from_state, seed, n_steps)
-    names = np.repeat([one.name for one in groups_to_draw], n_cells)
+    group_names = np.repeat([one.name for one in groups_to_draw], n_cells)
     obs = pd.DataFrame(index=[f"generated_{number}" for number in range(len(made))])
     obs[C.OBS_SOURCE] = adata.obs_names.to_numpy()[rows[sources.depth]]
     if groupby is not None:
-        obs[groupby] = pd.Categorical(names)
+        obs[groupby] = pd.Categorical(group_names)
         if between is None and isinstance(adata.obs[groupby].dtype, pd.CategoricalDtype):
-            ordered = [str(name) for name in adata.obs[groupby].cat.categories if str(name) in set(names)]
+            ordered = [str(name) for name in adata.obs[groupby].cat.categories if str(name) in set(group_names)]
             obs[groupby] = obs[groupby].cat.reorder_categories(ordered)
     if between is not None:
         obs[C.OBS_FRACTION] = sources.fraction
@@ -197,7 +200,7 @@ def generate(
             **parameters,
             "model": model_name(model),
             "groupby": groupby or "",
-            "groups": np.array(list(dict.fromkeys(names.tolist())) if groupby else [], dtype=object),
+            "groups": np.array(list(dict.fromkeys(group_names.tolist())) if groupby else [], dtype=object),
             "fraction": np.array([one.fraction for one in groups_to_draw] if between is not None else [], dtype=float),
             "from_state": bool(from_state),
             "prompt": prompt or "",
@@ -270,14 +273,9 @@ def _groups(
     return group, [Group(" to ".join(named), one, two, float(part)) for part in fractions]
 
 
-def _fixed_tokens(
-    adata: AnnData, fixed: Mapping[str, float], source: CellSource, max_length: int | None
-) -> dict[int, float]:
+def _fixed_tokens(fixed: Mapping[str, float], source: CellSource, max_length: int | None) -> dict[int, float]:
     """Fixed values by token; `max_length` limits them if the model reads the cell in steps."""
     names = source.var.index
-    if absent := [name for name in fixed if name not in names]:
-        hint = or_in_raw(adata, absent[0], source.reading.use_raw)
-        raise ValueError(f"fixed names {absent[0]!r}, which is no gene of adata{hint}.")
     by_token: dict[int, float] = {}
     for name, value in fixed.items():
         token = int(source.tokens[np.flatnonzero(names == name)[0]])

@@ -79,8 +79,10 @@ def grn_df(
     top
         Number of edges, the strongest. None: all.
 
-    Returns ------- Columns `source`, `target` (var names) and `weight` (float64), as decoupler takes them as `net`.
-    Sorted by weight, or by absolute weight if weights have a sign (`"correlation"`, differences of groups).
+    Returns
+    -------
+    Columns `source`, `target` (var names) and `weight` (float64), as decoupler takes them as `net`. Sorted by weight,
+    or by absolute weight if weights have a sign (`"correlation"`, differences of groups).
 
     Raises
     ------

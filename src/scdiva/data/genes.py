@@ -300,7 +300,7 @@ _ADVICE = (
     (
         r".*ENSG\d{11}",
         "The names hold an Ensembl id and more: adata.var['id'] = adata.var_names.str.extract(r'(ENSG\\d{11})', "
-        "expand=False).fillna(''), and sd.pp.match_genes(adata, gene_ids='id')",
+        "expand=False).fillna(''); sd.pp.match_genes(adata, gene_ids='id')",
     ),
     (r"ENS(?!G\d)[A-Z]*G\d", f"These are Ensembl ids of another species: {_SPECIES}"),
     (r"ENST\d", "These are transcripts: sum them to genes first"),

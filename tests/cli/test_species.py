@@ -39,6 +39,18 @@ def test_a_table_is_read_from_a_file(rat, cells, small):
         assert found.uns["scdiva"]["X_scdiva"]["species"] == "table"
 
 
+def test_a_file_that_went_through_match_genes_is_read_so(rat, cells, small):
+    adata = ad.read_h5ad(rat / "rat.h5ad")
+    human = ad.read_h5ad(cells / "cells.h5ad").var_names
+    sd.pp.match_genes(adata, species=dict(zip(adata.var_names, human, strict=True)))
+    adata.write_h5ad(rat / "rat.h5ad")
+    for file, out in ((cells / "cells.h5ad", "human.h5ad"), (rat / "rat.h5ad", "own.h5ad")):
+        words = ["integrate", str(file), "-o", str(rat / out), "--batch_key", "batch", "--steps", "2"]
+        assert cli.main([*words, "--model", str(small)]) == 0
+    expected, found = (ad.read_h5ad(rat / out).obsm["X_scdiva_integrated"] for out in ("human.h5ad", "own.h5ad"))
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize(
     ("species", "content", "said"),
     [

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from scdiva._checks import check_choices
@@ -95,8 +96,8 @@ def input_options(
                 raise TypeError(f"{name}={value!r:.80}")
             params[name] = None if value == "" else value
         if params["species"] == "table":
-            table = match[ORTHOLOGS]
-            params["species"] = dict(zip(map(str, table["gene"]), map(str, table["human_gene"]), strict=True))
+            genes, human = (map(str, np.asarray(match[ORTHOLOGS][name])) for name in ("gene", "human_gene"))
+            params["species"] = dict(zip(genes, human, strict=True))
         return replace(options, **params)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(

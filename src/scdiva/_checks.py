@@ -54,6 +54,8 @@ _TEXTS = {
     "condition": "the name of one predicted condition",
 }
 """Meaning of text arguments; every argument that ends in ``_key`` is a column."""
+_OF_MATCH_GENES = ("gene_ids", "species", "duplicates")
+"""Arguments of `pp.match_genes` that hold for the calls after it."""
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -81,6 +83,11 @@ def check_arguments(function: F) -> F:
             values = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             unknown = [name for name in kwargs if name not in signature.parameters]
+            if settled := [name for name in unknown if name in _OF_MATCH_GENES and "adata" in signature.parameters]:
+                raise TypeError(
+                    f"{_public_name(function)}() has no argument {settled[0]!r}: pass it to "
+                    f"sd.pp.match_genes(adata, {settled[0]}=...) first."
+                ) from None
             near = or_nearest(unknown[0], signature.parameters) if unknown else ""
             raise TypeError(f"{_public_name(function)}() {error}{near}") from None
         for name, value in values.items():

@@ -161,7 +161,7 @@ gene_symbols
 """,
 }
 """Text that replaces the line ``%(name)s`` of a docstring, by name."""
-SHARED["reading"] = "".join(SHARED[name] for name in ("layer", "use_raw", "input", "gene_ids", "species", "duplicates"))
+SHARED["reading"] = "".join(SHARED[name] for name in ("layer", "use_raw", "input"))
 
 
 def with_shared_docs(function: F) -> F:

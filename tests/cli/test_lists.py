@@ -24,7 +24,7 @@ from scdiva.cli._parser import parse
         ("integrate", "labels_key", "no", "no"),
         ("integrate", "steps", "4", 4),
         ("integrate", "lr", "1e-3", 0.001),
-        ("integrate", "species", "{5: A, NO: B}", {"5": "A", "NO": "B"}),
+        ("embed", "species", "{5: A, NO: B}", {"5": "A", "NO": "B"}),
         ("annotate", "parents", "{1: A, no: B}", {"1": "A", "no": "B"}),
         ("embed", "shard", "[0, 4]", (0, 4)),
         ("embed", "overwrite", "yes", True),

@@ -1,4 +1,4 @@
-"""`--species`: a species, or the file of a table, in every command that reads genes."""
+"""`--species`: a species, or the file of a table; of integrate and annotate, `pp.match_genes` on the file."""
 
 from __future__ import annotations
 
@@ -32,10 +32,23 @@ def test_a_table_is_read_from_a_file(rat, cells, small):
         assert cli.main(words) == 0
         expected = ad.read_h5ad(cells / "cells.h5ad")
         expected.var["human"] = ["", *expected.var_names[1:]]
-        sd.tl.embed(expected, small, gene_ids="human")
+        sd.pp.match_genes(expected, gene_ids="human")
+        sd.tl.embed(expected, small)
         found = ad.read_h5ad(out)
         np.testing.assert_array_equal(found.obsm["X_scdiva"], expected.obsm["X_scdiva"])
         assert found.uns["scdiva"]["X_scdiva"]["species"] == "table"
+
+
+def test_a_file_that_went_through_match_genes_is_read_so(rat, cells, small):
+    adata = ad.read_h5ad(rat / "rat.h5ad")
+    human = ad.read_h5ad(cells / "cells.h5ad").var_names
+    sd.pp.match_genes(adata, species=dict(zip(adata.var_names, human, strict=True)))
+    adata.write_h5ad(rat / "rat.h5ad")
+    for file, out in ((cells / "cells.h5ad", "human.h5ad"), (rat / "rat.h5ad", "own.h5ad")):
+        words = ["integrate", str(file), "-o", str(rat / out), "--batch_key", "batch", "--steps", "2"]
+        assert cli.main([*words, "--model", str(small)]) == 0
+    expected, found = (ad.read_h5ad(rat / out).obsm["X_scdiva_integrated"] for out in ("human.h5ad", "own.h5ad"))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +68,6 @@ def test_what_is_no_table_is_refused(rat, capsys, monkeypatch, species, content,
     monkeypatch.chdir(rat)
     if content is not None:
         (rat / species).write_text(content)
-    integrate = ["integrate", "rat.h5ad", "--batch_key", "batch", "-o", "out.h5ad"]
-    for words in (["embed", "rat.h5ad", "-o", "out.h5ad"], integrate):
-        assert cli.main([*words, "--species", species]) == 1
-        assert said in capsys.readouterr().err
-        assert not (rat / words[-1]).exists()
+    assert cli.main(["embed", "rat.h5ad", "-o", "out.h5ad", "--species", species]) == 1
+    assert said in capsys.readouterr().err
+    assert not (rat / "out.h5ad").exists()

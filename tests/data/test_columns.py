@@ -279,7 +279,7 @@ def test_a_few_reads_of_mouse_in_human_cells_are_no_mixture(symbols):
 
 def test_genes_of_a_fly_are_no_mixture():
     fly = ["Act5C", "Gapdh1", "Rpl5", "dpp", "wg", "hh", "en", "ftz", "Hml", "Pxn"]
-    with pytest.raises(ValueError, match=r"Human genes are expected: .* of other species, pass species="):
+    with pytest.raises(ValueError, match=r"Human genes are expected: .* of other species, pass a dict"):
         opened(ad.AnnData(counts(len(fly)), var=pd.DataFrame(index=fly)))
 
 

@@ -132,7 +132,7 @@ def test_a_table_decides_alone(human):
 )
 def test_what_is_no_species_is_refused_before_anything_is_read(species, said, rat):
     cells = rat.copy()
-    for call in (sd.tl.embed, sd.tl.grn, sd.pp.match_genes, sd.tl.impute, sd.pp.gene_entropy, open_cells):
+    for call in (sd.pp.match_genes, sd.pp.corpus_entropy, open_cells):
         with pytest.raises(ValueError, match=said):
             call(cells, species=species)
     assert "scdiva" not in cells.uns
@@ -165,9 +165,9 @@ def test_notes_say_how_much_is_read(rat, mouse, table):
 @pytest.mark.usefixtures("quiet")
 def test_species_are_noted(mouse, rat, table):
     for species, noted in ((None, ""), ("mouse", "mouse")):
-        assert sd.tl.embed(mouse, species=species, copy=True).uns["scdiva"]["X_scdiva"]["species"] == noted
-    sd.pp.gene_entropy(human := sd.datasets.toy(), species="human")
-    assert human.uns["scdiva"]["scdiva_entropy"]["species"] == "human"
+        matched = sd.pp.match_genes(mouse, species=species, copy=True)
+        sd.pp.gene_entropy(matched)
+        assert matched.uns["scdiva"]["scdiva_entropy"]["species"] == noted
     assert InputOptions("counts", species=pd.Series(table)).parameters() == {
         "layer": "counts", "use_raw": False, "input": "auto", "gene_ids": "", "species": "table", "duplicates": "sum",
     }  # fmt: skip
@@ -176,15 +176,16 @@ def test_species_are_noted(mouse, rat, table):
 @pytest.mark.usefixtures("quiet")
 def test_what_is_written_bears_the_names_of_the_user(rat, table):
     cells, gene = rat.copy(), "Rt5-ps"
-    sd.tl.impute(cells, [gene], species=table)
+    sd.pp.match_genes(cells, species=table)
+    sd.tl.impute(cells, [gene])
     assert list(cells.obsm["scdiva_imputed"].columns) == [gene]
     with pytest.raises(ValueError, match="Rt0-ps"):
-        sd.tl.impute(cells, ["Rt0-ps"], species=table)
-    sd.tl.grn(cells, "correlation", sources=[gene], n_targets=3, species=table)
+        sd.tl.impute(cells, ["Rt0-ps"])
+    sd.tl.grn(cells, "correlation", sources=[gene], n_targets=3)
     edges = sd.get.grn_df(cells)
     assert set(edges["source"]) == {gene}
     assert set(edges["target"]) <= set(cells.var_names)
-    new = sd.tl.generate(cells, 5, rng=0, species=table)
+    new = sd.tl.generate(cells, 5, rng=0)
     assert set(new.var_names) <= set(cells.var_names)
     assert new.uns["scdiva"]["generate"]["species"] == "table"
     assert cells.var_names.equals(rat.var_names)
@@ -226,13 +227,14 @@ def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabular
     rat.obsm["state"] = np.random.default_rng(0).normal(size=(rat.n_obs, 3))
     found = []
     for how in ({"species": table}, {"gene_ids": "human"}):
-        cells = rat.copy()
-        sd.tl.corrected_expression(cells, "batch", ["Rt5-ps", "Rt7-ps"], use_rep="state", **how)
+        cells = sd.pp.match_genes(rat, **how, copy=True)
+        sd.tl.corrected_expression(cells, "batch", ["Rt5-ps", "Rt7-ps"], use_rep="state")
         found.append(cells.obsm["scdiva_corrected"])
     np.testing.assert_array_equal(*found)
     opened = open_cells(rat, sd.models.load(), InputOptions(species=table, empty="nan"))
     shared = shared_tokens(opened, opened)
     np.testing.assert_array_equal(shared, np.unique(expected[expected >= 0]))
+    of_table = sd.pp.match_genes(rat, species=table, copy=True)
     for human_name in (table["Rt5-ps"], "Rt0-ps"):
         with pytest.raises(ValueError, match=f"first: '{human_name}'"):
-            sd.tl.grn(rat.copy(), "correlation", sources=[human_name], species=table)
+            sd.tl.grn(of_table, "correlation", sources=[human_name])

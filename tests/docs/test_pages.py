@@ -34,7 +34,7 @@ QUICKER = {
     'device="cuda"': 'device="cpu"',
     '.device = "cuda"': '.device = "cpu"',
     '"donor")  #': '"donor", steps=5)  #',
-    "species=table)": "species=table, steps=5)",
+    '(both, "species")': '(both, "species", steps=5)',
     'sd.models.push(model, "hf://lab/atlas", card="# Our atlas ...")': '"scdiva-mini"',
     "sd.datasets.kang()": 'sd.datasets.pbmc3k(path="cells.h5ad")',
     "sd.pl.grn(adata)": "sd.pl.grn(adata, n_edges=20)",

@@ -69,7 +69,7 @@ KEYS = {
     "tl.grn": (lambda a, m: sd.tl.grn(a, model=m, groupby="cell type", device="cpu"), "cell_type"),
     "tl.generate": (lambda a, m: sd.tl.generate(a, 4, model=m, groupby="cell.type", rng=0), "cell_type"),
     "tl.embed, layer": (lambda a, m: sd.tl.embed(a, m, layer="count"), "counts"),
-    "tl.embed, gene_ids": (lambda a, m: sd.tl.embed(a, m, gene_ids="ensembl"), "ensembl_id"),
+    "pp.match_genes, gene_ids": (lambda a, m: sd.pp.match_genes(a, gene_ids="ensembl"), "ensembl_id"),
     "pp.split_perturbations": (
         lambda a, _: sd.pp.split_perturbations(a, "perturbations", by="single", rng=0),
         "perturbation",

@@ -58,8 +58,6 @@ def test_unknown_genes_have_none_and_shared_ones_one(human):
     x[:, 2] += x[:, 1]
     x[:, 1] = 0
     np.testing.assert_allclose(entropy[2:], slow_entropy(x)[2:], rtol=1e-5)
-    with pytest.raises(ValueError, match="already"):
-        gene_entropy(adata, human, duplicates="error")
 
 
 def test_raw_genes_find_their_columns(human):

@@ -71,7 +71,6 @@ def test_the_seed_determines_every_bit(one, data):
         ({"layer": "scaled"}, ValueError, "negative"),
         ({"layer": "nan"}, ValueError, "NaN"),
         ({"use_raw": True}, ValueError, "raw"),
-        ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
         ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
         ({"device": "abacus"}, ValueError, "abacus"),
         ({"rng": -1}, ValueError, "-1"),

@@ -208,7 +208,8 @@ def test_raw_values_layers_and_other_names_are_read(adata, headed):
         drawn(other, headed, fixed={adata.var_names[50]: 1.5})
     renamed = adata.copy()
     renamed.var["symbol"], renamed.var_names = adata.var_names.to_numpy(), [f"g{i}" for i in range(60)]
-    found = drawn(renamed, headed, gene_ids="symbol", fixed={"g2": 1.5})
+    sd.pp.match_genes(renamed, headed.vocabulary, gene_ids="symbol")
+    found = drawn(renamed, headed, fixed={"g2": 1.5})
     np.testing.assert_allclose(found[:, "g2"].X.toarray(), 1.5)
 
 

@@ -69,7 +69,6 @@ def scaled(c):
         (None, {"min_fraction": 1.0, "sources": "tf"}, ValueError, "no transcription factor.*at least 100"),
         (scaled, {}, ValueError, "negative"),
         (None, {"layer": "counts"}, KeyError, "counts"),
-        (None, {"gene_ids": "symbol"}, KeyError, "symbol"),
         (lambda c: c.uns.__setitem__("scdiva", 3), {}, ValueError, "keeps a dictionary"),
     ],
 )  # fmt: skip

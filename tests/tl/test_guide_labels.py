@@ -87,21 +87,19 @@ def test_perturbations_are_known_as_the_genes_of_the_data_are(one, perturbed_cel
         "+".join(own.get(part, part) for part in label.split("+")) for label in plain.obs["perturbation"]
     ]
     expected = sd.tl.predict_perturbation(plain, model=fit(plain, one), predict=[genes[9], f"{genes[0]}+{genes[7]}"])
-    fitted = fit(other, one, species=table)
+    sd.pp.match_genes(other, one.vocabulary, species=table)
+    fitted = fit(other, one)
     assert not len(fitted.notes["labels"])
     asked = [own[genes[9]], f"{own[genes[0]]}+{own[genes[7]]}"]
     for model in (fitted, fitted.save(tmp_path / "fitted")):
-        found = sd.tl.predict_perturbation(other, model=model, predict=asked, species=table)
+        found = sd.tl.predict_perturbation(other, model=model, predict=asked)
         for key in ("scdiva_mean", "scdiva_sd"):
             np.testing.assert_allclose(found.varm[key], expected.varm[key], rtol=1e-6)
     guides = other.copy()
     guides.obs["perturbation"] = guides.obs["perturbation"].str.replace(r"(own\d\d)", r"\1_2", regex=True)
-    assert (
-        fit(guides, one, species=table, guides={f"{name}_2": name for name in table}).screen.labels
-        == fitted.screen.labels
-    )
+    assert fit(guides, one, guides={f"{name}_2": name for name in table}).screen.labels == fitted.screen.labels
     with pytest.raises(ValueError, match="neither in the screen nor"):
-        sd.tl.predict_perturbation(other, model=fitted, predict="own99", species=table)
+        sd.tl.predict_perturbation(other, model=fitted, predict="own99")
 
 
 def test_several_controls_count_as_one(one, perturbed_cells, genes, tmp_path):

@@ -103,8 +103,9 @@ def test_a_mouse_gene_is_known_by_the_human_symbol(human, screen):
         "Stat1",
         *(f"{name[0]}{name[1:].lower()}" for name in mouse.var_names[4:]),
     ]
-    fitted = sd.tl.fit_perturbation(mouse, "p", model=human, species="mouse", rng=0)
-    found = predict(mouse, fitted, ["KLF1", "STAT1"], species="mouse")
+    sd.pp.match_genes(mouse, human.vocabulary, species="mouse")
+    fitted = sd.tl.fit_perturbation(mouse, "p", model=human, rng=0)
+    found = predict(mouse, fitted, ["KLF1", "STAT1"])
     assert found.uns["scdiva"]["perturbation"]["n_seen"].tolist() == [1, 0]
     np.testing.assert_array_equal(
         found.varm["scdiva_mean"][:, 0], predict(mouse, fitted, "Klf1").varm["scdiva_mean"][:, 0]

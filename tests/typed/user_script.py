@@ -24,7 +24,7 @@ def embedded(path: Path) -> ad.AnnData:
     assert_type(model.n_parameters, int)
     assert_type(sd.tl.embed(adata, model, copy=True), ad.AnnData | None)
     assert_type(sd.tl.embed_file(path, "out.h5ad", species={"Rt1": "CD3D"}), Path)
-    sd.tl.embed(adata, species=pd.Series({"Rt1": "CD3D"}))
+    sd.pp.match_genes(adata, species=pd.Series({"Rt1": "CD3D"}))
     return adata
 
 

@@ -20,7 +20,7 @@ from scdiva._running import Cells, embed_all, model_name, resolve_run_config
 from scdiva._settings import logger
 from scdiva.data.cells import ENOUGH_ENTROPY, CellSource, open_cells, restricted, share_of_entropy
 from scdiva.data.genes import advice
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_anndata, check_writable, write
 
 if TYPE_CHECKING:
@@ -54,9 +54,6 @@ def annotate(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     finetune: bool = False,
     epochs: int | None = None,
     lr: float | None = None,
@@ -113,8 +110,8 @@ def annotate(
     labels_key
         Column with the labels, of `reference.obs`, or without a reference of `adata.obs`.
     reference
-        The labelled cells. None: those cells of `adata` that have a label. `layer`, `gene_ids` and the other arguments
-        for reading apply to both: with a human reference, a table of `species` has to map human genes to themselves.
+        The labelled cells. None: those cells of `adata` that have a label. `layer`, `use_raw` and `input` apply to
+        both, :func:`scdiva.pp.match_genes` to the object that it was called on.
     method
         `"linear"`: logistic regression on the cell state and genes. `"probe"`: a multilayer perceptron on the cell
         state. `"knn"`: nearest neighbours in the embedding. With `finetune=True` it is `"probe"`, which need not be
@@ -235,7 +232,7 @@ def annotate(
     if reject is not None and reject >= 1:
         raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
     run_config = resolve_run_config(None, device, None)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    reading = input_options(adata, layer, use_raw, input, "nan")
     groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
     annotator = given_fitted(Annotator, model, run_config.device)
     # nearest neighbours use the embedding, the other methods the cell state before an integration head
@@ -285,7 +282,8 @@ def annotate(
         if reference is not None:
             warned = share_of_entropy(source) < ENOUGH_ENTROPY  # one warning of few genes is enough
             with speaking_of("reference"):
-                reference_source = open_cells(reference, pretrained, reading, embeds=not warned)
+                options = input_options(reference, layer, use_raw, input, "nan")
+                reference_source = open_cells(reference, pretrained, options, embeds=not warned)
         tokens = shared_tokens(reference_source, source)
         logger.info(
             "annotating %d cells by %r, %d labels, %d genes",
@@ -420,8 +418,8 @@ def check_genes(annotator: Annotator, measured: np.ndarray) -> None:
     share = f"adata has {n_measured} of the {n_genes} genes that the annotator reads"
     if n_measured < LEAST_GENES:
         raise ValueError(
-            f"{share}; {LEAST_GENES} or more are needed. Name the column of adata.var that holds symbols or Ensembl "
-            "ids: gene_ids=..."
+            f"{share}; {LEAST_GENES} or more are needed. If a column of adata.var has symbols or Ensembl ids: "
+            "sd.pp.match_genes(adata, gene_ids=...)."
         )
     if 2 * n_measured < n_genes:
         warn(

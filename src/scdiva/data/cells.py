@@ -251,7 +251,8 @@ def without_proteins(
     warn(
         f"{len(names)} columns hold the counts of antibodies by their names and counts, not RNA, such as {first!r} "
         f"with {counts[proteins].max() / n_obs:,.0f} counts a cell: they are not read, and not added to the gene of "
-        f"that name. Leave them out: {drop}{more}. If they are genes, pass their Ensembl ids as gene_ids=."
+        f"that name. Leave them out: {drop}{more}. If they are genes, pass a column of their Ensembl ids: "
+        "sd.pp.match_genes(adata, gene_ids=...)."
     )
     return matched._replace(tokens=np.where(proteins, UNKNOWN, matched.tokens).astype(np.int32)), proteins
 

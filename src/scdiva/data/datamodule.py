@@ -81,7 +81,7 @@ class CellDataModule(pl.LightningDataModule):
     entropy_floor
         As in :func:`scdiva.data.cells.open_cells`. Ignored for a packed corpus, as is `reading`.
     **reading
-        `layer`, `use_raw`, `input`, `gene_ids`, `species` and `duplicates`, as in :func:`scdiva.tl.embed`.
+        `layer`, `use_raw`, `input`, `gene_ids`, `species` and `duplicates`, as in :func:`scdiva.tl.embed_file`.
 
     Raises
     ------

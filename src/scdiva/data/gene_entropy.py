@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,7 +16,7 @@ from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import check_unique, tokens_of_var
 from scdiva.data.matrix import BLOCK_ROWS
-from scdiva.data.options import Duplicates, Empty, InputOptions, Species
+from scdiva.data.options import ORTHOLOGS, Duplicates, Empty, InputOptions, Species, input_options
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.results import check_writable, write
 from scdiva.data.soma import SomaCells
@@ -39,11 +38,15 @@ def match_genes(
     use_raw: bool = False,
     copy: bool = False,
 ) -> AnnData | None:
-    """Match gene names with a vocabulary and report the share of the data that it covers.
+    """Set how genes are read, match them with a vocabulary, and report the share of the data that it covers.
 
     Names may be current symbols, previous symbols, aliases, Ensembl ids (with or without version), or a mixture; see
     :meth:`scdiva.tokenizer.Vocabulary.match`. The matrix is read once to weigh genes by their counts and to check that
-    it is counts or log-normalised. Other calls match genes themselves; use this call to inspect the result.
+    it is counts or log-normalised.
+
+    Other calls match genes themselves, with the `gene_ids`, `species` and `duplicates` of the last call of this
+    function on the object, or a copy, subset or file of it. Without such a call they read `var_names`, infer human or
+    mouse, and sum the columns of one gene. A new object, as from `anndata.concat`, needs a new call.
 
     Parameters
     ----------
@@ -68,7 +71,7 @@ def match_genes(
     `adata.uns["scdiva"]["match"]`
         `n_genes`, `n_mapped`, `share_genes`, `share_counts`, `n_duplicates`, `vocabulary` (fingerprint), `how` (number
         of names matched as "ensembl", "symbol", "previous", "alias", "ortholog", "unknown"), and the arguments under
-        `params`.
+        `params`; with a table of species, `orthologs` (arrays `gene` and `human_gene`).
 
     Raises
     ------
@@ -102,7 +105,9 @@ def match_genes(
         "vocabulary": str(vocabulary) if isinstance(vocabulary, str | Path) else "given",
         **{name: value for name, value in reading.parameters().items() if name != "input"},
     }
-
+    if isinstance(reading.species, dict):
+        table = {"gene": list(reading.species), "human_gene": list(reading.species.values())}
+        report[ORTHOLOGS] = {name: np.array(names, dtype=object) for name, names in table.items()}
     return write(adata, "pp.match_genes", MATCH, report, copy=copy, var={VAR_TOKEN: tokens})
 
 
@@ -115,9 +120,6 @@ def gene_entropy(
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Duplicates = "sum",
     key_added: str = VAR_ENTROPY,
     copy: bool = False,
 ) -> AnnData | None:
@@ -164,7 +166,7 @@ def gene_entropy(
     >>> adata.var["scdiva_entropy"].dtype
     dtype('float32')
     """
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
+    reading = input_options(adata, layer, use_raw, input, empty="nan")
     check_writable(adata, copy=copy, call="pp.gene_entropy", entry=key_added, var=[key_added])
     genes = load_vocabulary(vocabulary)
     histogram = EntropyHistogram.empty(genes.n_genes + N_SPECIAL, genes.fingerprint)
@@ -209,6 +211,9 @@ def corpus_entropy(
     vocabulary
         As in :func:`gene_entropy`.
     %(reading)s
+    %(gene_ids)s
+    %(species)s
+    %(duplicates)s
     min_genes
         Minimum number of known genes per cell; other cells are not counted.
     block_rows
@@ -279,9 +284,6 @@ def entropy_serialize(
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     empty: Empty = "error",
     key_added: str = LAYER_RANK,
     copy: bool = False,
@@ -344,7 +346,7 @@ def entropy_serialize(
     dtype('int32')
     """
     check_least(max_length=(max_length, 1))
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    reading = input_options(adata, layer, use_raw, input, empty)
     check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
     genes = load_vocabulary(vocabulary)
     if entropy_key is None:

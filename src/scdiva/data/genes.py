@@ -13,7 +13,7 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._checks import is_second_argument, or_nearest, warn
+from scdiva._checks import or_nearest, warn
 from scdiva._constants import UNKNOWN
 from scdiva._validate import Names
 from scdiva.data.options import DEFAULT_INPUT, InputOptions
@@ -288,18 +288,24 @@ _NOT_GENES = frozenset(
 """Feature types, in lower case, of columns that are not RNA of a gene."""
 _TYPES = ("feature_types", "feature_type", "Type", "modality")
 """Columns of `var` with feature types, as in Cell Ranger, scanpy, DropletUtils and others."""
-_SPECIES = "pass species=, a dict from them to human symbols or Ensembl ids"
+_GENE_IDS = "sd.pp.match_genes(adata, gene_ids=...) (of a file: gene_ids=)"
+_SPECIES = (
+    "pass a dict from them to human symbols or Ensembl ids: sd.pp.match_genes(adata, species=...) (of a file: species=)"
+)
 _ADVICE = (
-    (r"[\d.]+$", "The names are numbers: pass as gene_ids= a column of adata.var of symbols or ids, or set var_names"),
+    (
+        r"[\d.]+$",
+        f"The names are numbers: pass a column of adata.var with symbols or ids, {_GENE_IDS}, or set var_names",
+    ),
     (
         r".*ENSG\d{11}",
         "The names hold an Ensembl id and more: adata.var['id'] = adata.var_names.str.extract(r'(ENSG\\d{11})', "
-        "expand=False).fillna(''), and pass gene_ids='id'",
+        "expand=False).fillna(''); sd.pp.match_genes(adata, gene_ids='id')",
     ),
     (r"ENS(?!G\d)[A-Z]*G\d", f"These are Ensembl ids of another species: {_SPECIES}"),
     (r"ENST\d", "These are transcripts: sum them to genes first"),
     (r"(chr)?[\dXYMT]+[:_-]\d+[_-]\d+$", "These are intervals of the genome, such as peaks: pass the RNA counts"),
-    ("", f"Human genes are expected: pass another column of adata.var as gene_ids=, or, of other species, {_SPECIES}"),
+    ("", f"Human genes are expected: pass another column of adata.var, {_GENE_IDS}, or, of other species, {_SPECIES}"),
 )
 """Patterns of names that are not human genes, and the remedy; the last entry is for all other names."""
 
@@ -353,11 +359,7 @@ def gene_names(var: pd.DataFrame, reading: InputOptions = DEFAULT_INPUT) -> tupl
         where = "adata.raw.var" if reading.use_raw else "adata.var"
         raise KeyError(
             f"{where} has no column {gene_ids!r}{or_nearest(gene_ids, var.columns)}; columns that hold text: {text}. "
-            + (
-                f"If var_names are such names: {where}[{gene_ids!r}] = {where}_names."
-                if is_second_argument()
-                else "None takes var_names."
-            )
+            f"Call {_GENE_IDS} again, or sd.pp.match_genes(adata) to read var_names."
         )
     return ["" if pd.isna(name) else as_text(name) for name in var[gene_ids]], index
 
@@ -404,8 +406,8 @@ def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: InputOptio
     if isinstance(species, dict) and names and all(found is None for found in by_table(names, species)):
         raise ValueError(
             f"the table given as species holds none of the {len(names)} genes: its genes are such as "
-            f"{_some(species)}, those of the data such as {_some(names)}. It goes from the names in adata.var_names, "
-            "or in the column gene_ids=, to human genes"
+            f"{_some(species)}, those of the data such as {_some(names)}. It maps the names in adata.var_names, or in "
+            "the column gene_ids, to human genes: sd.pp.match_genes(adata, species=...)"
         )
     match = vocabulary.match(names, species)
     tokens, how = match.tokens, np.asarray(match.how, dtype=object)
@@ -564,7 +566,10 @@ def _refuse_or_warn(
     if isinstance(reading.species, dict):
         raise ValueError(f"{found}: the table given as species knows too few of the genes, or gives names not human")
     if reading.species is not None and looks_like_mouse(names) != (reading.species == "mouse"):
-        raise ValueError(f"{found}: species={reading.species!r}, but by their names they are not. Leave species out")
+        raise ValueError(
+            f"{found}: species={reading.species!r}, but by their names they are not. Leave "
+            "species out: sd.pp.match_genes(adata)"
+        )
     if looks_like_mouse(names):
         raise ValueError(advice(names, first))
     raise ValueError(f"{found}. {_about_spikes(names, counts).strip() or advice(names)}")
@@ -584,7 +589,7 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
         return (
             f"these are mouse (or rat) genes, such as {', '.join(map(repr, first or names[:_N_SHOWN]))}; the "
             "vocabulary is human, and too few have a human ortholog that it holds (scdiva.tokenizer.human_orthologs): "
-            f"{_SPECIES}, or a column of adata.var with human symbols as gene_ids="
+            f"{_SPECIES}, or a column of adata.var with human symbols: {_GENE_IDS}"
         )
     prefixes = [found[1] for name in names if (found := GENOME.fullmatch(name))]
     if len(prefixes) > len(names) / 2:
@@ -605,7 +610,7 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
     if said == _ADVICE[-1][1] and stem and n > half:
         return (
             f"The names are numbers behind {stem!r}, not gene names: pass another column of adata.var, of symbols or "
-            "Ensembl ids, as gene_ids=, or set var_names"
+            f"Ensembl ids, {_GENE_IDS}, or set var_names"
         )
     return said
 
@@ -619,8 +624,8 @@ def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabular
         for token, of in twice.items()
     ]
     return (
-        f"{n_repeats} names mean a gene that another name means already: {', '.join(pairs)}. Pass "
-        'duplicates="sum" to sum their counts, or remove columns'
+        f"{n_repeats} names mean a gene that another name means already: {', '.join(pairs)}. Call "
+        'sd.pp.match_genes(adata, duplicates="sum") to sum their counts, or remove columns'
     )
 
 

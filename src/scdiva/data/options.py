@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from scdiva._checks import check_choices
+from scdiva._constants import MATCH, UNS
+from scdiva.data.results import our_uns
 from scdiva.tokenizer.names import checked_species
 
 if TYPE_CHECKING:
@@ -24,12 +27,12 @@ Species: TypeAlias = str | Mapping[str, str] | pd.Series | None
 
 @dataclass(frozen=True)
 class InputOptions:
-    """How cells are read. The fields are arguments of the public calls.
+    """How cells are read.
 
     Attributes
     ----------
     layer, use_raw, input, gene_ids, species, duplicates
-        As in :func:`scdiva.tl.embed`. A table of species becomes a dict of names, with `""` for no human gene.
+        As in :func:`scdiva.tl.embed_file`. A table of species becomes a dict of names, with `""` for no human gene.
     empty
         Cells without a known gene: `"error"` raises an error, `"nan"` skips them.
 
@@ -68,3 +71,35 @@ class InputOptions:
 
 
 DEFAULT_INPUT = InputOptions()
+ORTHOLOGS = "orthologs"
+"""Entry of `uns["scdiva"]["match"]` with the table of species: arrays `gene` and `human_gene`."""
+
+
+def input_options(
+    adata: AnnData, layer: str | None, use_raw: bool, input: Input, empty: Empty = "error"
+) -> InputOptions:
+    """Options of a call on `adata`: genes as :func:`scdiva.pp.match_genes` recorded, otherwise the defaults.
+
+    Raises
+    ------
+    ValueError
+        If the record is damaged, or another argument is not one of its choices.
+    """
+    options = InputOptions(layer, use_raw, input, empty=empty)
+    match = our_uns(adata).get(MATCH)
+    if match is None:
+        return options
+    try:
+        params: dict[str, Any] = {name: match["params"][name] for name in ("gene_ids", "species", "duplicates")}
+        for name, value in params.items():
+            if not isinstance(value, Hashable):
+                raise TypeError(f"{name}={value!r:.80}")
+            params[name] = None if value == "" else value
+        if params["species"] == "table":
+            genes, human = (map(str, np.asarray(match[ORTHOLOGS][name])) for name in ("gene", "human_gene"))
+            params["species"] = dict(zip(genes, human, strict=True))
+        return replace(options, **params)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"adata.uns[{UNS!r}][{MATCH!r}] is damaged ({error}). Call sd.pp.match_genes(adata, ...) again."
+        ) from error

@@ -99,6 +99,9 @@ def pack_files(
     part_cells
         Rows per part.
     %(reading)s
+    %(gene_ids)s
+    %(species)s
+    %(duplicates)s
 
     Returns
     -------

@@ -16,7 +16,7 @@ from scdiva._labels import batch_numbers
 from scdiva._rng import seed_of
 from scdiva._settings import logger, settings, torch_threads_kept
 from scdiva.data.cells import open_cells
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_anndata
 
 if TYPE_CHECKING:
@@ -52,9 +52,6 @@ def adapt(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     batch_key: str | None = None,
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
@@ -113,7 +110,7 @@ def adapt(
         If the batch of a cell is missing, fewer than 20 cells have a known gene, the cells are identical within
         batches, the model has integrated batches, or the matrix is invalid as for :func:`embed`.
     KeyError
-        If `layer`, `gene_ids` or `batch_key` does not exist.
+        If `layer`, `batch_key` or the column of gene names does not exist.
     TypeError
         If `adata` is no AnnData object.
 
@@ -133,7 +130,7 @@ def adapt(
     """
     begun = time.monotonic()
     check_anndata(adata)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
     target = settings.resolve_device(device)
     batch = batch_numbers(adata, batch_key)
 

@@ -13,7 +13,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._running import embed_all, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger
 from scdiva.data.genes import tokens_of_var
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_key, check_writable, write
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ def embed(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
     batch_size: int | None = None,
     device: str | None = None,
@@ -43,10 +40,11 @@ def embed(
 ) -> AnnData | None:
     """Embed cells zero-shot: the cell state (latent anchor) of a trained model.
 
-    Genes are matched to the model's vocabulary by name, and cells are serialised with the entropies of the model's
-    training corpus (paper, section 3.2). Cells are read by blocks of rows, so backed, zarr and dask data are never
-    loaded whole. Nothing is fitted: the embedding of a cell does not depend on other cells or on the order of rows or
-    columns. If the cell state comes from the set encoder, as in `"scdiva-mini"`, the transformer is not run.
+    Genes are matched to the model's vocabulary by name (:func:`scdiva.pp.match_genes`), and cells are serialised with
+    the entropies of the model's training corpus (paper, section 3.2). Cells are read by blocks of rows, so backed,
+    zarr and dask data are never loaded whole. Nothing is fitted: the embedding of a cell does not depend on other cells
+    or on the order of rows or columns. If the cell state comes from the set encoder, as in `"scdiva-mini"`, the
+    transformer is not run.
 
     Parameters
     ----------
@@ -90,7 +88,7 @@ def embed(
         zarr key or would overwrite an entry that scdiva did not write; or if the device does not exist or does not
         support the precision.
     KeyError
-        If `layer` or `gene_ids` does not exist.
+        If `layer` or the column of gene names does not exist.
     TypeError
         If `adata` is no AnnData object.
 
@@ -112,7 +110,7 @@ def embed(
     if key_added is not None:
         check_key(key_added, "key_added")
     run_config = resolve_run_config(batch_size, device, precision)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    reading = input_options(adata, layer, use_raw, input, empty)
 
     from scdiva.models.pretrained import load_for
 
@@ -138,9 +136,6 @@ def gene_embedding(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     key_added: str = C.VARM_EMBEDDING,
     copy: bool = False,
 ) -> AnnData | None:
@@ -174,7 +169,7 @@ def gene_embedding(
     Raises
     ------
     KeyError
-        If `layer` or `gene_ids` does not exist.
+        If `layer` or the column of gene names does not exist.
     ValueError
         If `adata.raw.var_names` are not unique with `use_raw`, and as :func:`embed`.
     TypeError
@@ -191,7 +186,7 @@ def gene_embedding(
     check_key(key_added, "key_added")
     entry = f"{key_added}_{C.GENES}"
     check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, varm=[key_added])
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
     loaded, source, parameters = open_cells_for_model(model, adata, resolve_run_config(None, None, None), reading)
     del parameters["precision"]  # nothing is run
     tokens, table = tokens_of_var(adata, source.tokens, use_raw), loaded.embedding.gene.weight.detach()

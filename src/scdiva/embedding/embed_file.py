@@ -98,6 +98,9 @@ def embed_file(
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
+    %(gene_ids)s
+    %(species)s
+    %(duplicates)s
     empty
         What to do with a cell without any gene of the vocabulary: raise an error, or write a row of NaN (`"nan"`).
     batch_size

@@ -20,7 +20,7 @@ from scdiva._rng import seed_of, step_seed
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import columns_of, or_in_raw
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_anndata, check_columns
 
 if TYPE_CHECKING:
@@ -50,9 +50,6 @@ def generate(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16"] | None = None,
@@ -145,7 +142,7 @@ def generate(
     check_least(n_cells=(n_cells, 1), n_steps=(1 if n_steps is None else n_steps, 1))
     n_cells = operator.index(n_cells)
     group, groups_to_draw = _groups(adata, groupby, groups, between, fraction)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
     names = reading.var(adata).index
     if absent := [name for name in fixed or {} if name not in names]:
         raise ValueError(f"fixed names {absent[0]!r}, which is no gene of adata{or_in_raw(adata, absent[0], use_raw)}.")

@@ -16,7 +16,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva.data.genes import column_tokens, columns_of, or_in_raw
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import InputOptions, input_options
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ def impute(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16"] | None = None,
@@ -145,7 +142,7 @@ def impute(
     check_writable(adata, copy=copy, call="tl.impute", entry=key_added, layers=keys, obsm=keys)
     if not adata.var_names.is_unique:
         raise ValueError("adata.var_names repeat names: call adata.var_names_make_unique() first.")
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
     if genes is not None:
         genes = _checked_names(adata, genes, reading)
     n_columns = adata.n_vars if genes is None else len(genes)
@@ -231,7 +228,7 @@ def _checked_names(adata: AnnData, genes: Sequence[str] | str, reading: InputOpt
         raise ValueError(
             f"{len(unfit)} of {len(genes)} genes have names that h5ad and zarr do not take for a column, the first is "
             f"{unfit[0]!r}: keep ids in a column, adata.var['id'] = adata.var_names, give the genes other names, "
-            "adata.var_names = adata.var_names.str.replace('/', '_'), and pass gene_ids='id'."
+            "adata.var_names = adata.var_names.str.replace('/', '_'), and call sd.pp.match_genes(adata, gene_ids='id')."
         )
     return genes
 

@@ -14,7 +14,7 @@ from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of, step_generator
 from scdiva._running import open_cells_for_model, resolve_run_config, row_numbers, run_cells
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ def log_likelihood(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16"] | None = None,
@@ -108,7 +105,7 @@ def log_likelihood(
     if n_samples < 2 or n_samples % 2:
         raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
     run_config = resolve_run_config(None, device, precision)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
 
     import torch
 

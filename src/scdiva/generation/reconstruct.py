@@ -16,7 +16,7 @@ from scdiva._rng import seed_of
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
 from scdiva._settings import logger
 from scdiva.data.genes import columns_of
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -50,9 +50,6 @@ def reconstruct(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16"] | None = None,
@@ -150,7 +147,7 @@ def reconstruct(
         check_writable(adata, copy=copy, call="tl.reconstruct", entry=key, layers=written)
     check_choices(mask_free=(mask_free, ("folds", "stream")))
     run_config = resolve_run_config(None, device, precision)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
 
     from scdiva.models.pretrained import load_for
 

@@ -17,7 +17,7 @@ from scdiva._labels import read_labels
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
 from scdiva.data.genes import check_unique, column_tokens, or_in_raw
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_key, check_writable, write
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ def corrected_expression(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     key_added: str = C.CORRECTED,
 ) -> None:
     r"""Predict genes of each cell from its integrated state, as if it came from one batch.
@@ -119,7 +116,7 @@ def corrected_expression(
     names, batch = np.unique(read_labels(adata, batch_key, where="adata", kind="batch"), return_inverse=True)
     into = [] if transform_batch is None else [str(transform_batch)]
     refuse_absent(into, list(names), f"batches are not in adata.obs[{batch_key!r}]")
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    reading = input_options(adata, layer, use_raw, input, "nan")
     var = reading.var(adata)
     check_unique(var.index)
 

@@ -16,7 +16,7 @@ from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
 from scdiva._running import embed_all, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ def integrate(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     unlabeled_category: str | None = None,
     steps: int | None = None,
     finetune: bool = False,
@@ -178,7 +175,7 @@ def integrate(
     batches = [batch_numbers(adata, key) for key in keys]
     labels = None if labels_key is None else label_numbers(adata, labels_key, unlabeled_category)[0]
     association = np.nan if labels is None else max(cramers_v(b[labels >= 0], labels[labels >= 0]) for b in batches)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    reading = input_options(adata, layer, use_raw, input, "nan")
 
     import torch
 

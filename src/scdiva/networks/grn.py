@@ -19,7 +19,7 @@ from scdiva._labels import read_labels, wanted_groups
 from scdiva._running import open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
 from scdiva.data.genes import tokens_of_var
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -95,9 +95,6 @@ def grn(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
     device: str | None = None,
     key_added: str = C.VARP_GRN,
@@ -172,7 +169,7 @@ def grn(
     Raises
     ------
     KeyError
-        If `groupby`, `layer` or `gene_ids` does not exist.
+        If `groupby`, `layer` or the column of gene names does not exist.
     ValueError
         If a named gene is unknown, not measured or too rarely expressed; if a group does not exist or has fewer than 10
         cells; if `layers` or `heads` are given for another method than `"attention"` or do not exist in the model; if
@@ -201,7 +198,7 @@ def grn(
     group, names, reference = _groups(adata, groupby, groups, reference)
     keys = [key_added] if groupby is None else _keys(key_added, names)
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
     run_config = resolve_run_config(None, device, "fp32")
     loaded, source, parameters = open_cells_for_model(
         model, adata, run_config, reading, empty=empty, embeds=method != "correlation"

@@ -15,7 +15,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
 from scdiva._rng import seed_of
 from scdiva._settings import settings
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.options import input_options
 from scdiva.data.results import check_anndata, check_columns, check_key, check_writable, noted, write
 from scdiva.perturbation.conditions import Perturbations, ScreenDesign, read_perturbations
 from scdiva.perturbation.scores import stored_prediction
@@ -51,9 +51,6 @@ def fit_perturbation(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> PerturbationModel:
@@ -136,7 +133,7 @@ def fit_perturbation(
 
     check_anndata(adata)
     check_columns(perturbation_key, groupby, dose_key)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
     torch_device, seed = settings.resolve_device(device), seed_of(rng)
     design = ScreenDesign.of(perturbation_key, control, groupby, dose_key, separator)
     opened = open_screen(adata, design, guides, model, torch_device, reading)
@@ -173,9 +170,6 @@ def predict_perturbation(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> AnnData:
@@ -292,7 +286,7 @@ def predict_perturbation(
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     check_least(n_cells=(n_cells, 1))
     check_columns(perturbation_key, groupby, dose_key)
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
     torch_device, seed = settings.resolve_device(device), seed_of(rng)
     design = ScreenDesign.of(perturbation_key, control, groupby, dose_key, separator)
     tuning: dict[str, Any] = {"epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context}
@@ -335,9 +329,6 @@ def rank_perturbations(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
     device: str | None = None,
 ) -> pd.DataFrame:
     """Rank perturbations by how closely they would bring the cells of one group to those of another.
@@ -407,7 +398,7 @@ def rank_perturbations(
     fitted = load_fitted(PerturbationModel, model, device) if isinstance(model, str | PathLike) else model
     if not isinstance(fitted, PerturbationModel):
         raise TypeError(f"model must be what scdiva.tl.fit_perturbation returns, got {type(model).__name__}.")
-    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = input_options(adata, layer, use_raw, input)
     torch_device = settings.resolve_device(device)
     frame = ranked(adata, state_key, start, target, fitted, candidates, combinations, dose, torch_device, reading)
     columns = {str(name): np.asarray(frame[name]) for name in frame}

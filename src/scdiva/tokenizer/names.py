@@ -169,7 +169,7 @@ def checked_species(species: Any) -> str | dict[str, str] | None:
         raise ValueError(
             'species must be None, "human", "mouse", or a table of orthologs: a dict or pandas Series from your genes '
             f"to human symbols or Ensembl ids; got {given}. Of a file with two columns: "
-            "species=pd.read_csv(file, index_col=0).iloc[:, 0]"
+            "sd.pp.match_genes(adata, species=pd.read_csv(file, index_col=0).iloc[:, 0])"
         )
     table: dict[str, str] = {}
     for gene, human in species.items():

@@ -14,6 +14,11 @@ from scdiva import _settings
 from scdiva._settings import progress_bar
 
 
+@pytest.fixture(autouse=True)
+def _quiet():
+    """Progress bars are shown here, unlike in other tests."""
+
+
 @pytest.fixture(params=[True, False], ids=["terminal", "log"])
 def stderr(request, monkeypatch):
     """A stream in place of stderr, a terminal or a file, on which bars are shown at once."""

@@ -67,7 +67,7 @@ def folder(tmp_path, monkeypatch):
     Path("genes.txt").write_text("\n".join(cells.var_names) + "\n")
     cells.obs.to_csv("cells.csv")
     Path("h.all.v2025.1.Hs.symbols.gmt").write_text("SET\tfrom nowhere\t" + "\t".join(cells.var_names[:30]) + "\n")
-    # a UMAP and scanpy's neighbours would take longer; tests/pl and tests/tl have them
+    # a UMAP and scanpy's neighbours would take longer; tests/pl and tests/embedding have them
     monkeypatch.setattr("scanpy.pp.neighbors", lambda adata, use_rep: adata.obsm[use_rep])
     monkeypatch.setattr("scanpy.tl.leiden", lambda adata, *, flavor, n_iterations: None)  # wants those neighbours
     for module in ("embedding.umap", "pl._umap"):

@@ -1,7 +1,7 @@
 """The same seed gives the same bytes, also in another process.
 
 Each call runs here and in a fresh interpreter, with another hash seed and other global random states, and what it gives
-is compared by checksum. Within one process the same is tested beside each call (tests/tl, tests/train).
+is compared by checksum. Within one process the same is tested beside each call (tests/embedding, tests/train).
 """
 
 from __future__ import annotations

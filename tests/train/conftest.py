@@ -14,7 +14,6 @@ from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
-from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import PretrainingConfig
 
@@ -95,20 +94,6 @@ def batch():
 def stream():
     """Make a datamodule of an endless stream."""
     return CellStream
-
-
-@pytest.fixture
-def tiny():
-    """Make a tiny model; the same weights each time."""
-
-    def make(**fields) -> ScDiVa:
-        settings = {
-            "n_genes": N_GENES, "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 16,
-            "anchor_linear_dim": 8, "anchor_learned_dim": 6, "anchor_hidden": 12, "anchor": "encoder",
-        } | fields  # fmt: skip
-        return ScDiVa(ScDiVaConfig(**settings), generator=torch.Generator().manual_seed(1))
-
-    return make
 
 
 @pytest.fixture

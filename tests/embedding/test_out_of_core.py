@@ -125,7 +125,7 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     names: dict = {}
     with sd.settings.override():
         for block in blocks:
-            if "tcp://scheduler" in block:  # tests/tl/test_embed_cluster.py has one
+            if "tcp://scheduler" in block:  # tests/embedding/test_embed_cluster.py has one
                 continue
             if "read_lazy" in block:
                 pytest.importorskip("xarray")

@@ -78,9 +78,9 @@ MINIMUM_TESTS = (
     "models/test_pretrained.py",
     "pl/test_umap.py",
     "pp",
-    "tl/test_annotate.py",
-    "tl/test_embed.py",
-    "tl/test_embed_file.py",
+    "annotation/test_annotate.py",
+    "embedding/test_embed.py",
+    "embedding/test_embed_file.py",
     "tokenizer",
 )
 """One of each: reading, matching, embedding, annotating, saving, training by the command line, drawing."""

@@ -126,10 +126,10 @@ separator
 """,
     "guides": """
 guides
-    Mapping of guides to genes, or to combinations of genes, if the column contains guides: `{"KLF1g1": "KLF1"}`. Guides
-    are not recognised automatically: a guide that is not mapped is a perturbation of its own. `{"NTC_1": "control"}`
-    maps a guide to the control, and `{"NT1": "NT1"}` keeps a label that looks like a control as a perturbation. An
-    empty mapping keeps all labels.
+    Mapping of guides to genes, or to combinations of genes, if the column contains guides: `{"KLF1g1": "KLF1"}`. A
+    guide that is not mapped is a perturbation of its own, with a warning if labels look like several guides of one
+    gene. `{"NTC_1": "control"}` maps a guide to the control, and `{"NT1": "NT1"}` keeps a label that looks like a
+    control as a perturbation. An empty mapping keeps all labels, without a warning.
 """,
     "predicted": """
 predicted

@@ -165,13 +165,16 @@ def test_a_part_that_is_named_twice_is_refused(one, perturbed_cells, genes):
     assert found.uns["scdiva"]["perturbation"]["n_parts"].tolist() == [1]
 
 
-def test_a_warning_names_guides_of_one_gene(one, by_guide, genes):
+def test_a_warning_names_guides_of_one_gene(one, by_guide):
     plain, guides = by_guide
     guides.obs["perturbation"] = guides.obs["perturbation"].replace({"control_1": "control", "control_2": "control"})
-    shown = {f"{min(genes[:4])}_{number}": min(genes[:4]) for number in (1, 2)}
-    with pytest.warns(UserWarning, match=rf"8 of 8 labels .* guides of 4 genes.*guides={re.escape(str(shown))}"):
+    mapping = dict(sorted((part, gene) for part, gene in mapping_of(guides).items() if part != "control"))
+    message = rf"8 labels .* guides of 4 genes.*guides={re.escape(str(mapping))}"
+    with pytest.warns(UserWarning, match=message):
         assert len(fit(guides, one).screen.conditions) == 10
+    with pytest.warns(UserWarning, match="6 labels .* guides of 3 genes"):
+        fit(guides, one, guides=dict([*mapping.items()][:2]))
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "labels in")
-        fit(guides, one, guides={})
-        fit(plain, one)
+        warnings.filterwarnings("error", ".* labels in")
+        for data, given in ((plain, None), (guides, {}), (guides, mapping)):
+            fit(data, one, guides=given)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(SCRIPTS))  # as where one of them runs: they import each 
 _spec = importlib.util.spec_from_file_location("of_training", Path(__file__).parents[1] / "train" / "conftest.py")
 _of_training = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_of_training)
-batch, tiny = _of_training.batch, _of_training.tiny
+batch = _of_training.batch
 
 
 @pytest.fixture

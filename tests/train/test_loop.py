@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from scdiva import settings
 from scdiva.train import loop as L
 
 
@@ -38,7 +39,8 @@ def test_it_learns_and_says_how_far():
 def test_a_learning_rate_of_zero_ends_it_and_the_bar(monkeypatch):
     bars, bar = [], L.progress_bar
     monkeypatch.setattr(L, "progress_bar", lambda **how: bars.append(bar(**how)) or bars[-1])
-    found, _, seen = run(last=20)
+    with settings.override(progress=True):
+        found, _, seen = run(last=20)
     assert found == (len(seen), "converged") == (20, "converged")
     assert (bars[0].total, bars[0].n) == (20, 20)
 

@@ -314,7 +314,7 @@ def annotate(
     _check_reject(reject, len(annotator.novelty) > 0, annotator.names, annotator.parents)
     probability = np.full((adata.n_obs, len(annotator.labels)), np.nan, dtype=np.float32)
     novelty, confidence = np.full((2, adata.n_obs), np.nan, dtype=np.float32)
-    probability[rows], novelty[rows] = annotator.predict(cells, source.measured_tokens, run_config, states)
+    probability[rows], novelty[rows] = annotator._predict(cells, source.measured_tokens, run_config, states)
     predicted, names_of_cells = ~np.isnan(novelty), np.full(adata.n_obs, None, dtype=object)
     names_of_cells[predicted], confidence[predicted] = name_cells(
         probability[predicted], annotator.names, annotator.parents, backoff

@@ -285,7 +285,7 @@ class Annotator(Fitted):
         """Method of annotation."""
         return self.head.sizes.method
 
-    def predict(
+    def _predict(
         self, cells: Cells, measured: np.ndarray, run_config: RunConfig, states: np.ndarray | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Label probabilities and novelty of cells.

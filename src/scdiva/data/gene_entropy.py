@@ -18,7 +18,7 @@ from scdiva.data.genes import check_unique, tokens_of_var
 from scdiva.data.matrix import BLOCK_ROWS
 from scdiva.data.options import ORTHOLOGS, Duplicates, Empty, InputOptions, Species, input_options
 from scdiva.data.paths import as_path, is_path
-from scdiva.data.results import check_writable, write
+from scdiva.data.results import check_anndata, check_writable, write
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
@@ -36,6 +36,7 @@ def match_genes(
     duplicates: Duplicates = "sum",
     layer: str | None = None,
     use_raw: bool = False,
+    input: Input = "auto",
     copy: bool = False,
 ) -> AnnData | None:
     """Set how genes are read, match them with a vocabulary, and report the share of the data that it covers.
@@ -59,6 +60,7 @@ def match_genes(
     %(duplicates)s
     %(layer)s
     %(use_raw)s
+    %(input)s
     copy
         Write into a copy and return it.
 
@@ -97,7 +99,7 @@ def match_genes(
     1.0
     """
     check_writable(adata, copy=copy, call="pp.match_genes", entry=MATCH, var=[VAR_TOKEN])
-    reading = InputOptions(layer, use_raw, "auto", gene_ids, species, duplicates, empty="nan")
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
     cells = open_cells(adata, vocabulary, reading, ranked=False, keep=False)
     tokens = tokens_of_var(adata, cells.tokens, use_raw)
     report = dict(cells.report)
@@ -166,6 +168,7 @@ def gene_entropy(
     >>> adata.var["scdiva_entropy"].dtype
     dtype('float32')
     """
+    check_anndata(adata)
     reading = input_options(adata, layer, use_raw, input, empty="nan")
     check_writable(adata, copy=copy, call="pp.gene_entropy", entry=key_added, var=[key_added])
     genes = load_vocabulary(vocabulary)
@@ -345,6 +348,7 @@ def entropy_serialize(
     >>> adata.layers["scdiva_rank"].dtype
     dtype('int32')
     """
+    check_anndata(adata)
     check_least(max_length=(max_length, 1))
     reading = input_options(adata, layer, use_raw, input, empty)
     check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])

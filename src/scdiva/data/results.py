@@ -125,8 +125,8 @@ def check_writable(
                 taken.append(f"adata.{slot}[{name!r}]")
     if taken:
         raise ValueError(
-            f"{' and '.join(taken)} would be overwritten, and adata.uns[{UNS!r}] does not say that scdiva wrote there: "
-            f"choose another key, or take away what is there first, del {', '.join(taken)}."
+            f"{' and '.join(taken)} would be overwritten, and adata.uns[{UNS!r}] has no record that scdiva wrote it. "
+            f"Pass another key, or delete it first: del {', '.join(taken)}."
         )
 
 

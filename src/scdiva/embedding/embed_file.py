@@ -445,8 +445,8 @@ class Parts:
         """
         if n_shards > max(self.n_parts, 1):
             raise ValueError(
-                f"{self.n_obs:,} cells are {self.n_parts} windows of {self.window:,}, which are not divided: ask for "
-                f"at most {self.n_parts} shards, not {n_shards}."
+                f"{self.n_obs:,} cells are {self.n_parts} blocks of up to {self.window:,}, which are not divided. "
+                f"Pass at most {self.n_parts} shards, not {n_shards}."
             )
         first, stop = (self.n_parts * at // n_shards * self.window for at in (number, number + 1))
         return first, min(stop, self.n_obs)

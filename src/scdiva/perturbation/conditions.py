@@ -567,11 +567,11 @@ def _warn_of_guides(labels: Iterable[str], genes_among: GeneFilter, naming: Nami
     guides = {part: gene for part, gene in gene_of.items() if gene in genes}
     shared = [gene for gene, n in Counter(guides.values()).items() if n > 1]
     if shared:
-        shown = {part: gene for part, gene in guides.items() if gene == shared[0]}
+        more = f", and so on for all {len(guides)}" * (len(guides) > _MAX_LISTED)
         warn(
-            f"{len(guides)} of {len(parts)} labels in {column} look like guides of {len(set(guides.values()))} genes, "
-            f"such as {shared[0]!r}; each is read as a perturbation of its own. Map them to genes: guides={shown}, or "
-            "pass guides={} if they are not guides."
+            f"{len(guides)} labels in {column} look like guides of {len(set(guides.values()))} genes, such as "
+            f"{shared[0]!r}, and are read as separate perturbations. Pass the gene of each: guides="
+            f"{dict(itertools.islice(guides.items(), _MAX_LISTED))}{more}; or guides={{}} if they are not guides."
         )
 
 
@@ -641,6 +641,7 @@ def read_perturbations(
         if not is_fitted:
             kept = {guide for guide, gene in mapping.items() if guide == gene}
             _refuse_two_names(renamed, kept, naming, vocabulary, species, key)
-    if guides is None and not is_fitted:
-        _warn_of_guides(renamed.values(), genes_among, naming, column)
+        if not is_fitted:
+            unmapped = [label for label in renamed.values() if label not in genes.values()]
+            _warn_of_guides(unmapped, genes_among, naming, column)
     return _numbered(labels, naming, genes, column, is_fitted=False)

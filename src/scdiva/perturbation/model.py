@@ -87,7 +87,8 @@ class PerturbationModel(Fitted):
     base
         Method for each kind of condition: a baseline, `"expected"` or, for a fine-tuned model, `"finetuned"`.
     design
-        Columns of the screen, and how labels name perturbations.
+        Columns of the screen (`perturbation_key`, `groupby`, `dose_key`), and in `naming` the labels of control cells
+        (`control`) and the `separator` of combinations.
     notes
         `validation`, `labels` (perturbations that are not genes), `seed`, `seconds`; `guides`, and `whole` (names that
         contain the separator), if there are any; for a fine-tuned model `loss`, the loss of every step.
@@ -119,9 +120,10 @@ class PerturbationModel(Fitted):
         default = ScreenDesign("").arguments
         for (name, value), fitted in zip(design.arguments.items(), self.design.arguments.values(), strict=True):
             if not any(set(np.atleast_1d(value)) == set(np.atleast_1d(other)) for other in (default[name], fitted)):
+                fitted_with = f"with {name}={np.squeeze(fitted).tolist()!r}" if np.any(fitted) else f"without {name}"
                 raise ValueError(
-                    f"the model was fitted with {name}={np.squeeze(fitted).tolist()!r}, not "
-                    f"{np.squeeze(value).tolist()!r}. Omit {name}, or pass a model to fit: model={DEFAULT_MODEL!r}."
+                    f"the model was fitted {fitted_with}, but {name}={np.squeeze(value).tolist()!r} was passed. Omit "
+                    f"{name}, or pass a model to fit: model={DEFAULT_MODEL!r}."
                 )
 
     def mean_change(self, targets: Conditions, states: NDArray[np.float32], species: Species = None) -> Predicted:

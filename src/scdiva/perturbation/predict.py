@@ -110,7 +110,7 @@ def find_targets(
         names = [*names, *map(design.naming.separator.join, pairs)]
     for name, value, by in (("dose", dose, "dose_key"), ("groups", groups, "groupby")):
         if value is not None and not getattr(design, by):
-            raise ValueError(f"{name} requires a screen that was read with {by}. Pass {by}=, or omit {name}.")
+            raise ValueError(f"{name} requires a model that was fitted with {by}=. Fit it with {by}=, or omit {name}.")
     doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()
     if not doses or not all(0 < value < np.inf for value in doses):
         raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")

@@ -95,7 +95,9 @@ def find_checkpoint(path: str | Path) -> Path:
     path = Path(path)
     file = path / CHECKPOINT if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"No checkpoint at {file}. Give a run's out_dir or a .ckpt file, or start without one.")
+        raise FileNotFoundError(
+            f"No checkpoint at {file}. Pass the folder of an interrupted run or a .ckpt file, or train from the start."
+        )
     return file
 
 

@@ -91,7 +91,9 @@ def finetune_config(
             "checkpoint_dir": checkpoint_dir,
         }  # fmt: skip
         if used := [name for name, value in arguments.items() if value is not None]:
-            raise ValueError(f"{', '.join(used)} set how the model is fine-tuned: pass finetune=True too.")
+            raise ValueError(
+                f"fine-tuning options without fine-tuning: {', '.join(used)}. Pass finetune=True, or omit them."
+            )
         return None
     if checkpoint_dir is not None:
         refuse_unwritable(output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT)

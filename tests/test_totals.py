@@ -117,6 +117,7 @@ CALLS = {
     "tl.score_perturbation": lambda a: table(  # rounding decides ties among ranks
         sd.tl.score_perturbation(prediction(), a).drop(columns="discrimination")
     ),
+    "pp.match_genes": lambda a: sd.pp.match_genes(a, copy=True).uns["scdiva"]["match"]["share_counts"],
     "pp.corpus_entropy": lambda a: sd.pp.corpus_entropy([a]).entropy(),
     "pp.entropy_serialize": written(sd.pp.entropy_serialize, "layers/scdiva_rank"),
     "pp.gene_entropy": written(sd.pp.gene_entropy, "var/scdiva_entropy"),

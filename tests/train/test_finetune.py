@@ -227,7 +227,7 @@ def test_epochs_become_steps(model):
 def test_arguments_out_of_range_are_refused(model, arguments, error, match):
     with pytest.raises(error, match=match):
         T.finetune_config(True, model, AnnotationObjective, **arguments)
-    with pytest.raises(ValueError, match="pass finetune=True"):
+    with pytest.raises(ValueError, match="Pass finetune=True"):
         T.finetune_config(False, model, AnnotationObjective, **arguments)
 
 

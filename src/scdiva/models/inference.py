@@ -169,7 +169,18 @@ def open_encoder(
                     ) from error
 
             def encode(make: Callable[[Item], Batch], items: Iterable[Item]) -> Iterator[np.ndarray]:
-                for parts in pool.map(lambda item: in_parts(make, item), items):
+                errors: list[BaseException] = []
+
+                def attempt(item: Item) -> list[Coming]:
+                    if errors:  # of another worker: no further item is begun
+                        raise errors[0]
+                    try:
+                        return in_parts(make, item)
+                    except BaseException as error:
+                        errors.append(error)
+                        raise
+
+                for parts in pool.map(attempt, items):
                     for _, arrived in parts:
                         if arrived is not None:
                             arrived.synchronize()

@@ -307,7 +307,7 @@ def pack(repeats: int, small: bool) -> Iterator[dict]:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Maximum bytes of tensors allocated during `work` on a CPU, from the profiler's record of torch's allocator."""
+    """Peak memory of tensors on the CPU during `work`, in bytes, from torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

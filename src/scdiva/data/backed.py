@@ -384,7 +384,7 @@ def names_of(root: Any, axis: str, path: Path) -> Any:
     Raises
     ------
     ValueError
-        If there are no names, or anndata before 0.7 wrote them.
+        If the file has no names, or was written by anndata before 0.7.
     """
     frame = root[axis]
     if not hasattr(frame, "keys"):

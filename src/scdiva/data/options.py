@@ -32,7 +32,7 @@ class InputOptions:
     Attributes
     ----------
     layer, use_raw, input, gene_ids, species, duplicates
-        As in :func:`scdiva.tl.embed_file`. A table of species becomes a dict of names, with `""` for no human gene.
+        As in :func:`scdiva.tl.embed_file`. A species table is stored as a dict; `""` means that there is no human gene.
     empty
         Cells without a known gene: `"error"` raises an error, `"nan"` skips them.
 

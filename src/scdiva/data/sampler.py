@@ -1,4 +1,4 @@
-"""Training batches: cells of several studies in blocks, dealt into batches by the seed and the batch number alone."""
+"""Training batches of several studies, read in blocks. Seed and batch number determine the cells of a batch."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ class Order:
 
     An epoch is a pass over all cells: blocks of neighbouring cells in random order, cut into `lanes` equal parts that
     are read in parallel; batch n belongs to lane n mod `lanes`. A lane is cut into buffers of about `n_blocks` blocks,
-    whose cells are permuted and dealt into batches. Reading neighbouring cells together is ten times faster than
+    whose cells are permuted and divided into batches. Reading neighbouring cells together is ten times faster than
     reading single cells, and a buffer of many blocks mixes studies well. All lanes have the same number of batches per
     epoch, and no batch has cells of two epochs.
 

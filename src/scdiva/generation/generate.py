@@ -77,7 +77,7 @@ def generate(
     adata
         Cells × genes, raw counts or log-normalised expression, from which source cells are drawn. Not changed.
     n_cells
-        Number of new cells; with `groupby`, of each group.
+        Number of new cells; with `groupby`, the number per group.
     %(model)s
     groupby, groups
         Column of `adata.obs`, and the groups to draw; None: all groups. A label such as `"unlabelled"`, `"unknown"` or

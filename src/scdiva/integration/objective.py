@@ -277,10 +277,11 @@ def integrate_model(
     batches, labels
         Of the cells, as for :class:`IntegrationLoss`.
     steps
-        Maximum number of training steps. The reversal rises in the first quarter. Then the averaged weights are
-        updated, and once the loss has :func:`converged`, the learning rate falls to zero within half of the steps.
+        Maximum number of training steps. The adversarial weight increases during the first quarter. Afterwards the
+        weights are averaged, and once the loss has :func:`converged`, the learning rate decreases to zero within half
+        of the steps.
     seed
-        Of all random numbers.
+        Seed of all random numbers.
     precision
         Of matrix products in training, `"fp32"` or `"bf16"`; weights and losses are float32.
 

@@ -43,6 +43,8 @@ class Setting:
         bf16 matrix products of this device in this run, FLOP/s; None until they were measured.
     plan
         Launch of the attention kernels that was tuned in this run; None: the one chosen for the architecture.
+    step_share
+        Share of `matmul` that the training step alone reached on typical cells; None: not measured.
     """
 
     device: torch.device
@@ -54,6 +56,7 @@ class Setting:
     calls: int = 5
     matmul: float | None = None
     plan: dict | None = field(default=None, repr=False)
+    step_share: float | None = None
 
     @property
     def cuda(self) -> bool:
@@ -158,7 +161,7 @@ def ratio(setting: Setting, what: str, times: Times, above: str, below: str, arm
 
 
 @contextmanager
-def profiled(setting: Setting, on_host: bool = False, top: int = 10) -> Iterator[list[str]]:
+def profiled(setting: Setting, on_host: bool = False, top: int = 40) -> Iterator[list[str]]:
     """Where the time goes inside the block, filled in at its end: kernels of the device, or what the host does."""
     from torch.profiler import ProfilerActivity
 
@@ -172,7 +175,7 @@ def profiled(setting: Setting, on_host: bool = False, top: int = 10) -> Iterator
     seconds, events = time.perf_counter() - begun, watched.key_averages()
     unit = "self_device_time_total" if setting.cuda and not on_host else "self_cpu_time_total"
     busy = sum(event.self_device_time_total for event in events if event.device_type != DeviceType.CPU)
-    found += [f"device busy {busy / seconds / 1e6:.3g} of the time"] * on_host
+    found += [f"device busy {busy / seconds / 1e6:.3g} of the time"] * (setting.cuda or on_host)
     spent = sorted(events, key=lambda event: -getattr(event, unit))[:top]
     found += [f"{getattr(e, unit) / 1e3:.3g} ms in {e.count} of {e.key[:80]}" for e in spent]
 

@@ -21,19 +21,26 @@ import platform
 import sys
 import time
 import warnings
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
 from train_mini import VALIDATION, clean, pack_parts
 
 from scdiva._constants import N_SPECIAL
+from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVaConfig, load_model, save_model
 from scdiva.pp import corpus_entropy
 from scdiva.tokenizer import load_vocabulary
-from scdiva.train import PretrainingConfig, pretrain
+from scdiva.tokenizer.serialize import score_denominator
+from scdiva.train import PretrainingConfig, PretrainingModule, fit, pretrain
+from scdiva.train.base import learning_rate_factor
 
 N_GENES = 18_000
 """Genes of the vocabulary: with half-precision weights and a tied gene head the folder stays below 12 MB."""
@@ -52,6 +59,13 @@ STAGES = {
     "last": {"context": 1200, "batch_size": 16, "steps": 2000, "learning_rate": 3e-4, "warmup_steps": 100},
 }
 """The bundled checkpoint is that of the first two, about an hour; the other two take some 15 CPU hours."""
+ON_GPU = {
+    "context": 1200, "batch_tokens": 65_536, "learning_rate": 1e-3, "warmup_steps": 200, "scored_genes": None,
+    "precision": "bf16", "steps": 100_000, "validate_every": 100_000, "checkpoint_every": 4_000,
+}  # fmt: skip
+"""A stage that takes `--seconds`, with all masked genes scored, and without validation."""
+MEASURED = (50, 150)
+"""Steps between which the rate of a stage by time is measured."""
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-paper-mini"
 
 
@@ -92,6 +106,54 @@ def train(arguments: argparse.Namespace, prepared: Path) -> Path:
         )
     assert model is not None
     return model
+
+
+class ByTime(Callback):
+    """Set the number of steps, and so the decay of the learning rate, by the time that is left."""
+
+    def __init__(self, seconds: float, measured: tuple[int, int]) -> None:
+        self.end, (self.first, self.last), self.begun = time.monotonic() + seconds, measured, 0.0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        if trainer.global_step == self.first:
+            self.begun = time.monotonic()
+        if trainer.global_step != self.last:
+            return
+        a_step = (time.monotonic() - self.begun) / (self.last - self.first)
+        steps = self.last + max(1, int(0.95 * (self.end - time.monotonic()) / a_step))
+        module.config = config = replace(module.config, steps=steps)
+        scheduler = trainer.lr_scheduler_configs[0].scheduler
+        scheduler.lr_lambdas = [partial(learning_rate_factor, config=config)] * len(scheduler.lr_lambdas)
+        trainer.fit_loop.epoch_loop.max_steps = steps
+        print(f"{1e3 * a_step:.1f} ms a step: {steps:,} steps", flush=True)
+
+
+def train_by_time(arguments: argparse.Namespace, prepared: Path) -> Path:
+    """Continue the bundled model for a number of seconds; return the folder of the model."""
+    begun, folder = time.monotonic(), arguments.out / "gpu"
+    toy = {"batch_tokens": 2048, "context": 64, "warmup_steps": 1, "precision": "fp32"} if arguments.toy else {}
+    config = PretrainingConfig(**{**SHARED, **ON_GPU, **toy}, seed=arguments.seed)
+    model = load_model(BUNDLED, device="cpu")
+    data = CellDataModule(
+        [prepared / "train.h5"], validation=[prepared / "validation.h5"], vocabulary=model.vocabulary,
+        batch_tokens=config.batch_tokens, context=config.context, validation_cells=300, seed=config.seed,
+        entropy_floor=model.config.entropy_floor,
+    )  # fmt: skip
+    data.setup()
+    denominator = score_denominator(model.vocabulary.entropy, model.config.entropy_floor)
+    module = PretrainingModule(model.train(), config, data.n_studies, None, denominator)
+    seconds = arguments.seconds - (time.monotonic() - begun)
+    by_time = ByTime(seconds, (1, 3) if arguments.toy else MEASURED)
+    trainer = fit(
+        module, data, out_dir=folder, accelerator=arguments.accelerator, callbacks=[by_time], progress=False
+    )  # fmt: skip
+    data.close()
+    metadata = {
+        "steps": trainer.global_step, "batches": module.batches_seen, "seconds": round(time.monotonic() - begun),
+        "training": module.config.to_dict(), "n_training_cells": data.n_cells,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    }  # fmt: skip
+    return save_model(module.model.cpu(), model.vocabulary, folder / "model", metadata=metadata, dtype="float16")
 
 
 def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Path:
@@ -174,14 +236,17 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=["short", "full"])
     parser.add_argument("--resume", action="store_true", help="continue a stopped stage from its last checkpoint")
     parser.add_argument("--accelerator", default="auto")
+    parser.add_argument("--prepared", type=Path, help="prepared corpus; default: OUT/prepared")
+    parser.add_argument("--seconds", type=float, help="continue the bundled model for so long instead of the stages")
+    parser.add_argument("--toy", action="store_true", help="with --seconds: small batches, to try it on a CPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--install", action="store_true", help="copy the model into the package")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*are left out.*")
-    prepared, begun = arguments.out / "prepared", time.process_time()
+    prepared, begun = arguments.prepared or arguments.out / "prepared", time.process_time()
     if not (prepared / "vocabulary.safetensors").exists():
         prepare(arguments.corpus, prepared)
-    model = train(arguments, prepared)
+    model = train(arguments, prepared) if arguments.seconds is None else train_by_time(arguments, prepared)
     print(f"{model}: {time.process_time() - begun:.0f} CPU s in this call", flush=True)
     if arguments.install:
         model = install(arguments, prepared, model)

@@ -7,8 +7,9 @@ One NVIDIA GPU with bfloat16 (written for an H100 or H200). Needs torch, triton,
 and pytorch-lightning; no anndata, no scanpy, no pytest. Give `--commit` where there is no git to ask.
 
 Sections run one after another in processes of their own, each within its own seconds: one that crashes, hangs or is
-cut off loses what it had not found yet, and no other. After each row results/gpu.json is written anew (with `--only`
-results/gpu_partial.json), and a copy into the folder $OUT where that is set. A goal that is missed has a profile.
+cut off loses what it had not found yet, and no other. After each row its section is replaced in results/gpu.json, and a
+copy is written to the folder $OUT where that is set. A goal that is missed has a profile. `--merge FILE` adds the rows of
+a run on another machine.
 
 Which row answers which goal, as `section: beginning of the row`:
 
@@ -39,6 +40,7 @@ otherwise; 2, there is no CUDA device.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import shutil
@@ -790,12 +792,35 @@ def run_all(
     return rows, failed
 
 
+def keep(rows: list[dict], about: dict, of: str, folder: Path) -> Path:
+    """Write rows to `gpu.json` in a folder, each with GPU and commit; sections that were not measured again stay."""
+    rows = [{**row, "gpu": about.get("gpu", "none"), "commit": of} for row in rows]
+    measured = {row["section"] for row in rows}
+    file = folder / "gpu.json"
+    before = json.loads(file.read_text())["rows"] if file.exists() else []
+    rows = [row for row in before if row["section"] not in measured] + rows
+    return record("gpu", rows, folder, commit=of, machine=about)
+
+
+def merge(file: Path) -> None:
+    """Add the rows of a `gpu.json` from another machine to the results."""
+    entry = json.loads(file.read_text())
+    path = keep(entry["rows"], entry["machine"], entry["commit"], RESULTS)
+    merged = json.loads(path.read_text())
+    merged |= {name: value for name, value in entry.items() if name != "rows"}
+    path.write_text(json.dumps(merged, indent=1, allow_nan=False) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="sections to run, after the ceilings")
     parser.add_argument("--commit", help="commit of the code, where there is no git to ask")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes on a CPU; results go to $OUT, or nowhere")
+    parser.add_argument("--merge", type=Path, help="add the rows of this gpu.json to the results; nothing is run")
     arguments = parser.parse_args()
+    if arguments.merge:
+        merge(arguments.merge)
+        return 0
     setting = dry_setting() if arguments.dry_run else Setting(torch.device("cuda"))
     chosen = [name for name in SECTIONS if not arguments.only or name in (*arguments.only, "ceilings")]
     of, out, begun = arguments.commit or commit(), os.environ.get("OUT"), time.monotonic()
@@ -803,7 +828,7 @@ def main() -> int:
         folder = Path(nowhere) if arguments.dry_run else RESULTS
 
         def write(rows: list[dict], about: dict) -> None:
-            path = record("gpu_partial" if arguments.only else "gpu", rows, folder, commit=of, machine=about)
+            path = keep(rows, about, of, folder)
             if out:
                 shutil.copy(path, out)
 

@@ -28,11 +28,12 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "scripts")]
+sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import carry_corpus
 import gpu
-from _record import commit, record
+from _record import commit
 
 STEPS = {
     "parity": 60, "ceilings": 15, "tuning": 40, "train": 70, "fit": 50, "sdpa": 45, "embed": 75, "head": 10,
@@ -57,7 +58,7 @@ def measure(setting: gpu.Setting, names: list[str], out: Path, seconds: float, o
     gpu.SECTIONS.update(sections)
 
     def write(rows: list[dict], about: dict) -> None:
-        record("gpu", rows, out, commit=of, machine=about)
+        gpu.keep(rows, about, of, out)
 
     return gpu.run_all(setting, names, write, seconds)
 
@@ -131,7 +132,7 @@ def main() -> int:
     if wanted:
         carry_corpus.unpack(arguments.corpus, work / "prepared")
         options = ["--accelerator", "cpu", "--toy"] if arguments.dry_run else ["--accelerator", "gpu"]
-        model = train(work / "prepared", work / "run", left, *options)
+        model = train(work / "prepared", work / "run", min(left, 40.0) if arguments.dry_run else left, *options)
         give(work / "run", model, out)
         failed += model is None
     print(f"{failed} steps failed, {time.monotonic() - begun:.0f} s; results: {out}")

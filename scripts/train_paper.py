@@ -36,7 +36,6 @@ from scdiva._constants import N_SPECIAL
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVaConfig, load_model, save_model
-from scdiva.pp import corpus_entropy
 from scdiva.tokenizer import load_vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train import PretrainingConfig, PretrainingModule, fit, pretrain
@@ -71,6 +70,8 @@ BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva
 
 def prepare(corpus: Path, folder: Path) -> None:
     """Choose the genes, count their entropies and pack the corpus."""
+    from scdiva.data.gene_entropy import corpus_entropy
+
     files = clean(corpus, folder / "clean")
     human = load_vocabulary("human")
     histogram = corpus_entropy(files, human)

@@ -1,0 +1,63 @@
+"""scripts/gpu_once.py at toy sizes on a CPU, with the packages that a GPU machine has."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from scdiva.data.packing import pack_files
+from scdiva.datasets import toy
+from scdiva.tokenizer import load_vocabulary
+
+_spec = importlib.util.spec_from_file_location(
+    "of_gpu", Path(__file__).parents[1] / "benchmarks" / "test_gpu_script.py"
+)
+_of_gpu = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_of_gpu)
+
+
+@pytest.fixture
+def carried(script, tmp_path):
+    """A corpus of two small studies that is packed for another machine."""
+    genes, prepared = load_vocabulary("scdiva-paper-mini"), tmp_path / "prepared"
+    prepared.mkdir()
+    for part, n_cells in (("train", 120), ("validation", 30)):
+        cells = toy(n_cells, 150, rng=n_cells)
+        cells.var_names = genes.symbols[:150]
+        cells.write_h5ad(tmp_path / f"{part}.h5ad")
+        pack_files([tmp_path / f"{part}.h5ad"], genes, prepared / f"{part}.h5", max_length=80).close()
+    genes.write(prepared / "vocabulary.safetensors")
+    script("carry_corpus").pack(prepared, tmp_path / "carried")
+    return tmp_path / "carried"
+
+
+def test_every_step_runs_without_anndata_and_returns_small_files(carried, tmp_path):
+    site, out = _of_gpu.bare_site(tmp_path / "site"), tmp_path / "out"
+    command = ("scripts/gpu_once.py", "--dry-run", "--corpus", str(carried), "--seconds", "130", "--commit", "none")
+    answer = _of_gpu.bare(site, out, *command)
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    rows = json.loads((out / "gpu.json").read_text())["rows"]
+    sections = {row["section"] for row in rows}
+    assert sections >= {"parity", "ceilings", "tuning", "train", "fit", "sdpa", "embed", "head", "finetune"}
+    assert not [row for row in rows if "error" in row]
+    files = list(out.rglob("*"))
+    assert len(files) <= 8
+    assert all(file.is_file() and file.stat().st_size <= 15 * 2**20 for file in files)
+    steps = json.loads((out / "config.json").read_text())["metadata"]["steps"]
+    assert f" step: {steps} steps" in answer.stdout, "the number of steps follows from the rate"
+
+
+def test_a_large_file_is_cut_into_pieces(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(_of_gpu.ROOT / "scripts"))
+    once = importlib.import_module("gpu_once")
+    monkeypatch.setattr(once, "PIECE", 10)
+    file, out = tmp_path / "last.ckpt", tmp_path / "out"
+    out.mkdir()
+    file.write_bytes(bytes(range(25)))
+    once.cut(file, out)
+    pieces = sorted(out.iterdir())
+    assert [piece.stat().st_size for piece in pieces] == [10, 10, 5]
+    assert b"".join(piece.read_bytes() for piece in pieces) == file.read_bytes()

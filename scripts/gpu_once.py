@@ -27,14 +27,13 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import carry_corpus
 import gpu
 from _record import commit
 
+ROOT = Path(__file__).parents[1]
 STEPS = {
     "parity": 60, "ceilings": 15, "tuning": 40, "train": 70, "fit": 50, "sdpa": 45, "embed": 75, "head": 10,
     "finetune": 40,

@@ -7,9 +7,9 @@ One NVIDIA GPU with bfloat16 (written for an H100 or H200). Needs torch, triton,
 and pytorch-lightning; no anndata, no scanpy, no pytest. Give `--commit` where there is no git to ask.
 
 Sections run one after another in processes of their own, each within its own seconds: one that crashes, hangs or is
-cut off loses what it had not found yet, and no other. After each row its section is replaced in results/gpu.json, and a
-copy is written to the folder $OUT where that is set. A goal that is missed has a profile. `--merge FILE` adds the rows of
-a run on another machine.
+cut off loses what it had not found yet, and no other. After each row its section is replaced in results/gpu.json, and
+a copy is written to the folder $OUT where that is set. A goal that is missed has a profile. `--merge FILE` adds the
+rows of a run on another machine.
 
 Which row answers which goal, as `section: beginning of the row`:
 

@@ -14,7 +14,8 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import h5py
 import numpy as np
 
-from scdiva._checks import check_arguments, check_least, refuse_unwritable
+from scdiva._checks import check_arguments, check_least, refuse_unwritable, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._files import open_alone, output_path, parse_json, put_whole, refuse_full, whole_or_not
@@ -59,6 +60,8 @@ def pack_files(
     entropy_floor: float = ENTROPY_FLOOR,
     min_genes: int = 1,
     part_cells: int = PART_CELLS,
+    check: bool = False,
+    skip_unusable: bool = False,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
@@ -98,6 +101,11 @@ def pack_files(
         Minimum number of known genes per cell; other cells are excluded with a warning.
     part_cells
         Rows per part.
+    check
+        Whether to only read and check all files. Nothing is written; if files can't be packed, the error lists them.
+    skip_unusable
+        Whether to leave out files that can't be packed, with a warning that lists them, instead of raising an error.
+        All files are checked before the first is packed.
     %(reading)s
     %(gene_ids)s
     %(species)s
@@ -105,7 +113,7 @@ def pack_files(
 
     Returns
     -------
-    The opened corpus; None if `shard` is given and parts of other shards are missing.
+    The opened corpus; None with `check=True`, or if `shard` is given and parts of other shards are missing.
 
     Raises
     ------
@@ -142,7 +150,18 @@ def pack_files(
         out, genes, denominator, InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan"), about
     )
     refuse_unwritable(out / INDEX)
-    before = _before(job, names, append)
+    before = {} if check else _before(job, names, append)
+    if check or skip_unusable:
+        unusable = _unusable(job, dict(zip(names, files, strict=True)), workers, quiet=not check)
+        listed = "; ".join(f"{file}: {reason.rstrip('.')}" for file, reason in unusable.values())
+        if unusable and (check or len(unusable) == len(names)):
+            raise ValueError(f"{len(unusable)} of {len(names)} files can't be packed. {listed}.")
+        if check:
+            logger.info("all %d files can be packed", len(names))
+            return None
+        if unusable:
+            warn(f"{len(unusable)} of {len(names)} files can't be packed and are left out. {listed}.")
+        names, files = zip(*(one for one in zip(names, files, strict=True) if one[0] not in unusable), strict=True)
     tasks = [task for path, name in zip(files, names, strict=True) for task in _tasks(job, path, name, part_cells)]
     wanted = [task.name for task in tasks]
     if append and (twice := {study for part, study in before.items() if part not in wanted}.intersection(names)):
@@ -222,6 +241,28 @@ def _tasks(job: _Job, path: Path, study: str, part_cells: int) -> list[_Task]:
         name = f"part-{study[:99]}-{first:09d}-{digest([*given, first, stop])[:12]}.h5"
         tasks.append(_Task(path, study, first, stop, n_obs, at_first, name))
     return tasks
+
+
+def _unusable(job: _Job, files: Mapping[str, Path], workers: int, *, quiet: bool) -> dict[str, tuple[str, str]]:
+    """File name and reason of each study whose file can't be packed. Every file is read whole; `quiet`: no warnings."""
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (job,)) as pool:
+        mapped = pool.map if workers > 1 else map
+        reasons = list(mapped(partial(_reason, job=None if workers > 1 else job, quiet=quiet), files.values()))
+    return {name: (path.name, why) for (name, path), why in zip(files.items(), reasons, strict=True) if why}
+
+
+def _reason(path: Path, job: _Job | None, quiet: bool) -> str:
+    """Why a file can't be packed; empty if it can."""
+    job = job or _JOBS[0]
+    how = {name: job.about[name] for name in ("max_length", "entropy_floor")}
+    try:
+        with warnings.catch_warnings():
+            if quiet:
+                warnings.simplefilter("ignore")
+            open_cells(path, job.vocabulary, job.reading, keep=False, **how).close()
+    except (KeyError, ValueError, OSError) as error:
+        return " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split()) or type(error).__name__
+    return ""
 
 
 def _begin(job: _Job) -> None:

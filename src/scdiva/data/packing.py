@@ -161,7 +161,8 @@ def pack_files(
             return None
         if unusable:
             warn(f"{len(unusable)} of {len(names)} files can't be packed and are left out. {listed}.")
-        names, files = zip(*(one for one in zip(names, files, strict=True) if one[0] not in unusable), strict=True)
+        files = [file for name, file in zip(names, files, strict=True) if name not in unusable]
+        names = [name for name in names if name not in unusable]
     tasks = [task for path, name in zip(files, names, strict=True) for task in _tasks(job, path, name, part_cells)]
     wanted = [task.name for task in tasks]
     if append and (twice := {study for part, study in before.items() if part not in wanted}.intersection(names)):

@@ -23,6 +23,8 @@ from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from anndata import AnnData
 
 CELLS_READ = 4096
@@ -57,6 +59,8 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     KeyboardInterrupt
         After Ctrl-C; nothing is written.
     """
+    from anndata import AnnData
+
     from scdiva import tl
 
     file, out = as_path(options.pop("file")).expanduser(), output_path(options.pop("out"))
@@ -79,13 +83,15 @@ def run_call(command: str, options: dict[str, Any]) -> str:
         _refuse_folder(save, overwrite, out, FITTED[command])
     if "model" in options:
         find_model(options["model"])
-    options |= {name: _read(path) for name, path in files.items()}
-    adata = options["adata"]
-    fitted = getattr(tl, command)(**options)
-    key = INTEGRATE if command == "integrate" else options.get("key_added", OBS_LABEL)
-    if adata.uns.get(UNS, {}).get(key, {}).get("stopped") == "interrupted":
-        raise KeyboardInterrupt  # a file would not show that the fit is incomplete
-    write_cells(adata, out)
+    with contextlib.ExitStack() as stack:
+        options |= {name: stack.enter_context(_opened(path)) for name, path in files.items()}
+        adata = options["adata"]
+        fitted = getattr(tl, command)(**options)
+        key = INTEGRATE if command == "integrate" else options.get("key_added", OBS_LABEL)
+        if adata.uns.get(UNS, {}).get(key, {}).get("stopped") == "interrupted":
+            raise KeyboardInterrupt  # a file would not show that the fit is incomplete
+        result = AnnData(obs=adata.obs, obsm=dict(adata.obsm), uns=dict(adata.uns))
+    write_cells(result, out)
     # the model is saved last, so that the result is kept if this fails
     return str(out) if save is None else f"{out}\n{fitted.save(save, overwrite=overwrite)}"
 
@@ -104,17 +110,26 @@ def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
     refuse_foreign(folder, kind)
 
 
-def _read(file: Path) -> AnnData:
-    """Read a file of cells into memory; errors name it."""
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[AnnData]:
+    """Cells of a file whose matrices stay on disk and are read by blocks; errors name it."""
     import anndata
+    from anndata.io import read_elem, sparse_dataset
+
+    def on_disk(matrix: Any) -> Any:
+        return sparse_dataset(matrix) if hasattr(matrix, "keys") else matrix
 
     root, opened = open_root(file)
-    if opened is not None:
-        opened.close()
-    try:
-        return anndata.read_zarr(root) if opened is None else anndata.read_h5ad(file)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{str(file)!r} can't be read: {error}") from error
+    with opened or contextlib.nullcontext():
+        try:
+            parts = {name: read_elem(root[name]) for name in ("obs", "var", "obsm", "uns") if name in root}
+            parts["layers"] = {name: on_disk(layer) for name, layer in dict(root.get("layers", {})).items()}
+            if "raw/X" in root:
+                parts["raw"] = {"X": on_disk(root["raw/X"]), "var": read_elem(root["raw/var"])}
+            adata = anndata.AnnData(on_disk(root["X"]) if "X" in root else None, **parts)
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"{str(file)!r} can't be read: {error}") from error
+        yield adata
 
 
 def info(what: str, *, model: str = DEFAULT_MODEL, json: bool = False) -> str:

@@ -24,6 +24,11 @@ ALIGNED = {"cuda": 64}
 """Row lengths of logits are multiples of this number, by type of device."""
 FUSED = ("cuda",)
 """Types of device on which the softmax of the logits is one Triton kernel."""
+FLOAT32_PRODUCTS = torch.version.cuda is not None and torch.__version__ >= "2.11"
+"""Whether `torch.addmm` on CUDA adds a half-precision product to a float32 matrix without rounding the product.
+
+The overload with `out_dtype` exists from 2.8 on, but the first versions require the summand in half precision, too.
+"""
 
 
 def widened(weight: Tensor) -> Tensor:
@@ -84,9 +89,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mul(products @ weight_c, row_weight[rows, None], out=grad_hidden[rows])
             if grad_weight is not None:
-                scaled = (hidden[rows] * relative[rows]).to(compute_dtype)
+                scaled = torch.mul(hidden[rows], relative[rows], out=torch.empty_like(hidden_c))
                 if compute_dtype == high:
                     grad_weight.addmm_(products.T, scaled)
+                elif FLOAT32_PRODUCTS and grad_weight.is_cuda:
+                    torch.addmm(grad_weight, products.T, scaled, out_dtype=high, out=grad_weight)
                 else:
                     grad_weight += products.T @ scaled
         ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight[:n_genes], largest)

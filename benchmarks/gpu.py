@@ -53,7 +53,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -556,6 +556,15 @@ def gene_head(setting: Setting) -> Iterator[dict]:
 
         loss[f"{number:,} genes"] = both
         products[f"{number:,} genes"] = torch.no_grad()(lambda narrow=narrow: F.linear(hidden, narrow))
+    if setting.cuda:
+        from scdiva.kernels._triton_softmax import softmax_minus_one
+
+        logits = torch.randn(4096, -(-n_genes // 64) * 64, device=setting.device, dtype=BF16)
+        nll = torch.empty(len(logits), device=setting.device)
+        softmax = partial(softmax_minus_one, logits, targets[: len(logits)], nll, n_genes, keep=True)
+        yield from time_rows(
+            "gene head, softmax and its gradient in place, 4,096 rows", timed(setting, {"Triton": softmax})
+        )
     flops = 2.0 * n_rows * dim * n_genes
     yield from time_rows(f"gene head, one bf16 product of {n_rows:,} rows", timed(setting, products), flops)
     times = timed(setting, loss)

@@ -13,8 +13,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 
 def test_interpreted_kernels_agree_with_the_reference():
+    files = ["tests/kernels/test_triton_interpreted.py", "tests/kernels/test_triton_softmax.py"]
     answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_triton_interpreted.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,

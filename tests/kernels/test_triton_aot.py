@@ -140,6 +140,33 @@ def test_shared_memory_of_the_largest_tiles_is_not_underestimated(kernel):
     assert build(kernel, largest, 64, 90).metadata.shared <= shared_bytes(kernel, largest, 64, 2)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_softmax_loads_16_bytes_and_two_programs_fill_a_multiprocessor(dtype, keep, tmp_path):
+    from scdiva.kernels import _triton_softmax as softmax
+
+    function = softmax.softmax_kernel
+    constants = {"KEEP": keep, "GROUPS": softmax.GROUPS, "WIDE": 4 if dtype == "fp32" else 8}
+    kinds = {"Logits": f"*{dtype}", "Targets": "*i64", "Nll": "*fp32"} | dict.fromkeys(constants, "constexpr")
+    names = function.arg_names
+    source = ASTSource(
+        function,
+        {name: kinds.get(name, "i32") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in ("Logits", "Targets", "Nll", "n_columns")},
+    )
+    options = {"num_warps": softmax.WARPS, "num_stages": 1, "enable_fp_fusion": True}
+    registers, stack, code = inspect(
+        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), tmp_path
+    )
+    assert stack == 0
+    assert registers * softmax.WARPS * 32 * 2 <= 65_536
+    loads = re.findall(r"\b(?:LDG|LDGSTS)\.[A-Z0-9.]*", code)
+    # beside the target and its logit, each pass has one load for each of its 16 bytes, and the second as many stores
+    assert sum(".128" in one for one in loads) == len(loads) - 2 == 1 + keep
+    assert len(re.findall(r"\bSTG\.E\.128", code)) == keep
+
+
 @pytest.mark.parametrize("kernel", ["rotate", *KERNELS])
 def test_no_number_of_tokens_cells_or_tiles_compiles_anew(kernel):
     """What Triton looks a compiled kernel up by is the same for all."""

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from scdiva.diffusion import masked_cross_entropy
 from scdiva.kernels import rope_attention, rope_tables
 
 HEADS = 3
@@ -159,6 +160,76 @@ def nothing_is_waited_for(*, device: str, backend: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def softmax(dtype: torch.dtype, *, device: str, backend: str) -> None:
+    """Softmax − onehot in place, and the cross-entropies, where they are hard to compute."""
+    from scdiva.kernels._triton_softmax import softmax_minus_one
+
+    draw = torch.Generator(device).manual_seed(7)
+    relative, smallest = {
+        torch.bfloat16: (2**-8, 1e-37),
+        torch.float16: (2**-10, 2**-24),
+        torch.float32: (3e-5, 1e-37),
+    }[dtype]
+    for n_rows, n_genes in [(1, 5), (1, 64), (7, 1003), (300, 41_818)][: None if device == "cuda" else 3]:
+        logits = 4 * torch.randn(n_rows, -(-n_genes // 64) * 64, generator=draw, device=device)
+        targets = torch.randint(1, n_genes - 1, (n_rows,), generator=draw, device=device)
+        logits[:, n_genes:] = torch.nan  # padding
+        targets[0] = n_genes - 1
+        if n_rows > 1:
+            targets[1] = 0
+            logits[2, targets[2]], logits[3, targets[3] + 1] = 60.0, 60.0  # nearly certain, and nearly impossible
+            logits[4, ::2], targets[4] = -torch.inf, 1
+            logits[5, targets[5]] = -torch.inf
+            logits[6] -= 1e4
+        logits = logits.to(dtype)
+        exact, at = logits[:, :n_genes].double(), targets[:, None]
+        lse, others = exact.logsumexp(1, keepdim=True), exact.scatter(1, at, -torch.inf).logsumexp(1, keepdim=True)
+        nll, gradient = lse - exact.gather(1, at), (exact - lse).exp().scatter(1, at, -(others - lse).exp())
+        found, kept = torch.full((2, n_rows), torch.nan, device=device), logits.clone()
+        softmax_minus_one(kept, targets, found[0], n_genes, keep=False)
+        assert torch.equal(kept.nan_to_num(), logits.nan_to_num())
+        softmax_minus_one(kept, targets, found[1], n_genes, keep=True)
+        assert torch.equal(*found)
+        torch.testing.assert_close(found[1].double(), nll[:, 0], rtol=1e-6, atol=2e-6)
+        torch.testing.assert_close(kept[:, :n_genes].double(), gradient, rtol=relative, atol=smallest)
+        assert not kept[:, n_genes:].any()
+        logits[:, 0] = torch.nan  # no plausible result
+        softmax_minus_one(logits, targets, found[0], n_genes, keep=True)
+        assert found[0].isnan().all()
+        assert logits[:, :n_genes].isnan().all()
+
+
+def gene_head(dtype: torch.dtype, *, device: str, backend: str) -> None:
+    """Loss and gradients of the gene head in chunks, without a synchronisation."""
+    draw = torch.Generator(device).manual_seed(9)
+    n_rows, n_genes, chunk = (300, 1003, 128) if device == "cuda" else (24, 203, 10)
+    hidden, weight = (torch.randn(n, 64, generator=draw, device=device) for n in (n_rows, n_genes))
+    inputs = hidden.requires_grad_(), weight.mul_(0.1).requires_grad_()
+    targets = torch.randint(0, n_genes, (n_rows,), generator=draw, device=device)
+    row_weight = torch.rand(n_rows, generator=draw, device=device) / 5000
+
+    def result() -> list[torch.Tensor]:
+        with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
+            loss, nll = masked_cross_entropy(*inputs, targets, row_weight, chunk=chunk)
+        return [nll, *torch.autograd.grad(loss, inputs)]
+
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    nll = torch.nn.functional.cross_entropy(wide[0] @ wide[1].T, targets, reduction="none")
+    true = [nll.detach(), *torch.autograd.grad(row_weight.double() @ nll, wide)]
+    result()  # compiled here
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        with poisoned(device):
+            found = result()
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    for name, a, b in zip(("nll", "gradient of hidden", "gradient of weight"), found, true, strict=True):
+        error = float((a.double() - b).norm() / b.norm())
+        assert error <= LIMITS[dtype], f"{name} of the gene head: relative error {error:.3g} > {LIMITS[dtype]}"
+
+
 def _cases() -> Iterator[tuple[str, Callable[..., None]]]:
     yield "new memory is poisoned", poison_works
     yield "nothing is waited for", nothing_is_waited_for
@@ -169,6 +240,8 @@ def _cases() -> Iterator[tuple[str, Callable[..., None]]]:
                 yield f"{of}, {head_dim}, {'rope' if rotate else 'plain'}", partial(packed, dtype, head_dim, rotate)
         yield f"{of}, slices", partial(slices, dtype)
         yield f"{of}, same bits", partial(same_bits, dtype)
+        yield f"{of}, softmax of the gene head", partial(softmax, dtype)
+        yield f"{of}, loss of the gene head", partial(gene_head, dtype)
 
 
 CASES = dict(_cases())

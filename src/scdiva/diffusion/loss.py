@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from scdiva._constants import N_SPECIAL
 from scdiva._device import to_device
 from scdiva.diffusion.masking import Corrupted, cell_of_token
+from scdiva.kernels import _attention
 
 CPU_CHUNK, GPU_CHUNK = 1024, 4096
 """Default number of rows of logits per chunk. On a CPU, 1,024 to 4,096 differ by 5% in runtime."""
@@ -19,6 +22,13 @@ CPU_BLOCK, GPU_BLOCK = 2**18, 2**26
 
 ALIGNED = {"cuda": 64}
 """Row lengths of logits are multiples of this number, by type of device."""
+FUSED = ("cuda",)
+"""Types of device on which the softmax of the logits is one Triton kernel."""
+FLOAT32_PRODUCTS = torch.version.cuda is not None and torch.__version__ >= "2.11"
+"""Whether `torch.addmm` on CUDA adds a half-precision product to a float32 matrix without rounding the product.
+
+The overload with `out_dtype` exists from 2.8 on, but the first versions require the summand in half precision, too.
+"""
 
 
 def widened(weight: Tensor) -> Tensor:
@@ -75,14 +85,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + chunk)
             hidden_c = hidden[rows].to(compute_dtype)
             products = torch.mm(hidden_c, weight_c.T, out=logits[: hidden_c.shape[0]])
-            products[:, n_genes:] = -torch.inf  # padding: probability and gradient 0
-            _softmax_minus_one(products, targets[rows], nll[rows], keep=want_hidden or want_weight)
+            _softmax_minus_one(products, targets[rows], nll[rows], n_genes, keep=want_hidden or want_weight)
             if grad_hidden is not None:
                 torch.mul(products @ weight_c, row_weight[rows, None], out=grad_hidden[rows])
             if grad_weight is not None:
-                scaled = (hidden[rows] * relative[rows]).to(compute_dtype)
+                scaled = torch.mul(hidden[rows], relative[rows], out=torch.empty_like(hidden_c))
                 if compute_dtype == high:
                     grad_weight.addmm_(products.T, scaled)
+                elif FLOAT32_PRODUCTS and grad_weight.is_cuda:
+                    torch.addmm(grad_weight, products.T, scaled, out_dtype=high, out=grad_weight)
                 else:
                     grad_weight += products.T @ scaled
         ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight[:n_genes], largest)
@@ -105,12 +116,31 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _softmax_minus_one(logits: Tensor, targets: Tensor, nll: Tensor, *, keep: bool) -> None:
+@functools.cache
+def _fused(kind: str, index: int | None) -> bool:
+    """Whether the Triton kernel can run on a device; if not, log the reason, once."""
+    obstacle = _attention._triton_obstacle(kind, index)
+    if obstacle:
+        logging.getLogger("scdiva").warning("the softmax of the gene head runs in PyTorch, not in Triton: %s", obstacle)
+    return not obstacle
+
+
+def _softmax_minus_one(logits: Tensor, targets: Tensor, nll: Tensor, n_genes: int, *, keep: bool) -> None:
     """Write the cross-entropies of `logits` to `nll`; with `keep`, turn the logits into softmax − onehot, in place.
 
-    Blocks of rows keep the float32 copies of half-precision logits small, and on a CPU in the cache.
+    Columns from `n_genes` on are padding: their probability and gradient are 0, whatever their values. On CUDA one
+    Triton kernel reads the logits twice, the second time from the cache, and writes them once; in PyTorch these are
+    some ten passes.
     """
-    block = CPU_BLOCK if logits.device.type == "cpu" else GPU_BLOCK
+    device = logits.device
+    if device.type in FUSED and nll.dtype == torch.float32 and _fused(device.type, device.index):
+        from scdiva.kernels import _triton_softmax
+
+        _triton_softmax.softmax_minus_one(logits, targets, nll, n_genes, keep=keep)
+        return
+    logits[:, n_genes:] = -torch.inf
+    # blocks of rows keep the float32 copies of half-precision logits small, and on a CPU in the cache
+    block = CPU_BLOCK if device.type == "cpu" else GPU_BLOCK
     step = max(1, block // max(logits.shape[1], 1))
     for start in range(0, logits.shape[0], step):
         rows = slice(start, start + step)
@@ -183,7 +213,9 @@ def masked_cross_entropy(
             "row's weight is its nll.)"
         )
     wrong = (targets < 0) | (targets >= weight.shape[0])
-    if kind not in ("cuda", "meta") and bool(wrong.any()):
+    if kind == "cuda":
+        torch._assert_async(~wrong.any(), f"targets are no gene of a head with {weight.shape[0]} genes")
+    elif kind != "meta" and bool(wrong.any()):
         raise ValueError(
             f"{int(wrong.sum())} targets are no gene of a head with {weight.shape[0]} genes "
             f"(first: {int(targets[wrong][0])}). Targets are tokens minus {N_SPECIAL}."

@@ -1,6 +1,7 @@
-"""Attention kernels behind one dispatcher.
+"""Attention kernels behind one dispatcher, and the softmax of the gene head (`_triton_softmax`).
 
-`rope_attention` is the only way in: rotation and attention in one call, so that a fused backend can take both.
+`rope_attention` is the only way in to attention: rotation and attention in one call, so that a fused backend can take
+both.
 """
 
 from __future__ import annotations

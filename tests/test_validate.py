@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva._validate import scan
+from scdiva._validate import _Totals, scan
 from scdiva.data.matrix import open_matrix, row_blocks
 
 CELLS = [f"cell{i}" for i in range(60)]
@@ -69,6 +69,36 @@ def test_block_size_changes_nothing(block_rows):
     a, b = scan(row_blocks(x, block_rows), 7), scan(row_blocks(sp.csc_matrix(x), 50), 7)
     np.testing.assert_array_equal(a.counts_per_gene, b.counts_per_gene)
     np.testing.assert_array_equal(a.genes_per_cell, b.genes_per_cell)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([0, 0.25, 0.5, 1, 1.0009, 1.0011, 2, 7.25, 150, 200.0015, 2**23]), min_size=60))
+def test_totals_are_those_of_a_plain_computation(values):
+    x = np.resize(np.float32(values), (len(values) // 6, 6))
+    known, totals = np.arange(6) % 2 == 0, _Totals(6, None, None)
+    for start, block in row_blocks(x, 4):
+        totals.add(start, block, known)
+    wide = x.astype(np.float64)
+    away = np.abs(wide - np.rint(wide))
+    fraction = (wide > 0) & ((away > np.maximum(1e-3, 1e-5 * wide)) | (wide < 0.5))
+    blocks = [wide[at : at + 4] for at in range(0, len(wide), 4)]  # sums are rounded in this order
+    np.testing.assert_array_equal(totals.sum, sum(_summed(block) for block in blocks))
+    np.testing.assert_array_equal(totals.sum_squares, sum(_summed(block * block) for block in blocks))
+    np.testing.assert_array_equal(np.concatenate(totals.known_per_cell), ((x > 0) & known).sum(1))
+    assert (totals.max, totals.n_values) == (wide.max(), (wide > 0).sum())
+    assert totals.fraction.count == fraction.sum()
+    assert totals.fractional.count == fraction.any(1).sum()
+    if fraction.any():
+        i, j = np.argwhere(fraction)[0]
+        assert totals.fraction.first == f"first {x[i, j]:g} at row {i}, column {j}"
+
+
+def _summed(block):
+    """Column sums, row after row."""
+    total = np.zeros(block.shape[1])
+    for row in block:
+        total += row
+    return total
 
 
 def test_near_integers_are_counts(counts):

@@ -179,38 +179,50 @@ class _Totals:
         return sum(len(part) for part in self.genes_per_cell)
 
     def add(self, start: int, block: sp.csr_matrix, known: np.ndarray | None) -> None:
+        from scdiva.tokenizer import _kernels
+        from scdiva.tokenizer.serialize import plain
+
         if block.shape[1] != self.n_vars:
             raise ValueError(f"the block at row {start} has {block.shape[1]} columns, expected {self.n_vars}.")
-        per_cell, genes = np.diff(block.indptr), block.indices
-        self.genes_per_cell.append(per_cell.astype(np.int32))
-        row = np.repeat(np.arange(block.shape[0]), per_cell)
-        if known is not None:
-            n_known = np.bincount(row, weights=known[genes], minlength=block.shape[0])
-            self.known_per_cell.append(n_known.astype(np.int32))
-        x = block.data.astype(np.float64)
-        for name, is_impossible in _IMPOSSIBLE.items():
-            self._count_values(self.impossible[name], is_impossible(x), start, block, row)
-        if any(of.count for of in self.impossible.values()) or not len(x):
+        n_cells, per_cell = block.shape[0], np.diff(block.indptr).astype(np.int32)
+        sums = np.zeros((self.n_vars, 2))
+        n_fractions, n_known = np.empty((2, n_cells), np.int32)
+        largest, first_fraction = _kernels.check(
+            plain(block.indptr, np.int64),
+            plain(block.indices, np.int32),
+            plain(block.data, np.float32),
+            np.ones(self.n_vars, bool) if known is None else plain(known, bool),
+            np.float32(MAX_COUNT),
+            sums,
+            n_fractions,
+            n_known,
+        )
+        self.genes_per_cell.append(per_cell)
+        self.known_per_cell.append(n_known)
+        if first_fraction == _kernels.IMPOSSIBLE:
+            values = block.data.astype(np.float64)
+            for name, is_impossible in _IMPOSSIBLE.items():
+                mask = is_impossible(values)
+                self._count_values(self.impossible[name], int(mask.sum()), int(mask.argmax()), start, block)
+        if any(of.count for of in self.impossible.values()) or not len(block.data):
             return  # scan raises an error, which only needs their number
-        self.n_values += len(x)
-        # counts recovered from float32 logarithms are integers up to rounding
-        fraction = np.abs(x - np.rint(x)) > np.maximum(1e-3, 1e-5 * x)
-        fraction |= x < 0.5  # rounds to 0
-        self._count_values(self.fraction, fraction, start, block, row)
-        self.max = max(self.max, float(x.max()))
-        self.sum += np.bincount(genes, weights=x, minlength=self.n_vars)
-        self.sum_squares += np.bincount(genes, weights=x * x, minlength=self.n_vars)
-        for i in np.flatnonzero(per_cell >= _MIN_WHOLE)[: _FIRST_CELLS - len(self.first)]:
-            self.first.append(x[block.indptr[i] : block.indptr[i + 1]])
+        self.n_values += len(block.data)
+        self._count_values(self.fraction, int(n_fractions.sum(dtype=np.int64)), first_fraction, start, block)
+        self.max = max(self.max, float(np.int32(largest).view(np.float32)))
+        self.sum += sums[:, 0]
+        self.sum_squares += sums[:, 1]
+        for i in np.flatnonzero(per_cell >= _MIN_WHOLE)[: _FIRST_CELLS - len(self.first)].tolist():
+            self.first.append(_row(block, i))
         if self.max <= MAX_LOGNORM:
-            self.sum_expm1 += np.bincount(genes, weights=np.expm1(x), minlength=self.n_vars)
-        fractional = np.bincount(row, weights=fraction, minlength=block.shape[0]) > 0
+            counts = np.expm1(block.data.astype(np.float64))
+            self.sum_expm1 += np.bincount(block.indices, weights=counts, minlength=self.n_vars)
+        fractional = n_fractions > 0
         self._count_cells(self.fractional, np.flatnonzero(fractional) + start)
         self._count_cells(self.whole, np.flatnonzero(~fractional & (per_cell >= _MIN_WHOLE)) + start)
-        for i in np.flatnonzero(fractional):
+        for i in np.flatnonzero(fractional).tolist():
             if self.n_sampled >= _SAMPLE:
                 break
-            self.sample.append(x[block.indptr[i] : block.indptr[i + 1]])
+            self.sample.append(_row(block, i))
             self.n_sampled += len(self.sample[-1])
 
     def _count_cells(self, of: _Occurrences, rows: np.ndarray) -> None:
@@ -218,16 +230,12 @@ class _Totals:
             of.first = f"row {rows[0]}" if self.obs_names is None else repr(str(self.obs_names[int(rows[0])]))
         of.count += len(rows)
 
-    def _count_values(
-        self, of: _Occurrences, mask: np.ndarray, start: int, block: sp.csr_matrix, row: np.ndarray
-    ) -> None:
-        n = int(np.count_nonzero(mask))
+    def _count_values(self, of: _Occurrences, n: int, first: int, start: int, block: sp.csr_matrix) -> None:
         if n and not of.count:
-            at = int(np.argmax(mask))
-            i, j = start + int(row[at]), int(block.indices[at])
+            i, j = start + int(np.searchsorted(block.indptr, first, "right")) - 1, int(block.indices[first])
             cell = f"row {i}" if self.obs_names is None else f"cell {self.obs_names[i]!r}"
             gene = f"column {j}" if self.var_names is None else f"gene {self.var_names[j]!r}"
-            of.first = f"first {block.data[at]:g} at {cell}, {gene}"
+            of.first = f"first {block.data[first]:g} at {cell}, {gene}"
         of.count += n
 
     def scale(self) -> str | None:
@@ -242,6 +250,11 @@ class _Totals:
         variance = (self.sum_squares - self.sum**2 / self.n_obs) / max(self.n_obs - 1, 1)
         varying = variance > 1e-6
         return float(np.mean(np.abs(variance[varying] - 1) < 0.02)) if varying.any() else 0.0
+
+
+def _row(block: sp.csr_matrix, i: int) -> np.ndarray:
+    """Values of a row, float64."""
+    return np.asarray(block.data[block.indptr[i] : block.indptr[i + 1]], dtype=np.float64)
 
 
 def _decide(totals: _Totals, input: Input, where: str) -> Literal["counts", "lognorm"]:

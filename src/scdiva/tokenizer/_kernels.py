@@ -1,4 +1,4 @@
-"""Loops of `serialize.py` and `entropy.py`, compiled by numba on the first call.
+"""Loops of `serialize.py`, `entropy.py` and `_validate.py`, compiled by numba on the first call.
 
 Each kernel is bit-identical to a slow numpy reference in the tests: hence no fastmath, and log1p stays in numpy. Arrays
 come from `serialize.plain`, so that few versions of a kernel are compiled. np.diff takes numba three seconds to compile
@@ -21,6 +21,8 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # the loops would ta
 _WIDEST = 11
 """Maximum bits per digit: three digits make 32 bits, and 3 × 2,048 counters fit the L1 cache."""
 _INFINITY = np.float32(np.inf).view(np.uint32)
+IMPOSSIBLE = -2
+"""Result of :func:`check` for values that no expression matrix has."""
 _JIT = partial(numba.njit, nogil=True, error_model="numpy")
 
 
@@ -210,3 +212,45 @@ def count(indices, data, is_measured, n_cells, per_width, highest, counts):
         if is_measured[i]:
             counts[i, 0] += n_cells
     return True
+
+
+@_JIT
+def _is_fraction(x):
+    """Whether a value is below 0.5 or no integer, up to the rounding of counts recovered from float32 logarithms."""
+    distance = abs(x - np.rint(x))
+    return ((distance > 1e-3) & (distance > 1e-5 * x)) | (x < 0.5)
+
+
+@compiled
+def check(indptr, indices, data, known, end, sums, fractions, known_per_cell):
+    """Sum each gene's values and their squares; count each cell's values that are not integers, and its known genes.
+
+    Returns the bits of the largest value, and the position of the first value that is not an integer: -1 if there is
+    none, `IMPOSSIBLE` at the first cell with a value outside of [0, end).
+    """
+    bits, greatest, first = data.view(np.int32), np.int32(0), -1
+    genes = indices.view(np.uint32)  # an unsigned index can't count from the end, which is not checked then
+    for i in range(len(indptr) - 1):
+        start, stop = indptr[i], indptr[i + 1]
+        # a loop for each question, so that the compiler takes many values at a time
+        possible, n, n_known = True, np.int32(0), np.int32(0)
+        for j in range(start, stop):
+            possible &= (data[j] >= 0) & (data[j] < end)
+        if not possible:
+            return greatest, IMPOSSIBLE
+        for j in range(start, stop):
+            greatest = max(greatest, bits[j])
+        for j in range(start, stop):
+            n += np.int32(_is_fraction(np.float64(data[j])))
+        for j in range(start, stop):
+            n_known += np.int32(known[genes[j]])
+        for j in range(start, stop):
+            x = np.float64(data[j])
+            sums[genes[j], 0] += x
+            sums[genes[j], 1] += x * x
+        if n and first < 0:
+            first = start
+            while not _is_fraction(np.float64(data[first])):
+                first += 1
+        fractions[i], known_per_cell[i] = n, n_known
+    return greatest, first

@@ -16,6 +16,7 @@ from scdiva._checks import or_nearest
 _ENSEMBL = re.compile(r"(ENS[A-Z]*G\d{11})(?:\.\d+)?(?:_PAR_Y)?")
 _ORF = re.compile(r"(C(?:\d{1,2}|[XY]))ORF(\d+.*)")
 _DATE = re.compile(r"(?:0?(\d{1,2})-(Sep|Mar|Dec)|(Sep|Mar|Dec)-0?(\d{1,2}))")
+_NOT_R, _BEGINS_R = re.compile(r"[^A-Za-z0-9._]"), re.compile(r"[A-Za-z]|\.(?!\d)")
 _REPEAT = re.compile(r"(.+)[.-]\d{1,2}")
 # "Gapdh", "Cd8a", "H2-Aa", "mt-Co1", "0610007P14Rik", "Gm1992"; every one holds a lower-case letter after the first.
 _MOUSE_SYMBOL = re.compile(r"(?:mt-)?[A-Z][a-z0-9]*[a-z][A-Za-z0-9.-]*|[A-Z0-9]{6,}Rik|H2-[A-Z][a-z]\d*")
@@ -54,8 +55,8 @@ def r_name(name: str) -> str:
     """
     if name.isascii() and name.isalnum() and name[0].isalpha():  # fast path for most names
         return name
-    spelled = re.sub(r"[^A-Za-z0-9._]", ".", name)
-    return spelled if re.match(r"[A-Za-z]|\.(?!\d)", spelled) else f"X{spelled}"
+    spelled = _NOT_R.sub(".", name)
+    return spelled if _BEGINS_R.match(spelled) else f"X{spelled}"
 
 
 def usual_spelling(name: str) -> str | None:

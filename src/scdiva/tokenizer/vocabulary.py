@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -369,22 +370,22 @@ class Vocabulary:
     @cached_property
     def _names(self) -> dict[str, tuple[int, str]]:
         """Token and kind of match by name; ambiguous and foreign names have UNKNOWN, so that no later rule applies."""
+        tokens, symbols = self._table.index.tolist(), self._table["symbol"].tolist()
         kinds = [
-            ("ensembl", map(_split, self._table["ensembl_id"])),
-            ("symbol", ([symbol] for symbol in self._table["symbol"])),
-            ("previous", map(_split, self._table["previous"])),
-            ("alias", map(_split, self._table["alias"])),
-            ("symbol", ([r_name(symbol)] for symbol in self._table["symbol"])),
+            ("ensembl", *_one_by_one(self._table["ensembl_id"].tolist(), tokens)),
+            ("symbol", symbols, tokens),
+            ("previous", *_one_by_one(self._table["previous"].tolist(), tokens)),
+            ("alias", *_one_by_one(self._table["alias"].tolist(), tokens)),
+            ("symbol", list(map(r_name, symbols)), tokens),
         ]
         known: dict[str, tuple[int, str]] = {}
-        tokens = self._table.index.tolist()
-        for kind, names_of_rows in kinds:
-            level: dict[str, int] = {}
-            for token, names in zip(tokens, names_of_rows, strict=True):
-                for name in names:
-                    level[name] = token if level.setdefault(name, token) == token else UNKNOWN
-            for name, token in level.items():
-                known.setdefault(name, (token, kind if token != UNKNOWN else "unknown"))
+        for kind, names, of in reversed(kinds):  # earlier rules replace the matches of later ones
+            level = dict(zip(names, zip(of, repeat(kind)), strict=False))
+            if len(level) < len(names):
+                for name, token in zip(names, of, strict=True):
+                    if level[name][0] != token:
+                        level[name] = (UNKNOWN, "unknown")
+            known |= level
         return known | dict.fromkeys(self._foreign, (UNKNOWN, "unknown"))
 
 
@@ -443,6 +444,21 @@ def _split(names: str) -> list[str]:
     return [name for name in names.split("|") if name] if names else []
 
 
+def _one_by_one(texts: Iterable[str], tokens: Iterable[int]) -> tuple[list[str], list[int]]:
+    """Names of "|"-joined strings, and the token of each name."""
+    names: list[str] = []
+    repeated: list[int] = []
+    for text, token in zip(texts, tokens, strict=True):
+        if "|" in text:
+            several = _split(text)
+            names += several
+            repeated += [token] * len(several)
+        elif text:
+            names.append(text)
+            repeated.append(token)
+    return names, repeated
+
+
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:
     """Make an array read-only."""
     values.setflags(write=False)
@@ -457,7 +473,7 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
         raise ValueError("a vocabulary needs at least one gene")
     checked = pd.DataFrame({name: table[name].to_numpy(copy=True) for name in COLUMNS})
     for name in TEXTS:  # a line break would end a name in the file
-        wrong = [i for i, value in enumerate(checked[name]) if not isinstance(value, str) or "\n" in value]
+        wrong = [i for i, value in enumerate(checked[name].tolist()) if not isinstance(value, str) or "\n" in value]
         if wrong:
             raise ValueError(
                 f"column {name!r} holds {len(wrong)} values that are no strings or hold a line break, first in row "

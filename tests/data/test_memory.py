@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data import memory as A
-from scdiva.data.cells import open_cells
+from scdiva.data.cells import open_cells, take_cells
 from scdiva.models.inference import encoded
 from scdiva.tokenizer import Vocabulary
 
@@ -88,6 +89,29 @@ def test_of_many_cells_some_are_drawn_and_no_other_is_held(opened, data, block_r
     again, of_again = A.read_cells(source, batch, trains=False, most=58)
     np.testing.assert_array_equal(of_again, of_whole)
     np.testing.assert_array_equal(again.values, whole.values)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_columns_of_one_gene_are_added(opened, data, whole):
+    made, names = data.copy(), list(data.var_names)
+    names[3:6] = opened.vocabulary.ensembl_ids[opened.tokens[:3] - N_SPECIAL]
+    made.var_names = names
+    source = open_cells(made, opened.vocabulary, max_length=40, empty="nan")
+    cells, rows = A.read_cells(source, data.obs["batch"].cat.codes.to_numpy(), whole=whole, trains=False)
+    all_cells = replace(source, max_length=60 if whole else 40).read(0, 60)
+    for found, expected in zip((cells.indptr, cells.tokens, cells.values), take_cells(all_cells, rows), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert cells.indptr[-1] < source.lengths.sum()
+
+
+def test_cells_are_held_once():
+    data = sd.datasets.toy(4000, 200, rng=1)
+    source = open_cells(data, block_rows=100)
+    tracemalloc.start()
+    cells, _ = A.read_cells(source, np.arange(4000) % 3, trains=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.5 * (cells.tokens.nbytes + cells.values.nbytes)
 
 
 @pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])

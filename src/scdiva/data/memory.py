@@ -118,16 +118,29 @@ def read_cells(
     chosen = chosen[np.argsort(batch[chosen], kind="stable")]
     if most is not None and len(chosen) > most:
         chosen = chosen[np.sort(np.random.default_rng([seed, 1]).choice(len(chosen), most, replace=False))]
-    kept, parts = np.zeros(source.n_obs, dtype=bool), []
-    kept[chosen] = True
+    # every cell is written to its place at once: only one block is ever held twice
+    place = np.full(source.n_obs, -1)
+    place[chosen] = np.arange(len(chosen))
+    room = np.minimum(source.lengths[chosen], source.max_length).astype(np.int64)
+    starts, lengths = (np.cumsum(room) - room).tolist(), np.zeros(len(chosen), dtype=np.int64)
+    tokens, values = np.empty(room.sum(), dtype=np.int32), np.empty(room.sum(), dtype=np.float32)
     with progress_bar(desc="reading", unit="cell", total=source.n_obs) as bar:
-        for rows, part in source.windows(source.block_rows, on_read=bar.update):
-            parts.append(part if kept[rows].all() else take_cells(part, np.flatnonzero(kept[rows])))
-    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(part[0]) for part in parts]))])
-    tokens, values = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
-    ragged = take_cells((indptr, tokens, values), np.searchsorted(np.flatnonzero(kept), chosen))
+        for rows, (bounds, *block) in source.windows(source.block_rows, on_read=bar.update):
+            for i, first, last in zip(place[rows].tolist(), bounds.tolist(), bounds[1:].tolist(), strict=False):
+                if i >= 0:
+                    lengths[i] = last - first
+                    at = slice(starts[i], starts[i] + last - first)
+                    tokens[at], values[at] = block[0][first:last], block[1][first:last]
+    if (lengths > room).any():
+        raise ValueError("the cells were changed while they were read: call again once the data are complete.")
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    if indptr[-1] < len(tokens):  # several columns of one gene were added
+        for array in (tokens, values):
+            for at, start, length in zip(indptr.tolist(), starts, lengths.tolist(), strict=False):
+                array[at : at + length] = array[start : start + length]
+        tokens, values = tokens[: indptr[-1]], values[: indptr[-1]]
     names, numbers = np.unique(batch[chosen], return_inverse=True)
-    return InMemoryCells(*ragged, numbers, source.measured_tokens, len(names)), chosen
+    return InMemoryCells(indptr, tokens, values, numbers, source.measured_tokens, len(names)), chosen
 
 
 def means_by(x: np.ndarray, number: np.ndarray, n: int) -> np.ndarray:

@@ -46,14 +46,13 @@ TYPES = {"Cu": "*i32", "factor": "fp32", "scale": "fp32"}
 FLOAT32 = ("Lse", "Delta", "Cos", "Sin")
 
 
-def build(kernel: str, tiles: Tiles, head_dim: int, arch: int, dtype: str = "bf16", **flags: object):
+def build(kernel: str, tiles: Tiles, head_dim: int, arch: int, dtype: str = "bf16"):
     from scdiva.kernels import _triton_kernels
 
     function = getattr(_triton_kernels, f"{kernel}_kernel")
     constants = {
         "HALF": head_dim // 2, "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k, "TILE": tiles.block_q,
-        "ROTATE": True, "Q_READY": True, "K_READY": True,
-        "PRECISION": "ieee" if dtype == "fp32" else "tf32", **flags,
+        "ROTATE": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
     names = function.arg_names
     constants = {name: value for name, value in constants.items() if name in names}
@@ -88,14 +87,15 @@ def inspect(compiled, folder: Path) -> tuple[int, int, str]:
     return int(registers), int(stack), code.stdout
 
 
-@pytest.mark.parametrize(("head_dim", "arch"), [(32, 90), (64, 90), (128, 90), (128, 80), (64, 100), (128, 100)])
+@pytest.mark.parametrize(
+    ("head_dim", "arch"), [(32, 90), (64, 90), (128, 90), (64, 80), (128, 80), (64, 100), (128, 100)]
+)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_chosen_tiles_do_not_spill_and_use_the_tensor_cores(kernel, head_dim, arch, tmp_path):
     limit = SHARED_LIMIT[arch]
     plan = default_plan(head_dim, 2, divmod(arch, 10), limit)
     compiled = build(kernel, plan.of(kernel), head_dim, arch)
     registers, stack, code = inspect(compiled, tmp_path)
-    assert plan.rotate_once
     assert registers <= 255
     assert stack == 0
     assert not re.search(r"\b(STL|LDL)\b", code)
@@ -118,15 +118,30 @@ def test_full_precision_does_not_spill_on_hopper(kernel, tmp_path):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_rotating_in_the_loop_in_fp16_does_not_spill_on_hopper(kernel, tmp_path):
-    """All that takes registers beside what the default takes, at once."""
+def test_fp16_does_not_spill_on_hopper(kernel, tmp_path):
     plan = default_plan(64, 2, (9, 0), SHARED_LIMIT[90])
-    flags = {"Q_READY": False} if kernel == "dkdv" else {"K_READY": False}
-    compiled = build(kernel, plan.of(kernel), 64, 90, "fp16", **flags)
+    compiled = build(kernel, plan.of(kernel), 64, 90, "fp16")
     _, stack, code = inspect(compiled, tmp_path)
     assert stack == 0
     assert "HGMMA" in code
     assert compiled.metadata.shared <= SHARED_LIMIT[90]
+
+
+@pytest.mark.parametrize(("kernel", "most_registers", "programs"), [("dkdv", 232, 2), ("dq", 168, 3)])
+def test_backward_products_and_loads_on_hopper(kernel, most_registers, programs, tmp_path):
+    """Products are 64 columns wide, and softmax sums are loaded by few instructions."""
+    compiled = build(kernel, default_plan(64, 2, (9, 0), SHARED_LIMIT[90]).of(kernel), 64, 90)
+    registers, stack, code = inspect(compiled, tmp_path)
+    assert stack == 0
+    assert registers <= most_registers
+    assert set(re.findall(r"HGMMA\.(\d+x\d+x\d+)", code)) == {"64x64x16"}
+    copies = re.findall(r"\bLDGSTS\S*", code)
+    assert copies, "tiles are copied to shared memory ahead"
+    assert sum(".128" not in copy for copy in copies) <= 8
+    # programs of 4 warps that share a multiprocessor: 65,536 registers, allocated by 8 per thread; 228 KiB, 1 of each
+    # program reserved
+    assert programs * 128 * (-(-registers // 8) * 8) <= 65_536
+    assert programs * (compiled.metadata.shared + 1024) <= 228 * 1024
 
 
 def test_the_copy_with_rotation_compiles(tmp_path):
@@ -193,11 +208,7 @@ def test_no_number_of_tokens_cells_or_tiles_compiles_anew(kernel):
                 else 64
             )
 
-        constants = {
-            p.name: True if p.name in ("ROTATE", "Q_READY", "K_READY") else 64
-            for p in function.params
-            if p.is_constexpr
-        }
+        constants = {p.name: True if p.name == "ROTATE" else 64 for p in function.params if p.is_constexpr}
         arguments = {p.name: constants.get(p.name) or value(p.name) for p in function.params}
         found.add(str(binder(**arguments)[1]))
     assert len(found) == 1

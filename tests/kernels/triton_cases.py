@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from scdiva.diffusion import masked_cross_entropy
-from scdiva.kernels import rope_attention, rope_tables
+from scdiva.kernels import rope_attention, rope_attention_qkv, rope_tables
 
 HEADS = 3
 MAX_LENGTH = 4096
@@ -107,18 +107,21 @@ def packed(dtype: torch.dtype, head_dim: int, rotate: bool, *, device: str, back
         check(found, true, LIMITS[dtype], case)
 
 
-def slices(dtype: torch.dtype, *, device: str, backend: str) -> None:
-    """q, k and v are slices of one projection, as in the model."""
-    lengths = [200, 65, 1]
+def one_tensor(dtype: torch.dtype, head_dim: int, rotate: bool, *, device: str, backend: str) -> None:
+    """Queries, keys and values as one projection returns them, and gradients in three layouts."""
+    lengths = [20, 7, 1] if device == "cpu" else [200, 65, 0, 1, 1201, 64]
     draw = torch.Generator(device).manual_seed(3)
-    qkv = torch.randn(sum(lengths), 3, HEADS, 64, generator=draw, device=device).to(dtype)
-    grad = torch.randn(sum(lengths), HEADS, 64, generator=draw, device=device).to(dtype)
-    options = {**tables(64, device), "cu_seqlens": bounds_of(lengths, device)}
-    true = exact([x.contiguous() for x in qkv.unbind(1)], grad, **options)
-    inputs = [x.requires_grad_() for x in qkv.unbind(1)]
-    with poisoned(device):
-        found = outcome(inputs, grad, **options, backend=backend, max_seqlen=200)
-    check(found, true, LIMITS[dtype], "slices")
+    qkv = torch.randn(sum(lengths), 3, HEADS, head_dim, generator=draw, device=device).to(dtype)
+    dense = torch.randn(sum(lengths), HEADS, head_dim, generator=draw, device=device).to(dtype)
+    options = {**tables(head_dim, device, rotate=rotate), "cu_seqlens": bounds_of(lengths, device)}
+    strided = dense.transpose(0, 1).contiguous().transpose(0, 1)
+    for layout, grad in {"dense": dense, "strided": strided, "expanded": dense[:1, :1].expand_as(dense)}.items():
+        true = exact([x.contiguous() for x in qkv.unbind(1)], grad, **options)
+        leaf = qkv.clone().requires_grad_()
+        with poisoned(device):
+            out = rope_attention_qkv(leaf, **options, backend=backend, max_seqlen=max(lengths))
+            (gradient,) = torch.autograd.grad(out, leaf, grad)
+        check([out.detach(), *gradient.unbind(1)], true, LIMITS[dtype], f"one tensor, {layout} gradient")
 
 
 def same_bits(dtype: torch.dtype, *, device: str, backend: str) -> None:
@@ -238,7 +241,8 @@ def _cases() -> Iterator[tuple[str, Callable[..., None]]]:
         for head_dim in (64, 32, 128):
             for rotate in (True, False):
                 yield f"{of}, {head_dim}, {'rope' if rotate else 'plain'}", partial(packed, dtype, head_dim, rotate)
-        yield f"{of}, slices", partial(slices, dtype)
+        for rotate in (True, False):
+            yield f"{of}, one tensor, {'rope' if rotate else 'plain'}", partial(one_tensor, dtype, 64, rotate)
         yield f"{of}, same bits", partial(same_bits, dtype)
         yield f"{of}, softmax of the gene head", partial(softmax, dtype)
         yield f"{of}, loss of the gene head", partial(gene_head, dtype)

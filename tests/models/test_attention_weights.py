@@ -38,7 +38,7 @@ def test_weights_are_those_that_the_network_uses():
         rows = slice(int(CU[cell]) + cell, int(CU[cell + 1]) + cell + 1)  # one [LAT] a cell
         assert weights.shape == (2, rows.stop - rows.start, rows.stop - rows.start)
         attention = model.blocks[layer].attention
-        v = attention.project(inputs[layer])[2][rows]
+        v = attention.project(inputs[layer])[rows, 2]
         heads = torch.einsum("hqk,khd->qhd", weights, v).flatten(start_dim=1)
         torch.testing.assert_close(attention.out(heads), attended[layer][rows], atol=1e-5, rtol=1e-5)
     assert seen == [(layer, cell) for layer in range(3) for cell in range(3)]

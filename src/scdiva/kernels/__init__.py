@@ -1,7 +1,6 @@
 """Attention kernels behind one dispatcher, and the softmax of the gene head (`_triton_softmax`).
 
-`rope_attention` is the only way in to attention: rotation and attention in one call, so that a fused backend can take
-both.
+`rope_attention` and `rope_attention_qkv` rotate and attend in one call, so that a fused backend can take both.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from scdiva.kernels._attention import (
     keep_attention_plan,
     resolve_backend,
     rope_attention,
+    rope_attention_qkv,
 )
 from scdiva.kernels._reference import apply_rope, positions, rope_tables
 
@@ -25,5 +25,6 @@ __all__ = [
     "positions",
     "resolve_backend",
     "rope_attention",
+    "rope_attention_qkv",
     "rope_tables",
 ]

@@ -76,15 +76,66 @@ def rope_attention(
     """
     backend = resolve_backend(backend, head_dim=q.shape[-1], dtype=q.dtype, device=q.device)
     _check_shapes(q, k, v)
+    if backend == "triton":
+        qkv = torch.stack([q, k, v], dim=1)
+        return rope_attention_qkv(qkv, cos=cos, sin=sin, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, backend=backend)
     longest = longest_cell(cu_seqlens, q.shape[0])[0] if max_seqlen is None else max_seqlen
     _check_tables(cos, sin, longest, q.shape[-1])
-
-    if backend == "triton":
-        from scdiva.kernels import _triton
-
-        return _triton.packed(q, k, v, cos, sin, cu_seqlens.to(torch.int32), longest)
     module = _reference if backend == "reference" else _sdpa
     return module.packed(q, k, v, cos, sin, cu_seqlens)
+
+
+def rope_attention_qkv(
+    qkv: Tensor,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    cu_seqlens: Tensor,
+    max_seqlen: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """:func:`rope_attention` of queries, keys and values in one tensor, as a projection returns them.
+
+    The fused kernel reads them in place and writes one gradient. :func:`rope_attention` copies them into one tensor
+    first.
+
+    Parameters
+    ----------
+    qkv
+        Packed `(T, 3, H, D)`, all cells one after the other.
+    cos, sin, cu_seqlens, max_seqlen, backend
+        As for :func:`rope_attention`.
+
+    Returns
+    -------
+    `(T, H, D)`, of the dtype of `qkv`.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As :func:`rope_attention`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.kernels import rope_attention_qkv
+    >>> cu_seqlens = torch.tensor([0, 3, 5], dtype=torch.int32)  # two cells, end to end
+    >>> qkv = torch.randn(5, 3, 2, 8, generator=torch.Generator().manual_seed(0))
+    >>> rope_attention_qkv(qkv, cu_seqlens=cu_seqlens).shape
+    torch.Size([5, 2, 8])
+    """
+    if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
+        raise ValueError(f"qkv must be packed, (T, 3, H, D), of a floating dtype; got {tuple(qkv.shape)} {qkv.dtype}.")
+    backend = resolve_backend(backend, head_dim=qkv.shape[-1], dtype=qkv.dtype, device=qkv.device)
+    if backend != "triton":
+        return rope_attention(
+            *qkv.unbind(1), cos=cos, sin=sin, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, backend=backend
+        )
+    from scdiva.kernels import _triton
+
+    longest = longest_cell(cu_seqlens, qkv.shape[0])[0] if max_seqlen is None else max_seqlen
+    _check_tables(cos, sin, longest, qkv.shape[-1])
+    return _triton.packed(qkv, cos, sin, cu_seqlens.to(torch.int32), longest)
 
 
 def attention_weights(
@@ -150,7 +201,7 @@ def autotune_attention(
 
     Returns
     -------
-    The plan kept: for each kernel its tile sizes, warps and stages, and whether keys are rotated once; plain types.
+    The plan kept: for each kernel its tile sizes, warps and stages; plain types.
 
     Raises
     ------
@@ -159,15 +210,15 @@ def autotune_attention(
     """
     cells = max(1, n_tokens // length)
     draw = torch.Generator(device).manual_seed(0)
-    shape = (3, cells * length, n_heads, head_dim)
-    q, k, v = torch.randn(shape, generator=draw, device=device, dtype=dtype)
-    resolve_backend("triton", head_dim=head_dim, dtype=dtype, device=q.device)
+    shape = (cells * length, 3, n_heads, head_dim)
+    qkv = torch.randn(shape, generator=draw, device=device, dtype=dtype)
+    resolve_backend("triton", head_dim=head_dim, dtype=dtype, device=qkv.device)
     from scdiva.kernels import _triton
 
-    cos, sin = rope_tables(length, head_dim, device=q.device)
-    bounds = torch.arange(0, (cells + 1) * length, length, dtype=torch.int32, device=q.device)
-    plan = _triton.tune(q, k, v, cos, sin, bounds, length)
-    logging.getLogger("scdiva").info("attention runs with %s on %s", plan, q.device)
+    cos, sin = rope_tables(length, head_dim, device=qkv.device)
+    bounds = torch.arange(0, (cells + 1) * length, length, dtype=torch.int32, device=qkv.device)
+    plan = _triton.tune(qkv, cos, sin, bounds, length)
+    logging.getLogger("scdiva").info("attention runs with %s on %s", plan, qkv.device)
     return plan.to_dict()
 
 

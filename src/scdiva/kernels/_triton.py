@@ -24,11 +24,9 @@ INTERPRETED_PLAN = Plan(Tiles(64, 32, 1, 1), Tiles(32, 64, 1, 1), Tiles(64, 32, 
 _tuned: dict[tuple[int | None, int, torch.dtype], Plan] = {}
 
 
-def packed(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
-) -> Tensor:
-    """Attend within each cell of the packed layout; see :func:`scdiva.kernels.rope_attention`."""
-    return _attention(q, k, v, cos, sin, cu_seqlens, max_seqlen)[0]
+def packed(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+    """Attend within each cell of the packed layout; see :func:`scdiva.kernels.rope_attention_qkv`."""
+    return _attention(qkv, cos, sin, cu_seqlens, max_seqlen)[0]
 
 
 def device_plan(device: torch.device, head_dim: int, dtype: torch.dtype) -> Plan:
@@ -61,50 +59,39 @@ def median_seconds(call: Callable[[], object]) -> float:
     return triton.testing.do_bench(call, return_mode="median") / 1e3
 
 
-def tune(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
-) -> Plan:
+def tune(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int) -> Plan:
     """Time the plans that fit the device on given cells, and keep the best for this process.
 
-    The forward pass is timed alone, the two backward kernels together: each kernel's tiles with what its loop walks
-    over rotated once, then, from Hopper on, the best of them rotating in the loop. A plan that the device refuses (too
-    much shared memory) is left out.
+    The forward pass is timed alone, the two backward kernels together. A plan that the device refuses (too much shared
+    memory) is left out.
 
     Parameters
     ----------
-    q, k, v, cos, sin, cu_seqlens, max_seqlen
+    qkv, cos, sin, cu_seqlens, max_seqlen
         As for :func:`packed`, on a CUDA device.
 
     Returns
     -------
     The plan kept.
     """
-    head_dim, limit = q.shape[-1], shared_limit(q.device)
-    plan = device_plan(q.device, head_dim, q.dtype)._replace(rotate_once=True)
-    cells = q, k, v, cos, sin, cu_seqlens, max_seqlen
-    out, lse = forward(*cells, plan)
-    back = v, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen  # as gradient any numbers but zeros will do
+    head_dim, limit = qkv.shape[-1], shared_limit(qkv.device)
+    plan = device_plan(qkv.device, head_dim, qkv.dtype)
+    cells = cos, sin, cu_seqlens, max_seqlen
+    out, lse, keys = forward(qkv, *cells, plan)
+    back = qkv[:, 2], qkv, keys, out, lse, *cells  # as gradient any numbers but zeros will do
 
-    def fastest(kernel: Kernel, tried: list[Plan]) -> tuple[float, Plan]:
-        found = [(math.inf, tried[0])]
-        for one in tried:
-            call = partial(forward, *cells, one) if kernel == "forward" else partial(backward, *back, one)
-            try:
-                call()
-                found.append((median_seconds(call), one))
-            except (errors.OutOfResources, errors.PTXASError):
-                continue
-        return min(found, key=lambda entry: entry[0])
+    def seconds(kernel: Kernel, tried: Plan) -> float:
+        call = partial(forward, qkv, *cells, tried) if kernel == "forward" else partial(backward, *back, tried)
+        try:
+            call()
+            return median_seconds(call)
+        except (errors.OutOfResources, errors.PTXASError):
+            return math.inf
 
-    spent: dict[Kernel, float] = {}
     for kernel in KERNELS:
-        tiles = candidates(kernel, head_dim, q.element_size(), limit, capability(q.device))
-        spent[kernel], plan = fastest(kernel, [plan.having(kernel, one) for one in tiles])
-    in_loop, total = plan._replace(rotate_once=False), spent["forward"] + spent["dq"]
-    # before Hopper it spills (ahead-of-time compilation); the backward time, that of dq, holds both kernels
-    if cos is not None and (INTERPRETED or capability(q.device) >= (9, 0)):
-        plan = in_loop if sum(fastest(k, [in_loop])[0] for k in ("forward", "dq")) < total else plan
-    keep(plan, q.device, head_dim, q.dtype)
+        tiles = candidates(kernel, head_dim, qkv.element_size(), limit, capability(qkv.device))
+        plan = min((plan.having(kernel, one) for one in tiles), key=partial(seconds, kernel))
+    keep(plan, qkv.device, head_dim, qkv.dtype)
     return plan
 
 
@@ -132,78 +119,81 @@ def _scales(head_dim: int) -> tuple[float, float]:
     return scale * math.log2(math.e), scale
 
 
-def _rotated(
-    x: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int, factor: float
-) -> Tensor:
-    """Copy with every row rotated and multiplied by a factor."""
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+    """Copy with every row rotated."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     n_cells, (_, n_heads, head_dim) = cu_seqlens.numel() - 1, x.shape
     tile = 64
     tiles = _n_tiles(max_seqlen, tile)
     kernels.rotate_kernel[(tiles * n_cells * n_heads,)](
-        x, y, cos, sin, cu_seqlens, *_strides(x, y), tiles, n_heads, factor,
-        HALF=head_dim // 2, ROTATE=cos is not None, TILE=tile, **_options(Tiles(tile, tile, 4, 1)),
+        x, y, cos, sin, cu_seqlens, *_strides(x, y), tiles, n_heads,
+        HALF=head_dim // 2, TILE=tile, **_options(Tiles(tile, tile, 4, 1)),
     )  # fmt: skip
     return y
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor,
-    max_seqlen: int, plan: Plan,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Run the forward kernel: output `(T, H, D)`, and the log2 of each row's softmax sum, float32 `(H, T)`."""
-    n_tokens, n_heads, head_dim = q.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((n_heads, n_tokens), dtype=torch.float32, device=q.device)
+    qkv: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the forward kernel.
+
+    Returns
+    -------
+    Output `(T, H, D)`, the log2 of each row's softmax sum, float32 `(H, T)`, and the rotated keys `(T, H, D)`, empty
+    without rotation.
+    """
+    n_tokens, _, n_heads, head_dim = qkv.shape
+    out, lse, keys = _empty_outputs(qkv, rotate=cos is not None)
     if n_tokens == 0:
-        return out, lse
+        return out, lse, keys
+    q, k, v = qkv.unbind(1)
+    if cos is not None and sin is not None:
+        k = keys = _rotated(k, cos, sin, cu_seqlens, max_seqlen)
     factor, _ = _scales(head_dim)
-    ready = plan.rotate_once and cos is not None
-    if ready:
-        k = _rotated(k, cos, sin, cu_seqlens, max_seqlen, 1.0)
     tiles = _n_tiles(max_seqlen, plan.forward.block_q)
     kernels.forward_kernel[(tiles * (cu_seqlens.numel() - 1) * n_heads,)](
         q, k, v, out, lse, cos, sin, cu_seqlens, *_strides(q, k, v, out), n_tokens, tiles, n_heads, factor,
         HALF=head_dim // 2, BLOCK_Q=plan.forward.block_q, BLOCK_K=plan.forward.block_k, ROTATE=cos is not None,
-        K_READY=ready or cos is None, PRECISION=_precision(q.dtype),
-        **_options(plan.forward),
+        PRECISION=_precision(q.dtype), **_options(plan.forward),
     )  # fmt: skip
-    return out, lse
+    return out, lse, keys
+
+
+def _empty_outputs(qkv: Tensor, *, rotate: bool) -> tuple[Tensor, Tensor, Tensor]:
+    n_tokens, _, n_heads, head_dim = qkv.shape
+    lse = qkv.new_empty((n_heads, n_tokens), dtype=torch.float32)
+    keys = qkv.new_empty((n_tokens if rotate else 0, n_heads, head_dim))
+    return qkv.new_empty((n_tokens, n_heads, head_dim)), lse, keys
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cos: Tensor | None, sin: Tensor | None,
+    grad: Tensor, qkv: Tensor, keys: Tensor, out: Tensor, lse: Tensor, cos: Tensor | None, sin: Tensor | None,
     cu_seqlens: Tensor, max_seqlen: int, plan: Plan,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Run the backward kernels: gradients of q, k and v, each `(T, H, D)`."""
-    n_tokens, n_heads, head_dim = q.shape
-    dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
+) -> Tensor:  # fmt: skip
+    """Run the backward kernels on what :func:`forward` returned: the gradient of qkv, `(T, 3, H, D)`."""
+    n_tokens, _, n_heads, head_dim = qkv.shape
+    dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     if n_tokens == 0:
-        return dq, dk, dv
+        return dqkv
+    (q, k, v), (dq, dk, dv) = qkv.unbind(1), dqkv.unbind(1)
+    k = k if cos is None else keys
+    rotated, delta = torch.empty_like(out), torch.empty_like(lse)  # written by one kernel, read by the other
     factor, scale = _scales(head_dim)
-    delta = torch.empty_like(lse)
-    ready = plan.rotate_once and cos is not None
-    if ready:
-        q = _rotated(q, cos, sin, cu_seqlens, max_seqlen, factor)
-        k = _rotated(k, cos, sin, cu_seqlens, max_seqlen, 1.0)
-    common = {
-        "HALF": head_dim // 2, "ROTATE": cos is not None, "Q_READY": ready, "K_READY": ready or cos is None,
-        "PRECISION": _precision(q.dtype),
-    }  # fmt: skip
+    common = {"HALF": head_dim // 2, "ROTATE": cos is not None, "PRECISION": _precision(q.dtype)}
     pairs = (cu_seqlens.numel() - 1) * n_heads
     tiles = _n_tiles(max_seqlen, plan.dq.block_q)
     kernels.dq_kernel[(tiles * pairs,)](
-        q, k, v, out, grad, lse, delta, dq, cos, sin, cu_seqlens, *_strides(q, k, v, out, grad, dq),
-        n_tokens, tiles, n_heads, factor, scale,
+        q, k, v, out, grad, lse, delta, rotated, dq, cos, sin, cu_seqlens,
+        *_strides(q, k, v, out, grad, rotated, dq), n_tokens, tiles, n_heads, factor, scale,
         BLOCK_Q=plan.dq.block_q, BLOCK_K=plan.dq.block_k, **common, **_options(plan.dq),
     )  # fmt: skip
     tiles = _n_tiles(max_seqlen, plan.dkdv.block_k)
     kernels.dkdv_kernel[(tiles * pairs,)](
-        q, k, v, grad, lse, delta, dk, dv, cos, sin, cu_seqlens, *_strides(q, k, v, grad, dk, dv),
-        n_tokens, tiles, n_heads, factor,
+        rotated, k, v, grad, lse, delta, dk, dv, cos, sin, cu_seqlens, *_strides(rotated, k, v, grad, dk, dv),
+        n_tokens, tiles, n_heads,
         BLOCK_Q=plan.dkdv.block_q, BLOCK_K=plan.dkdv.block_k, **common, **_options(plan.dkdv),
     )  # fmt: skip
-    return dq, dk, dv
+    return dqkv
 
 
 def _even(x: Tensor) -> Tensor:
@@ -211,56 +201,52 @@ def _even(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-# One operator each way: torch.compile sees two nodes with known shapes and never looks inside.
+# One operator each way: torch.compile sees two nodes with known shapes and never looks inside. Queries, keys and values
+# are one tensor, and so is their gradient: three gradients of slices would be copied into one afterwards.
 @torch.library.custom_op(
     "scdiva::rope_attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor cu_seqlens, "
-    "SymInt max_seqlen) -> (Tensor, Tensor)",
+    schema="(Tensor qkv, Tensor? cos, Tensor? sin, Tensor cu_seqlens, SymInt max_seqlen) -> (Tensor, Tensor, Tensor)",
 )
-def _attention(q, k, v, cos, sin, cu_seqlens, max_seqlen):
-    plan = device_plan(q.device, q.shape[-1], q.dtype)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        return forward(_even(q), _even(k), _even(v), cos, sin, cu_seqlens, max_seqlen, plan)
+def _attention(qkv, cos, sin, cu_seqlens, max_seqlen):
+    plan = device_plan(qkv.device, qkv.shape[-1], qkv.dtype)
+    with torch.cuda.device_of(qkv):  # Triton launches on the current device
+        return forward(_even(qkv), cos, sin, cu_seqlens, max_seqlen, plan)
 
 
 @_attention.register_fake
-def _(q, k, v, cos, sin, cu_seqlens, max_seqlen):
-    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse
+def _(qkv, cos, sin, cu_seqlens, max_seqlen):
+    return _empty_outputs(qkv, rotate=cos is not None)
 
 
 @torch.library.custom_op(
     "scdiva::rope_attention_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? cos, Tensor? sin, "
-    "Tensor cu_seqlens, SymInt max_seqlen) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor grad, Tensor qkv, Tensor keys, Tensor out, Tensor lse, Tensor? cos, Tensor? sin, "
+    "Tensor cu_seqlens, SymInt max_seqlen) -> Tensor",
 )
-def _attention_backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen):
-    plan = device_plan(q.device, q.shape[-1], q.dtype)
-    args = (_even(grad), _even(q), _even(k), _even(v), out, lse, cos, sin, cu_seqlens, max_seqlen)
-    with torch.cuda.device_of(q):
-        return backward(*args, plan)
+def _attention_backward(grad, qkv, keys, out, lse, cos, sin, cu_seqlens, max_seqlen):
+    plan = device_plan(qkv.device, qkv.shape[-1], qkv.dtype)
+    with torch.cuda.device_of(qkv):
+        return backward(_even(grad), _even(qkv), keys, out, lse, cos, sin, cu_seqlens, max_seqlen, plan)
 
 
 @_attention_backward.register_fake
-def _(grad, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen):
-    return tuple(torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
+def _(grad, qkv, keys, out, lse, cos, sin, cu_seqlens, max_seqlen):
+    return torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, max_seqlen = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.max_seqlen = max_seqlen
-    ctx.set_materialize_grads(False)  # no zeros for the sums, whose gradient nobody asks for
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    qkv, cos, sin, cu_seqlens, ctx.max_seqlen = inputs
+    out, lse, keys = output
+    ctx.save_for_backward(qkv, keys, out, lse, cos, sin, cu_seqlens)
+    ctx.set_materialize_grads(False)  # no zeros for the sums and the keys, whose gradients nobody asks for
 
 
-def _gradients(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 7
-    q, k, v, cos, sin, cu_seqlens, out, lse = ctx.saved_tensors
-    gradients = _attention_backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, ctx.max_seqlen)
-    return *gradients, None, None, None, None
+        return (None,) * 5
+    return _attention_backward(grad, *ctx.saved_tensors, ctx.max_seqlen), None, None, None, None
 
 
 _attention.register_autograd(_gradients, setup_context=_keep)

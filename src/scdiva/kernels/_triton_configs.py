@@ -36,15 +36,11 @@ class Plan(NamedTuple):
     ----------
     forward, dkdv, dq
         Launch of each kernel.
-    rotate_once
-        The tensor that a kernel's loop walks over (keys, or queries in `dkdv`) is rotated once into scratch; otherwise
-        each tile is rotated each time that it is loaded.
     """
 
     forward: Tiles
     dkdv: Tiles
     dq: Tiles
-    rotate_once: bool = True
 
     def of(self, kernel: Kernel) -> Tiles:
         """Launch of a kernel."""
@@ -57,12 +53,12 @@ class Plan(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, for a checkpoint."""
-        return {kernel: list(self.of(kernel)) for kernel in KERNELS} | {"rotate_once": self.rotate_once}
+        return {kernel: list(self.of(kernel)) for kernel in KERNELS}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Plan:
-        """Read what :meth:`to_dict` gave."""
-        return cls(**{kernel: Tiles(*plain[kernel]) for kernel in KERNELS}, rotate_once=plain["rotate_once"])
+        """Read what :meth:`to_dict` gave; other keys, of plans by earlier versions, are ignored."""
+        return cls(**{kernel: Tiles(*plain[kernel]) for kernel in KERNELS})
 
 
 # What is tried, on a device with the shared memory for it.
@@ -72,22 +68,26 @@ _CANDIDATES_16: dict[Kernel, tuple[Tiles, ...]] = {
         Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3), Tiles(64, 128, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1),
     ),
     "dkdv": (
-        Tiles(64, 64, 8, 2), Tiles(64, 128, 8, 2), Tiles(32, 128, 8, 2), Tiles(64, 64, 4, 2), Tiles(128, 64, 4, 2),
-        Tiles(32, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 4, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 4, 1),
+        Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3), Tiles(64, 128, 8, 2), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 2),
+        Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(32, 64, 4, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2),
+        Tiles(32, 32, 4, 1),
     ),
     "dq": (
-        Tiles(64, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3),
-        Tiles(64, 32, 8, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1),
+        Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 128, 4, 2), Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 3),
+        Tiles(64, 64, 8, 2), Tiles(64, 32, 4, 2), Tiles(32, 64, 8, 2), Tiles(32, 32, 4, 1),
     ),
 }  # fmt: skip
 # float32 is for checking, not for speed: full-precision products run outside of the tensor cores.
 _CANDIDATES_32 = Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)
 # What runs untuned: no spills by ahead-of-time compilation (`tests/kernels/test_triton_aot.py`). Wide heads need
 # smaller tiles in the backward pass, most of all before Hopper, where the products' operands live in registers.
-# On Hopper four warps take half the time of eight (benchmarks/gpu.py, on an H100).
+# On Hopper four warps take half the time of eight (benchmarks/gpu.py, on an H100). There, two programs of `dkdv` (195
+# registers) and three of `dq` (154) share a multiprocessor, so that the exponentials of one overlap the products of
+# another.
 _HOPPER = Plan(Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3))
-_AMPERE = _HOPPER_WIDE = Plan(Tiles(128, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2))
-_AMPERE_WIDE = _AMPERE._replace(dkdv=Tiles(32, 32, 8, 2), dq=Tiles(64, 32, 8, 2))
+_HOPPER_WIDE = Plan(Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 2), Tiles(64, 64, 4, 2))
+_AMPERE = Plan(Tiles(128, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2))
+_AMPERE_WIDE = _AMPERE._replace(dkdv=Tiles(32, 32, 8, 2), dq=Tiles(32, 64, 8, 2))
 _FULL = Plan(Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
 _FULL_WIDE = _FULL._replace(dkdv=Tiles(16, 32, 8, 1), dq=Tiles(16, 32, 8, 1))
 
@@ -124,9 +124,15 @@ def candidates(
         CUDA architecture of the device, such as `(9, 0)`.
     """
     tried = _CANDIDATES_32 if itemsize == 4 else _CANDIDATES_16[kernel]
+
+    def rows(tiles: Tiles) -> int:
+        return tiles.block_k if kernel == "dkdv" else tiles.block_q
+
     if itemsize == 2 and capability >= (9, 0):  # with fewer than 64 rows a product is made by older instructions
-        tried = tuple(tiles for tiles in tried if (tiles.block_k if kernel == "dkdv" else tiles.block_q) >= 64)
-    elif itemsize == 2 and kernel == "dkdv":  # before Hopper 64 × 64 scores spill (ahead-of-time compilation)
+        tried = tuple(tiles for tiles in tried if rows(tiles) >= 64)
+    elif itemsize == 2 and kernel != "forward" and head_dim == 128:  # others spill (ahead-of-time compilation)
+        tried = tuple(tiles for tiles in tried if rows(tiles) < 64)
+    elif itemsize == 2 and kernel == "dkdv":  # before Hopper 64 × 64 scores spill
         tried = tuple(tiles for tiles in tried if min(tiles.block_q, tiles.block_k) < 64)
     return [one for one in tried if shared_bytes(kernel, one, head_dim, itemsize) <= shared_limit] or [tried[-1]]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scdiva._device import to_device
-from scdiva.kernels import attention_weights, resolve_backend, rope_attention, rope_tables
+from scdiva.kernels import attention_weights, resolve_backend, rope_attention_qkv, rope_tables
 
 INIT_STD = 0.02
 """Standard deviation of initial weights, as in GPT-2; the paper does not state it."""
@@ -147,13 +147,13 @@ class Attention(nn.Module):
         max_seqlen: int | None = None,
     ) -> Tensor:
         """Attend over packed tokens `(T, dim)`; arguments as in :func:`scdiva.kernels.rope_attention`."""
-        q, k, v = self.project(x)
-        heads = rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, backend=backend)
+        qkv = self.project(x)
+        heads = rope_attention_qkv(qkv, cos=cos, sin=sin, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, backend=backend)
         return self.out(heads.flatten(start_dim=1))
 
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, each `(T, H, D)`, of packed tokens `(T, dim)`."""
-        return self.qkv(x).view(x.shape[0], 3, self.n_heads, -1).unbind(dim=1)
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values, `(T, 3, H, D)`, of packed tokens `(T, dim)`."""
+        return self.qkv(x).view(x.shape[0], 3, self.n_heads, -1)
 
 
 class Block(nn.Module):
@@ -269,7 +269,7 @@ class Blocks(nn.ModuleList):
         backend = self._resolved(None, x.device)
         for number, block in enumerate(self):
             assert isinstance(block, Block)
-            q, k, _ = block.attention.project(block.attention_norm(x))
+            q, k, _ = block.attention.project(block.attention_norm(x)).unbind(1)
             weights = attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=cu_seqlens)
             for cell, of_cell in enumerate(weights):
                 yield number, cell, of_cell

@@ -18,8 +18,8 @@ the kernel agrees with the float64 reference               parity: parity: cases
 fused forward vs eager rotation + SDPA >= 1.5              sdpa: forward: eager rotation + flash over fused
 fused vs compiled rotation + flash, forward >= 1.15        sdpa: forward: compiled rotation + flash over fused
 the same, forward + backward >= 1.05                       sdpa: forward + backward: compiled rotation + flash over
-fused vs cuDNN without RoPE, forward >= 0.9                sdpa: forward: cuDNN, no rotation over fused
-the same, backward >= 0.7                                  sdpa: backward: cuDNN, no rotation over fused
+fused vs compiled rotation + cuDNN, forward >= 0.95        sdpa: forward: compiled rotation + cuDNN over fused
+the same, backward >= 0.9                                  sdpa: backward: compiled rotation + cuDNN over fused
 rotation on vs off in the kernel <= 1.10                   sdpa: forward: fused over fused, no rotation
 embedding >= 3,000 cells/s at L=1200                       embed: tl.embed, full cells: cells/s
 embedding >= 60% of the bf16 matrix product rate           embed: tl.embed, full cells: share
@@ -54,6 +54,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache, partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -94,7 +95,7 @@ from scdiva.data.datamodule import CellDataModule
 from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion.loss import masked_cross_entropy
 from scdiva.integration.objective import IntegrationObjective
-from scdiva.kernels import autotune_attention, keep_attention_plan, rope_attention, rope_tables
+from scdiva.kernels import autotune_attention, keep_attention_plan, rope_attention_qkv, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.inference import at_precision
 from scdiva.tokenizer import Vocabulary, load_vocabulary
@@ -159,21 +160,21 @@ def parity(setting: Setting) -> Iterator[dict]:
     yield goal("parity: cases within their limit", passed, at_least=len(names), counted=True)
 
 
-def packed_inputs(setting: Setting, lengths: list[int] | Tensor) -> tuple[Inputs, Tensor]:
-    """Random bf16 q, k, v `(T, H, D)` that want gradients, and cu_seqlens."""
-    shape = (int(torch.as_tensor(lengths).sum()), setting.heads, setting.head_dim)
-    q, k, v = (torch.randn(*shape, device=setting.device, dtype=BF16, requires_grad=True) for _ in range(3))
-    return (q, k, v), bounds_of(lengths, setting.device)
+def packed_inputs(setting: Setting, lengths: list[int] | Tensor) -> tuple[Tensor, Tensor]:
+    """Random bf16 queries, keys and values `(T, 3, H, D)` with gradients, and cu_seqlens."""
+    shape = (int(torch.as_tensor(lengths).sum()), 3, setting.heads, setting.head_dim)
+    qkv = torch.randn(*shape, device=setting.device, dtype=BF16, requires_grad=True)
+    return qkv, bounds_of(lengths, setting.device)
 
 
 def fused_arm(
-    setting: Setting, inputs: Inputs, bounds: Tensor, longest: int, *, rotate: bool = True
+    setting: Setting, qkv: Tensor, bounds: Tensor, longest: int, *, rotate: bool = True
 ) -> Callable[[], Tensor]:
     """Our attention; the caller vouches for the longest cell, so that no call waits for the device."""
     cos, sin = rope_tables(setting.length, setting.head_dim, device=setting.device) if rotate else (None, None)
 
     def run() -> Tensor:
-        return rope_attention(*inputs, cos=cos, sin=sin, cu_seqlens=bounds, max_seqlen=longest, backend=setting.backend)
+        return rope_attention_qkv(qkv, cos=cos, sin=sin, cu_seqlens=bounds, max_seqlen=longest, backend=setting.backend)
 
     return run
 
@@ -212,25 +213,46 @@ def sdpa_arm(
     return run
 
 
+def varlen_arm(
+    setting: Setting, inputs: Inputs, bounds: Tensor, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> Callable[[], Tensor]:
+    """torch's attention over packed cells, after a rotation."""
+    shape = (-1, setting.length, setting.heads, setting.head_dim)
+
+    def run() -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        q, k, v = inputs
+        q, k = (x.flatten(0, 1) for x in rotate(q.view(shape), k.view(shape)))
+        return varlen_attn(q, k, v, bounds, bounds, setting.length, setting.length)
+
+    return run
+
+
 def forward_only(arms: dict[str, Callable[[], Tensor]]) -> dict[str, Arm]:
     """The arms without gradients."""
     return {name: torch.no_grad()(arm) for name, arm in arms.items()}
 
 
-def both_ways(arms: dict[str, Callable[[], Tensor]], inputs: Inputs, grad: Tensor) -> dict[str, Arm]:
+def gradients(out: Tensor, inputs: tuple[Tensor, ...], grad: Tensor, *, again: bool = False) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v; of an arm with one input, the parts of its gradient."""
+    found = torch.autograd.grad(out, inputs, grad.view(out.shape), retain_graph=again)
+    return found if len(found) > 1 else found[0].unbind(1)
+
+
+def both_ways(arms: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, ...], grad: Tensor) -> dict[str, Arm]:
     """The arms, forward and backward."""
 
     def grown(arm: Callable[[], Tensor]) -> Arm:
         def run() -> object:
-            out = arm()
-            return torch.autograd.grad(out, inputs, grad.view(out.shape))
+            return gradients(arm(), inputs, grad)
 
         return run
 
     return {name: grown(arm) for name, arm in arms.items()}
 
 
-def backward_only(arms: dict[str, Callable[[], Tensor]], inputs: Inputs, grad: Tensor) -> dict[str, Arm]:
+def backward_only(arms: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, ...], grad: Tensor) -> dict[str, Arm]:
     """The arms' backward passes, after one forward pass (at the first call, so that a failure stays the arm's)."""
 
     def back(arm: Callable[[], Tensor]) -> Arm:
@@ -239,7 +261,7 @@ def backward_only(arms: dict[str, Callable[[], Tensor]], inputs: Inputs, grad: T
         def run() -> object:
             if not kept:
                 kept.append(arm())
-            return torch.autograd.grad(kept[0], inputs, grad.view(kept[0].shape), retain_graph=True)
+            return gradients(kept[0], inputs, grad, again=True)
 
         return run
 
@@ -267,12 +289,35 @@ def agree(arms: dict[str, Arm], *names: str) -> float:
     return worst
 
 
+def kernel_rows(setting: Setting, what: str, arm: Arm, flops: dict[str, float]) -> Iterator[dict]:
+    """Device time of single kernels in one call of an arm, and their TFLOP/s; 0 where they do not run."""
+    from torch.profiler import ProfilerActivity, profile
+
+    arm()
+    synchronize(setting)
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.cuda else [])]) as watched:
+        for _ in range(setting.calls):
+            arm()
+        synchronize(setting)
+    for name, work in flops.items():
+        spent = sum(e.self_device_time_total for e in watched.key_averages() if e.key == name)
+        ms = spent / setting.calls / 1e3
+        rate = {"tflops": round(work / ms / 1e9, 1)} if ms and work else {}
+        yield {"what": f"{what}: {name}", "ms": round(ms, 4), **rate}
+
+
 def against_sdpa(setting: Setting) -> Iterator[dict]:
-    """Cells of full length: rotation + SDPA, eager and compiled, and SDPA's kernels without any rotation."""
+    """Cells of full length: rotation + SDPA, eager and compiled, and SDPA's kernels without any rotation.
+
+    The fused kernel takes queries, keys and values in one tensor, as the model's projection returns them, its rivals
+    in three, so that none of them copies.
+    """
     keep_plan(setting)
+    torch._functorch.config.donated_buffer = False  # backward passes of the compiled rotation run more than once
     lengths = [setting.length] * setting.cells
-    inputs, bounds = packed_inputs(setting, lengths)
-    grad = torch.randn_like(inputs[0])
+    qkv, bounds = packed_inputs(setting, lengths)
+    q, k, v = inputs = tuple(x.detach().contiguous().requires_grad_() for x in qkv.unbind(1))
+    grad = torch.randn_like(q)
     flops = attention_flops(lengths, setting.heads, setting.head_dim)
     said = f"{setting.cells} cells of {setting.length}"
     tables = wide_tables(setting, slice(None))
@@ -280,52 +325,62 @@ def against_sdpa(setting: Setting) -> Iterator[dict]:
     def eager(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return rotate_both(q, k, *tables)
 
-    arms = {
-        "fused": fused_arm(setting, inputs, bounds, setting.length),
-        "fused, no rotation": fused_arm(setting, inputs, bounds, setting.length, rotate=False),
-        "eager rotation + flash": sdpa_arm(setting, "flash", inputs, eager),
-        "compiled rotation + flash": sdpa_arm(setting, "flash", inputs, compiled(setting, eager)),
-        "flash, no rotation": sdpa_arm(setting, "flash", inputs),
-        "compiled rotation + cuDNN": sdpa_arm(setting, "cuDNN", inputs, compiled(setting, eager)),
-        "cuDNN, no rotation": sdpa_arm(setting, "cuDNN", inputs),
+    fast = compiled(setting, eager)
+    fused = {
+        "fused": fused_arm(setting, qkv, bounds, setting.length),
+        "fused, no rotation": fused_arm(setting, qkv, bounds, setting.length, rotate=False),
     }
-    same = ("fused", "eager rotation + flash", "compiled rotation + flash", "compiled rotation + cuDNN")
+    rivals = {
+        "eager rotation + flash": sdpa_arm(setting, "flash", (q, k, v), eager),
+        "compiled rotation + flash": sdpa_arm(setting, "flash", (q, k, v), fast),
+        "flash, no rotation": sdpa_arm(setting, "flash", (q, k, v)),
+        "compiled rotation + cuDNN": sdpa_arm(setting, "cuDNN", (q, k, v), fast),
+        "cuDNN, no rotation": sdpa_arm(setting, "cuDNN", (q, k, v)),
+    }
+    if setting.cuda and find_spec("torch.nn.attention.varlen"):  # torch 2.10 or newer
+        rivals["compiled rotation + torch varlen"] = varlen_arm(setting, (q, k, v), bounds, fast)
+    rotated = ["fused", *(name for name in rivals if "no rotation" not in name)]
 
-    forward = forward_only(arms)
-    yield {"what": "forward: largest difference from fused", "relative": round(agree(forward, *same), 5)}
+    forward = forward_only(fused | rivals)
+    yield {"what": "forward: largest difference from fused", "relative": round(agree(forward, *rotated), 5)}
     agree(forward, "fused, no rotation", "flash, no rotation", "cuDNN, no rotation")
     times = timed(setting, forward)
     yield from time_rows(f"forward, {said}", times, flops)
     for above, below, bound in (
         ("eager rotation + flash", "fused", {"at_least": 1.5}),
         ("compiled rotation + flash", "fused", {"at_least": 1.15}),
-        ("cuDNN, no rotation", "fused", {"at_least": 0.9}),
+        ("compiled rotation + cuDNN", "fused", {"at_least": 0.95}),
         ("fused", "fused, no rotation", {"at_most": 1.10}),
     ):
         yield ratio(setting, f"forward: {above} over {below}", times, above, below, forward["fused"], **bound)
 
-    whole = both_ways(arms, inputs, grad)
-    yield {"what": "gradients: largest difference from fused", "relative": round(agree(whole, *same), 5)}
+    whole = both_ways(fused, (qkv,), grad) | both_ways(rivals, inputs, grad)
+    yield {"what": "gradients: largest difference from fused", "relative": round(agree(whole, *rotated), 5)}
     times = timed(setting, whole)
     yield from time_rows(f"forward + backward, {said}", times, 3.5 * flops)
     above = "compiled rotation + flash"
     yield ratio(
         setting, f"forward + backward: {above} over fused", times, above, "fused", whole["fused"], at_least=1.05
     )
-    backward = backward_only({name: arms[name] for name in ("fused", "cuDNN, no rotation")}, inputs, grad)
+    # 2 products forward; backward 3 for queries and 4 for keys and values, of which 2 are the same
+    work = {"rotate_kernel": 0.0, "forward_kernel": flops, "dq_kernel": 1.5 * flops, "dkdv_kernel": 2.0 * flops}
+    yield from kernel_rows(setting, f"kernel, {said}", whole["fused"], work)
+
+    kept = {name: rivals[name] for name in rivals if "cuDNN" in name or "varlen" in name}
+    backward = backward_only({"fused": fused["fused"]}, (qkv,), grad) | backward_only(kept, inputs, grad)
     times = timed(setting, backward)
     yield from time_rows(f"backward, {said}", times, 2.5 * flops)
-    above = "cuDNN, no rotation"
-    yield ratio(setting, f"backward: {above} over fused", times, above, "fused", backward["fused"], at_least=0.7)
+    above = "compiled rotation + cuDNN"
+    yield ratio(setting, f"backward: {above} over fused", times, above, "fused", backward["fused"], at_least=0.9)
 
 
 def tuning(setting: Setting) -> Iterator[dict]:
     """How long the kernel's tuning takes, as training does it, and what it gains over the plan by default."""
-    inputs, bounds = packed_inputs(setting, [setting.length] * setting.cells)
-    fused = {"fused": fused_arm(setting, inputs, bounds, setting.length)}
+    qkv, bounds = packed_inputs(setting, [setting.length] * setting.cells)
+    fused = {"fused": fused_arm(setting, qkv, bounds, setting.length)}
     ways = {
         "forward": forward_only(fused)["fused"],
-        "forward + backward": both_ways(fused, inputs, torch.randn_like(inputs[0]))["fused"],
+        "forward + backward": both_ways(fused, (qkv,), torch.randn_like(qkv[:, 0]))["fused"],
     }
     before = timed(setting, ways)
     yield from time_rows("attention by default", before)

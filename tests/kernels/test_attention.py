@@ -15,6 +15,7 @@ from scdiva.kernels import (
     attention_weights,
     resolve_backend,
     rope_attention,
+    rope_attention_qkv,
     rope_tables,
 )
 
@@ -110,6 +111,28 @@ def test_gradients_are_right_in_float64(backend):
         return rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend=backend)
 
     assert torch.autograd.gradcheck(attend, (q, k, v))
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_tensor_gives_the_bits_of_three(backend, dtype):
+    lengths = [7, 1, 7]
+    cos, sin = rope_tables(7, 8)
+    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(lengths), "backend": backend}
+    qkv = random_qkv(sum(lengths), 2, 8, dtype=dtype).transpose(0, 1).contiguous().requires_grad_()
+    results = []
+    for out in (rope_attention_qkv(qkv, **given), rope_attention(*qkv.unbind(1), **given)):
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), qkv)))
+    for one, three in zip(*results, strict=True):
+        assert torch.equal(one, three)
+
+
+@pytest.mark.parametrize(
+    "qkv", [torch.zeros(6, 2, 2, 4), torch.zeros(6, 3, 8), torch.zeros(6, 3, 2, 4, dtype=torch.int64)]
+)
+def test_one_tensor_of_another_shape_or_dtype_is_refused(qkv):
+    with pytest.raises(ValueError, match=r"qkv must be packed, \(T, 3, H, D\)"):
+        rope_attention_qkv(qkv, cu_seqlens=bounds([6]))
 
 
 @BOTH

@@ -43,7 +43,7 @@ MATRIX_PRODUCT = {100: "UTCHMMA", 90: "HGMMA", 80: "HMMA"}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 """Disassemblers that come with Triton."""
 TYPES = {"Cu": "*i32", "factor": "fp32", "scale": "fp32"}
-FLOAT32 = ("Lse", "Delta", "Cos", "Sin")
+FLOAT32 = ("Lse", "Sums", "Cos", "Sin")
 
 
 def build(kernel: str, tiles: Tiles, head_dim: int, arch: int, dtype: str = "bf16"):

@@ -177,19 +177,19 @@ def backward(
         return dqkv
     (q, k, v), (dq, dk, dv) = qkv.unbind(1), dqkv.unbind(1)
     k = k if cos is None else keys
-    rotated, delta = torch.empty_like(out), torch.empty_like(lse)  # written by one kernel, read by the other
+    rotated, sums = torch.empty_like(out), lse.new_empty((*lse.shape, 2))  # written by one kernel, read by the other
     factor, scale = _scales(head_dim)
     common = {"HALF": head_dim // 2, "ROTATE": cos is not None, "PRECISION": _precision(q.dtype)}
     pairs = (cu_seqlens.numel() - 1) * n_heads
     tiles = _n_tiles(max_seqlen, plan.dq.block_q)
     kernels.dq_kernel[(tiles * pairs,)](
-        q, k, v, out, grad, lse, delta, rotated, dq, cos, sin, cu_seqlens,
+        q, k, v, out, grad, lse, sums, rotated, dq, cos, sin, cu_seqlens,
         *_strides(q, k, v, out, grad, rotated, dq), n_tokens, tiles, n_heads, factor, scale,
         BLOCK_Q=plan.dq.block_q, BLOCK_K=plan.dq.block_k, **common, **_options(plan.dq),
     )  # fmt: skip
     tiles = _n_tiles(max_seqlen, plan.dkdv.block_k)
     kernels.dkdv_kernel[(tiles * pairs,)](
-        rotated, k, v, grad, lse, delta, dk, dv, cos, sin, cu_seqlens, *_strides(rotated, k, v, grad, dk, dv),
+        rotated, k, v, grad, sums, dk, dv, cos, sin, cu_seqlens, *_strides(rotated, k, v, grad, dk, dv),
         n_tokens, tiles, n_heads,
         BLOCK_Q=plan.dkdv.block_q, BLOCK_K=plan.dkdv.block_k, **common, **_options(plan.dkdv),
     )  # fmt: skip

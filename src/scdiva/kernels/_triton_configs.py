@@ -81,7 +81,7 @@ _CANDIDATES_16: dict[Kernel, tuple[Tiles, ...]] = {
 _CANDIDATES_32 = Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)
 # What runs untuned: no spills by ahead-of-time compilation (`tests/kernels/test_triton_aot.py`). Wide heads need
 # smaller tiles in the backward pass, most of all before Hopper, where the products' operands live in registers.
-# On Hopper four warps take half the time of eight (benchmarks/gpu.py, on an H100). There, two programs of `dkdv` (195
+# On Hopper four warps take half the time of eight (benchmarks/gpu.py, on an H100). There, two programs of `dkdv` (220
 # registers) and three of `dq` (154) share a multiprocessor, so that the exponentials of one overlap the products of
 # another.
 _HOPPER = Plan(Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3))

@@ -54,17 +54,6 @@ def _load(X, at, inside, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(X, rows, inside, other, MASKED: tl.constexpr):
-    """One number per row, loaded as a matrix of one column: as a vector, every thread would load every number."""
-    at = rows[:, None] + tl.arange(0, 1)[None, :]
-    if MASKED:
-        x = tl.load(X + at, mask=inside[:, None], other=other)
-    else:
-        x = tl.load(X + at)
-    return tl.sum(x, 1)
-
-
-@triton.jit
 def _rotated_halves(
     X, Cos, Sin, rows, inside, stride, factor, HALF: tl.constexpr, ROTATE: tl.constexpr
 ):  # fmt: skip
@@ -200,15 +189,15 @@ def _dq_tile(
 
 @triton.jit(do_not_specialize=COUNTS)
 def dq_kernel(
-    Q, K, V, Out, Grad, Lse, Delta, Rotated, Dq, Cos, Sin, Cu,
+    Q, K, V, Out, Grad, Lse, Sums, Rotated, Dq, Cos, Sin, Cu,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head, grad_token, grad_head,
     rotated_token, rotated_head, dq_token, dq_head, n_tokens, n_tiles, n_heads, factor, scale,
     HALF: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROTATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries. `K` is rotated.
 
-    Also writes what :func:`dkdv_kernel` reads: `Rotated`, the queries rotated and multiplied by the factor, and
-    `Delta` = rowsum(out * grad), `(heads, tokens)`.
+    Also writes what :func:`dkdv_kernel` reads: `Rotated`, the queries rotated and multiplied by the factor, and `Sums`,
+    `(heads, tokens, 2)`, `Lse` and rowsum(out * grad) of each query.
     """
     head, start, length, first_row = _pair_of_program(Cu, n_tiles, n_heads, BLOCK_Q)
     if first_row >= length:
@@ -221,7 +210,7 @@ def dq_kernel(
     Rotated += start * rotated_token + head * rotated_head
     Dq += start * dq_token + head * dq_head
     Lse += head.to(tl.int64) * n_tokens + start
-    Delta += head.to(tl.int64) * n_tokens + start
+    Sums += 2 * (head.to(tl.int64) * n_tokens + start)
     rows = first_row + tl.arange(0, BLOCK_Q)
     inside = rows < length
     first, second = _rotated_halves(Q, Cos, Sin, rows, inside, q_token, factor, HALF, ROTATE)
@@ -234,8 +223,9 @@ def dq_kernel(
     grad = _load(Grad, rows[:, None] * grad_token + column[None, :], inside, True)
     out = _load(Out, rows[:, None] * out_token + column[None, :], inside, True)
     delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    tl.store(Delta + rows, delta, mask=inside)
     lse = tl.load(Lse + rows, mask=inside, other=float("inf"))
+    tl.store(Sums + rows * 2, lse, mask=inside)
+    tl.store(Sums + rows * 2 + 1, delta, mask=inside)
     dq = tl.zeros([BLOCK_Q, 2 * HALF], tl.float32)
     full = (length // BLOCK_K) * BLOCK_K
     for first_key in tl.range(0, full, BLOCK_K, disable_licm=PRECISION == "ieee"):
@@ -249,7 +239,7 @@ def dq_kernel(
 
 @triton.jit
 def _dkdv_tile(
-    dk, dv, k, v, Q, Grad, Lse, Delta, first_row, length, q_token, grad_token,
+    dk, dv, k, v, Q, Grad, Sums, first_row, length, q_token, grad_token,
     WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows = first_row + tl.arange(0, BLOCK_Q)
@@ -257,8 +247,10 @@ def _dkdv_tile(
     column = tl.arange(0, WIDTH)
     q = _load(Q, rows[:, None] * q_token + column[None, :], inside, MASKED)
     grad = _load(Grad, rows[:, None] * grad_token + column[None, :], inside, MASKED)
-    lse = _load_rows(Lse, rows, inside, float("inf"), MASKED)  # beyond the cell an infinite sum, hence no weight
-    delta = _load_rows(Delta, rows, inside, 0.0, MASKED)
+    # pairs, because vectors would be loaded again by every thread
+    lse, delta = tl.split(_load(Sums, rows[:, None] * 2 + tl.arange(0, 2)[None, :], inside, MASKED))
+    if MASKED:  # beyond the cell an infinite sum, hence no weight
+        lse = tl.where(inside, lse, float("inf"))
     # transposed, (keys, queries): the products below then take p and ds in the layout that they have
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     p = tl.exp2(scores - lse[None, :])
@@ -271,12 +263,12 @@ def _dkdv_tile(
 
 @triton.jit(do_not_specialize=COUNTS)
 def dkdv_kernel(
-    Q, K, V, Grad, Lse, Delta, Dk, Dv, Cos, Sin, Cu,
+    Q, K, V, Grad, Sums, Dk, Dv, Cos, Sin, Cu,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dk_token, dk_head, dv_token, dv_head,
     n_tokens, n_tiles, n_heads,
     HALF: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROTATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and of their values. `Q` and `K` are rotated."""
+    """Gradients of a tile of keys and of their values. `Q` and `K` are rotated; `Sums` is written by the dq kernel."""
     head, start, length, first_key = _pair_of_program(Cu, n_tiles, n_heads, BLOCK_K)
     if first_key >= length:
         return
@@ -286,8 +278,7 @@ def dkdv_kernel(
     Grad += start * grad_token + head * grad_head
     Dk += start * dk_token + head * dk_head
     Dv += start * dv_token + head * dv_head
-    Lse += head.to(tl.int64) * n_tokens + start
-    Delta += head.to(tl.int64) * n_tokens + start
+    Sums += 2 * (head.to(tl.int64) * n_tokens + start)
     keys = first_key + tl.arange(0, BLOCK_K)
     inside = keys < length
     column = tl.arange(0, 2 * HALF)
@@ -298,14 +289,12 @@ def dkdv_kernel(
     full = (length // BLOCK_Q) * BLOCK_Q
     for first_row in tl.range(0, full, BLOCK_Q, disable_licm=PRECISION == "ieee"):
         dk, dv = _dkdv_tile(
-            dk, dv, k, v, Q, Grad, Lse, Delta, first_row, length, q_token, grad_token,
-            2 * HALF, BLOCK_Q, False, PRECISION,
-        )  # fmt: skip
+            dk, dv, k, v, Q, Grad, Sums, first_row, length, q_token, grad_token, 2 * HALF, BLOCK_Q, False, PRECISION
+        )
     if full < length:
         dk, dv = _dkdv_tile(
-            dk, dv, k, v, Q, Grad, Lse, Delta, full, length, q_token, grad_token,
-            2 * HALF, BLOCK_Q, True, PRECISION,
-        )  # fmt: skip
+            dk, dv, k, v, Q, Grad, Sums, full, length, q_token, grad_token, 2 * HALF, BLOCK_Q, True, PRECISION
+        )
     # Q̂ carries log2(e)/sqrt(D); times ln(2) leaves the 1/sqrt(D) of the gradient
     _store_rotated_back(Dk, Cos, Sin, dk * LN2, keys, inside, dk_token, BLOCK_K, HALF, ROTATE)
     at = keys[:, None] * dv_token + column[None, :]

@@ -86,6 +86,8 @@ def score_cells(
 ) -> np.ndarray:
     """Sums of the scores over the masked genes of each cell.
 
+    Scores are computed on the device of the predictions and copied once, three numbers per gene.
+
     Parameters
     ----------
     logits_of
@@ -93,26 +95,29 @@ def score_cells(
     predicted_values
         `(T,)`.
     batch
-        The complete cells.
+        The complete cells, on the CPU.
     corrupted
-        The masked cells.
+        The masked cells, on the CPU.
     scored
-        bool `(T,)`, positions whose identity is scored if it is masked.
+        bool `(T,)`, positions whose identity is scored if it is masked, on the CPU.
 
     Returns
     -------
     float64 `(n_cells, 5)`: number of scored genes, their cross-entropy in nats, number of correct predictions; number
     of masked values, and their squared error.
     """
-    cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
-    each = torch.zeros(batch.n_cells, 5, dtype=torch.float64)
-    for rows in (corrupted.masked & scored).nonzero().squeeze(1).split(_ROWS):
-        genes, logits = batch.tokens[rows] - N_SPECIAL, logits_of(rows).float()
+    device, cells = predicted_values.device, cell_of_token(batch.cu_seqlens, batch.tokens.numel())
+    rows, masked = ((corrupted.masked & where).nonzero().squeeze(1) for where in (scored, corrupted.masked))
+    identity = []
+    for some in rows.split(_ROWS):
+        genes, logits = to_device(batch.tokens[some] - N_SPECIAL, device), logits_of(some).float()
         nll = torch.nn.functional.cross_entropy(logits, genes, reduction="none")
-        of_scored = torch.stack([torch.ones_like(nll), nll, (logits.argmax(1) == genes).to(nll)], 1)
-        each[:, :3].index_add_(0, cells[rows].cpu(), of_scored.cpu().double())
-    error = (predicted_values.float() - batch.values.float()).square()[corrupted.masked].cpu().double()
-    each[:, 3:].index_add_(0, cells[corrupted.masked].cpu(), torch.stack([torch.ones_like(error), error], 1))
+        identity.append(torch.stack([torch.ones_like(nll), nll, (logits.argmax(1) == genes).to(nll)], 1))
+    error = predicted_values.float()[to_device(masked, device)] - to_device(batch.values.float()[masked], device)
+    value = torch.stack([torch.ones_like(error), error.square()], 1)
+    each = torch.zeros(batch.n_cells, 5, dtype=torch.float64)
+    each[:, :3].index_add_(0, cells[rows], torch.cat(identity).cpu().double())
+    each[:, 3:].index_add_(0, cells[masked], value.cpu().double())
     return each.numpy()
 
 
@@ -301,10 +306,9 @@ class PretrainingModule(TaskModule):
         n_scored = min(N_SCORED, self.config.scored_genes or N_SCORED)
         scored = self._scored(corrupted.masked, host.cu_seqlens, generator, n_scored)
         assert scored is not None
-
-        values = self.model.values(out, batch.tokens).cpu()
+        values = self.model.values(out, batch.tokens)
         self._scores.append(
-            score_cells(lambda rows: self._logits(out, rows, corrupted, host).cpu(), values, host, corrupted, scored)
+            score_cells(lambda rows: self._logits(out, rows, corrupted, host), values, host, corrupted, scored)
         )
 
     def on_validation_epoch_end(self) -> None:

@@ -77,6 +77,7 @@ def run(
         "weights": torch.cat([p.detach().flatten() for p in module.parameters()]),
         "losses": getattr(module, "losses", []),
         "seen": getattr(module, "seen", []),
+        "logged": {} if trainer is None else {name: float(value) for name, value in trainer.callback_metrics.items()},
         "validation": None if trainer is None else float(trainer.callback_metrics["val/loss"]),
         "world_size": None if trainer is None else trainer.world_size,
         "error": repr(error),
@@ -108,7 +109,8 @@ RESIZED = {"steps": 22, "validate_every": 2}
 def of_two(folder: Path, rank: int) -> None:
     """Do all runs of two processes."""
     found = {
-        "plain": run(folder, "plain", accumulate=2, micro_batches=2),  # each block run again; one process holds it all
+        # each block run again; one process holds it all
+        "plain": run(folder, "plain", accumulate=2, micro_batches=2, log_every=3),
         "stopped": run(folder, "halves", callbacks=[Terminate()]),
     }
     found["resumed"] = run(folder, "halves", resume=True)

@@ -40,7 +40,8 @@ def run(tiny, config, stream):
     ("settings", "stop"),
     [
         ({}, 10),  # at a multiple of checkpoint_every
-        ({"checkpoint_every": 4, "accumulate": 2, "anchor_objective": "genes"}, 7),  # between two of them
+        # between two of them, and between two lines of the log
+        ({"checkpoint_every": 4, "log_every": 4, "accumulate": 2, "anchor_objective": "genes"}, 7),
     ],
 )
 def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop):

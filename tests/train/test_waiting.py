@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning.plugins.precision import Precision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -66,23 +65,24 @@ def device(monkeypatch):
         ({"state_head": True, "state_rank": 4}, {"scored_genes": 3, "place_prior": True}),
     ],
 )
-def test_a_step_waits_once(fields, settings, tiny, config, batch, device):
+def test_a_step_waits_once(fields, settings, tiny, config, batch, device, monkeypatch):
     model = tiny(dim=64, attention_backend="triton", **fields)
     module = PretrainingModule(model, config(**settings), n_studies=2, denominator=np.ones(33)).to(device)
-    module._trainer = SimpleNamespace(world_size=1, global_step=0, precision_plugin=Precision())
+    module._trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=0)
+    lines = []
+    monkeypatch.setattr(module, "log_dict", lambda values, **_: lines.append(values))
     module.on_fit_start()
-    generator = torch.Generator().manual_seed(0)
     on_device = batch.to(device)
     assert on_device.host is batch
     with Waits() as waits:
         for number in range(2):  # two batches are one step
-            loss, _ = module.compute_loss(on_device, generator)
-            module._window.append((on_device, number, loss.detach()))
-            loss.backward()
+            module.training_step(on_device, number).backward()
         assert waits.counted == []
         module.on_before_optimizer_step(torch.optim.SGD(module.parameters(), lr=0.1))
     assert waits.counted == ["to cpu"]
-    assert module.last_loss == 0.0
+    (line,) = lines
+    assert {"train/loss", "train/identity", "train/n_masked", "train/learning_rate"} <= line.keys()
+    assert all(value.device.type == "cpu" for value in line.values()), "nor does Lightning wait for what it logs"
     untrained = [name for name, weight in module.named_parameters() if weight.grad is None]
     assert not untrained
     assert module.all_trained

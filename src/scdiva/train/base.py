@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from scdiva._device import to_device
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch
 from scdiva.models.inference import run_in_parts
@@ -19,11 +20,11 @@ from scdiva.train.config import OptimiserConfig
 Result = TypeVar("Result")
 
 MAY_CHANGE = {
-    "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "micro_batches",
-    "accumulate",
+    "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "checkpoint_minutes",
+    "micro_batches", "accumulate", "cells_per_step",
 }  # fmt: skip
 """Fields of a configuration that a resumed run may change, since the weights do not depend on them. For `accumulate`
-this is true if it compensates for another number of processes."""
+and `cells_per_step` this is true if they compensate for another number of processes."""
 BETAS = (0.9, 0.95)
 """Decay rates of AdamW's moments."""
 STREAM = "train/0"
@@ -93,10 +94,11 @@ class TaskModule(pl.LightningModule):
         Batches (not optimiser steps) of all processes so far, over all resumed runs; saved with every checkpoint.
     micro_batches
         Parts of a batch that the network processes in turn; doubled when memory runs out, saved with every checkpoint.
-    stopping
-        Whether the run shall end: requested in this process, and after each optimiser step in any process.
-    last_loss
-        Loss of the last batch before the last optimiser step.
+    stopping, saving
+        Whether the run shall end, and whether it shall write a checkpoint: requested in this process, and after each
+        optimiser step in any process.
+    step_means
+        Loss and its terms of the last optimiser step, means over its batches in all processes.
     """
 
     all_trained = False
@@ -112,9 +114,13 @@ class TaskModule(pl.LightningModule):
         self.config = config
         self.batches_seen = 0
         self.micro_batches = config.micro_batches
-        self.stopping, self.last_loss = False, math.nan
-        # batches since the last optimiser step, with numbers and losses: repeated if the backward pass lacks memory
-        self._window: list[tuple[CellBatch, int, Tensor]] = []
+        self.stopping = self.saving = False
+        self.step_means: dict[str, float] = {}
+        # sum and number of steps of each value since the last line of the log
+        self._logged: dict[str, tuple[float, int]] = {}
+        # batches since the last optimiser step, with numbers, losses and their terms: repeated if the backward pass
+        # lacks memory
+        self._window: list[tuple[CellBatch, int, dict[str, Tensor]]] = []
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms, by name; defined by the task.
@@ -128,7 +134,7 @@ class TaskModule(pl.LightningModule):
 
         Returns
         -------
-        A scalar with gradient, and scalars for the log.
+        A scalar with gradient, and scalars for the log, by the same names for every batch.
         """
         raise NotImplementedError(f"{type(self).__name__} must define compute_loss.")
 
@@ -157,8 +163,8 @@ class TaskModule(pl.LightningModule):
         number = self.batches_seen + self.global_rank
         loss, parts = self._in_parts(lambda _: self.drawn_loss(batch, number, STREAM), batch.n_cells)
         if self._trainer is not None:
-            self._window.append((batch, number, loss.detach()))
-        self._log("train", loss, parts, batch.n_cells)
+            terms = {name: value.detach() for name, value in parts.items()}
+            self._window.append((batch, number, {"loss": loss.detach(), **terms}))
         # counted here, not in a hook: callbacks save checkpoints before the module's hook would run
         self.batches_seen += self._world_size
         return loss
@@ -240,25 +246,32 @@ class TaskModule(pl.LightningModule):
         del self._window[:-1]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stop before a loss or gradient that is not finite changes the weights, and clip. Called by Lightning.
+        """Stop before a loss or gradient that is not finite changes the weights, clip, and log. Called by Lightning.
 
-        Only here does a step wait for its device. Before that, one small sum tells each process whether another one has
-        a loss that is not finite or shall stop. Gradients are clipped here because Lightning does not clip those of
-        fused optimisers in mixed precision.
+        Only here does a step wait for its device: one tensor with losses, terms and flags is read. With several
+        processes it is summed first, so that each process knows whether another one has a loss that is not finite or
+        shall stop. Gradients are clipped here because Lightning does not clip those of fused optimisers in mixed
+        precision.
 
         Raises
         ------
         FloatingPointError
             If a loss or gradient is not finite in any process. All processes stop.
         """
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-        values = torch.stack([norm, *(loss.to(norm) for *_, loss in self._window)])
-        bad = ~values.isfinite()
-        flags = torch.stack([bad[1:].any(), bad[0], bad.new_full((), self.stopping)]).float()
+        # in the optimiser's order, in which clip_grad_norm_ would sum
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        n, names = len(self._window), list(self._window[0][2])  # the loss is first
+        terms = [to_device(values[name], norm.device).to(norm) for name in names for *_, values in self._window]
+        bad = ~torch.stack([norm, *terms[:n]]).isfinite()
+        flags = bad[1:].any(), bad[0], bad.new_full((), self.stopping), bad.new_full((), self.saving)
+        shared = torch.stack([*(flag.to(norm) for flag in flags), *terms])
+        own = torch.stack(terms[:n])
         if self._world_size > 1:
-            torch.distributed.all_reduce(flags)
-        bad_loss, bad_gradient, stopping, _, *losses = torch.cat([flags, values]).tolist()
-        self.stopping, self.last_loss = bool(stopping), losses[-1] if losses else math.nan
+            torch.distributed.all_reduce(shared)
+        bad_loss, bad_gradient, stopping, saving, *sums = torch.cat([shared, own]).tolist()
+        sums, losses = sums[:-n], sums[-n:]
+        self.stopping, self.saving = bool(stopping), bool(saving)
         at = f"optimiser step {self.trainer.global_step}"
         for (_, number, _), loss in zip(self._window, losses, strict=True):
             if not math.isfinite(loss):
@@ -269,22 +282,32 @@ class TaskModule(pl.LightningModule):
             batches = ", ".join(str(number) for _, number, _ in self._window)
             raise FloatingPointError(f"The gradient is not finite at batch {batches}, {at}, though each loss is.")
         if self.config.clip:
-            self.trainer.precision_plugin.clip_grad_by_norm(optimizer, self.config.clip)
+            nn.utils.clip_grads_with_norm_(trained, self.config.clip, norm)
+        of_name = {name: sums[i * n : (i + 1) * n] for i, name in enumerate(names)}
+        self.step_means = {name: sum(values) / (n * self._world_size) for name, values in of_name.items()}
+        self._log_means(optimizer.param_groups[0]["lr"])
+
+    def _log_means(self, learning_rate: float) -> None:
+        """Log the means over the optimiser steps since the last line of the log."""
+        if self.trainer.global_step % self.config.log_every == 0:  # a line was written, or none yet
+            self._logged = {}
+        for name, value in self.step_means.items():
+            total, n = self._logged.get(name, (0.0, 0))
+            self._logged[name] = total + value, n + 1
+        values = self.logged_means() | {"learning_rate": learning_rate}
+        # Lightning would create a tensor on the device from a number, and wait for it
+        self.log_dict({f"train/{name}": torch.tensor(value) for name, value in values.items()}, batch_size=1)
+
+    def logged_means(self) -> dict[str, float]:
+        """Loss and its terms since the last line of the log: means over processes, batches and optimiser steps."""
+        return {name: total / n for name, (total, n) in self._logged.items()}
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the validation set, with the same masks each time. Called by Lightning."""
         # every process validates on all batches: the mean over processes is that of one process
         loss, parts = self.compute_loss(batch, step_generator(self.config.seed, batch_idx, "validation/0"))
-        self._log("val", loss, parts, batch.n_cells)
-
-    def _log(self, stage: str, loss: Tensor, parts: dict[str, Tensor], n_cells: int) -> None:
-        values = {f"{stage}/loss": loss.detach()} | {f"{stage}/{name}": value.float() for name, value in parts.items()}
-        whole = stage == "val"
-        self.log_dict(values, batch_size=n_cells, on_step=not whole, on_epoch=whole, sync_dist=whole)
-        if stage == "train" and self.trainer.optimizers:
-            # Lightning would create a tensor on the device from a number, and wait for it
-            rate = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
-            self.log("train/learning_rate", rate, batch_size=n_cells)
+        values = {"val/loss": loss.detach()} | {f"val/{name}": value.float() for name, value in parts.items()}
+        self.log_dict(values, batch_size=batch.n_cells, on_step=False, on_epoch=True, sync_dist=True)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameter groups of the optimiser."""
@@ -304,6 +327,7 @@ class TaskModule(pl.LightningModule):
             "config": self.config.to_dict(),
             "batches_seen": self.batches_seen,
             "micro_batches": self.micro_batches,
+            "logged": {name: list(sums) for name, sums in self._logged.items()},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -338,3 +362,4 @@ class TaskModule(pl.LightningModule):
                 counts.update({name: n + more for name, n in counts.items()})
         self.batches_seen = saved["batches_seen"]
         self.micro_batches = max(self.micro_batches, saved["micro_batches"])
+        self._logged = {name: (total, n) for name, (total, n) in saved.get("logged", {}).items()}

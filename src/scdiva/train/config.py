@@ -62,6 +62,9 @@ class OptimiserConfig:
         Seed of data order, masks, dropout and initial weights.
     log_every, validate_every, checkpoint_every
         Intervals in optimiser steps.
+    checkpoint_minutes
+        Minutes between two checkpoints, in place of `checkpoint_every`. A checkpoint is copied to memory, which stops
+        training for about a second per GB, and written while training continues. None: use `checkpoint_every`.
 
     Raises
     ------
@@ -86,6 +89,7 @@ class OptimiserConfig:
     log_every: int = 10
     validate_every: int = 500
     checkpoint_every: int = 500
+    checkpoint_minutes: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, _ZERO, _MOST)

@@ -248,7 +248,7 @@ def fit(
         datamodule.start_step = module.batches_seen if content is None else content[CHECKPOINT_KEY]["batches_seen"]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    keeper = Keeper(None if out is None else out / CHECKPOINT, c.checkpoint_every)
+    keeper = Keeper(None if out is None else out / CHECKPOINT, c.checkpoint_every, c.checkpoint_minutes)
     # if some weights get no gradient, processes must find out which after each batch
     find_unused = not module.all_trained and ((devices, num_nodes) != (1, 1) or launched() is not None)
     trainer = make_trainer(
@@ -276,6 +276,8 @@ def fit(
             **trainer_options,
         },
     )
+    # Lightning would broadcast a signal before each batch, and wait for the device; Keeper shares it once per step
+    setattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda: None)  # noqa: B010, a method for mypy
     if hasattr(datamodule, "lanes"):
         datamodule.lanes = trainer.world_size * trainer.accumulate_grad_batches
     # Lightning from 2.6 on can load without unpickling, as read_checkpoint did

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
@@ -34,7 +33,7 @@ MASK_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 N_SCORED = 32
 """Expected number of masked genes per cell whose identity is scored in validation; more are largely redundant."""
 TABLE = "validation.csv"
-"""Name of the table of validation scores, in the folder of `metrics.csv`."""
+"""Name of the table of validation scores, in the folder of the first logger."""
 _ROWS = 1024
 """Positions whose logits are computed at once."""
 
@@ -317,14 +316,13 @@ class PretrainingModule(TaskModule):
         values = {f"val/{name}": value for name, value in scores_of(each)._asdict().items() if name != "n_cells"}
         # every process validates on all cells, so the mean over processes is the score
         self.log_dict({name: value for name, value in values.items() if np.isfinite(value)}, sync_dist=True)
-        if not self.trainer.is_global_zero or not len(each):
+        folder = self.trainer.log_dir if self.trainer.loggers else None  # in all processes
+        if not self.trainer.is_global_zero or not len(each) or folder is None:
             return
         batches = getattr(self.trainer.val_dataloaders, "dataset", None)
         names, study = batches.studies() if isinstance(batches, ValidationBatches) else ([], None)
         study = None if study is None else study[: len(each)]  # Lightning may use a part of the batches
-        for log in self.trainer.loggers:
-            if isinstance(log, CSVLogger):
-                write_table(Path(log.log_dir) / TABLE, self.trainer.global_step, each, names, study)
+        write_table(Path(folder) / TABLE, self.trainer.global_step, each, names, study)
 
     def _denoised(self, corrupted: Corrupted, batch: CellBatch) -> ScDiVaOutput:
         """Run the network on a masked batch."""

@@ -95,6 +95,12 @@ class Terminate(pl.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class Late(Watched):
+    """Reads flags a step late, as on a GPU."""
+
+    reads_late = True
+
+
 class Broken(Watched):
     """A loss that is no number in the second process, in its third batch."""
 
@@ -114,6 +120,8 @@ def of_two(folder: Path, rank: int) -> None:
         "stopped": run(folder, "halves", callbacks=[Terminate()]),
     }
     found["resumed"] = run(folder, "halves", resume=True)
+    found["late"] = run(folder, "late", kind=Late, callbacks=[Terminate()], log_every=100)
+    found["late, resumed"] = run(folder, "late", kind=Late, resume=True, log_every=100)
     found["broken"] = run(folder, "broken", kind=Broken)
     found["resized"] = run(folder, "resized", stop=6, **RESIZED)
     torch.save(found, folder / f"rank{rank}.pt")

@@ -240,19 +240,24 @@ def cells(vocabulary, tmp_path):
 
 @pytest.mark.fault("NaN")
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(small_run, cells, tmp_path, where):
+@pytest.mark.parametrize(("late", "step"), [(False, 4), (True, 4), (True, 5)])  # a checkpoint is due after step 5
+def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(small_run, cells, tmp_path, where, late, step):
     class Broken(Dropping):
+        reads_late = late
+
         def compute_loss(self, batch, generator):
             loss, parts = super().compute_loss(batch, generator)
-            if self.batches_seen == 9:  # the second of step 4
+            if self.batches_seen == 2 * step + 1:  # the second of the step
                 good = loss.detach()
                 loss = loss * torch.nan if where == "loss" else good + (loss - good).abs().sqrt() * 0 + 0 * loss
             return loss, parts
 
-    good, _ = small_run(tmp_path / "good", data=cells(), model={"n_genes": 40}, max_steps=4)
-    with pytest.raises(FloatingPointError, match="optimiser step 4") as error:
-        small_run(tmp_path / "bad", Broken, data=cells(), model={"n_genes": 40})
-    assert ("at batch 9," if where == "loss" else "at batch 8, 9,") in str(error.value)
+    good, _ = small_run(tmp_path / "good", data=cells(), model={"n_genes": 40}, max_steps=step)
+    settings = {"log_every": 100 if late else 1}
+    with pytest.raises(FloatingPointError, match=f"optimiser step {step}") as error:
+        small_run(tmp_path / "bad", Broken, data=cells(), model={"n_genes": 40}, settings=settings)
+    at = f"at batch {2 * step + 1}," if where == "loss" else f"at batch {2 * step}, {2 * step + 1},"
+    assert at in str(error.value)
     assert "cells_of_batch" in str(error.value)
     assert "last.ckpt is from before" in str(error.value)
     assert torch.equal(weights(small_run.module), weights(good))

@@ -84,6 +84,9 @@ def test_a_signal_to_one_process_stops_both_and_they_go_on(two, one):
     alone = one.run(folder, "straight", accumulate=2)
     torch.testing.assert_close(first["resumed"]["weights"], alone["weights"], rtol=0, atol=1e-5)
     assert len(first["resumed"]["losses"]) == 2, "both stop at the step after; nothing that was done is done again"
+    assert first["late"]["code"] == second["late"]["code"] == 143
+    assert len(first["late, resumed"]["losses"]) == len(second["late, resumed"]["losses"]) == 1, "another step later"
+    assert torch.equal(first["late, resumed"]["weights"], first["resumed"]["weights"])
 
 
 def test_one_process_without_a_finite_loss_stops_both(two):

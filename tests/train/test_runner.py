@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import CSVLogger, Logger
 
 from scdiva.models import ScDiVa
-from scdiva.train import PretrainingModule, fit, pretrain
+from scdiva.train import PretrainingModule, TaskModule, fit, pretrain
 from scdiva.train.runner import find_checkpoint, read_checkpoint
 
 
@@ -38,15 +38,17 @@ def run(tiny, config, stream):
 
 
 @pytest.mark.parametrize(
-    ("settings", "stop"),
+    ("settings", "stop", "late"),
     [
-        ({}, 10),  # at a multiple of checkpoint_every
+        ({}, 10, False),  # at a multiple of checkpoint_every
         # between two of them, and between two lines of the log
-        ({"checkpoint_every": 4, "log_every": 4, "accumulate": 2, "anchor_objective": "genes"}, 7),
+        ({"checkpoint_every": 4, "log_every": 4, "accumulate": 2, "anchor_objective": "genes"}, 7, False),
+        ({"checkpoint_every": 4, "log_every": 4, "accumulate": 2}, 7, True),
     ],
 )
-def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop):
+def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop, late, monkeypatch):
     straight, _ = run(tmp_path / "straight", settings=settings)
+    monkeypatch.setattr(TaskModule, "reads_late", late)
     half, _ = run(tmp_path / "halves", settings=settings, max_steps=stop)
     torch.rand(3)  # global state must not matter
     resumed, trainer = run(tmp_path / "halves", settings=settings, resume_from=tmp_path / "halves")

@@ -68,7 +68,7 @@ def device(monkeypatch):
 def test_a_step_waits_once(fields, settings, tiny, config, batch, device, monkeypatch):
     model = tiny(dim=64, attention_backend="triton", **fields)
     module = PretrainingModule(model, config(**settings), n_studies=2, denominator=np.ones(33)).to(device)
-    module._trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=0)
+    module._trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=0, should_stop=False)
     lines = []
     monkeypatch.setattr(module, "log_dict", lambda values, **_: lines.append(values))
     module.on_fit_start()
@@ -79,13 +79,35 @@ def test_a_step_waits_once(fields, settings, tiny, config, batch, device, monkey
             module.training_step(on_device, number).backward()
         assert waits.counted == []
         module.on_before_optimizer_step(torch.optim.SGD(module.parameters(), lr=0.1))
+        module.on_train_batch_end()
     assert waits.counted == ["to cpu"]
-    (line,) = lines
+    (line,) = lines  # as each step here is one of the log; the others are read after the step
     assert {"train/loss", "train/identity", "train/n_masked", "train/learning_rate"} <= line.keys()
     assert all(value.device.type == "cpu" for value in line.values()), "nor does Lightning wait for what it logs"
     untrained = [name for name, weight in module.named_parameters() if weight.grad is None]
     assert not untrained
     assert module.all_trained
+
+
+def test_a_step_is_read_when_the_next_one_is_on_the_device(tiny, config, batch, device):
+    model = tiny(dim=64, attention_backend="triton")
+    module = PretrainingModule(model, config(log_every=10), n_studies=2).to(device)
+    module._trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=3, should_stop=False)
+    module.reads_late = True
+    module.on_fit_start()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer._step_supports_amp_scaling = True
+    on_device = batch.to(device)
+    with Waits() as waits:
+        for number in range(2):
+            loss = module.training_step(on_device, number)
+            module.on_before_zero_grad(optimizer)
+            loss.backward()
+            assert waits.counted == [], "all of the second step is launched"
+            module.on_before_optimizer_step(optimizer)
+            module.on_train_batch_end()
+            assert optimizer.found_inf.is_meta, "the optimiser itself skips a step that is not finite"
+    assert waits.counted == ["to cpu"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import signal
 import threading
 import time
@@ -201,11 +202,10 @@ class Keeper(Checkpoint):
 
         Called by Lightning.
         """
-        pl_module.stopping = self.signal is not None
-        late = self.minutes is not None and time.monotonic() - self._saved >= 60 * self.minutes
-        pl_module.saving = late and trainer.is_global_zero
+        due = self.minutes is not None and time.monotonic() - self._saved >= 60 * self.minutes
+        pl_module.requested = self.signal is not None, due and trainer.is_global_zero
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         """Write a checkpoint if one is due, and stop after a signal. Called by Lightning."""
         if trainer.fit_loop._should_accumulate():
             return
@@ -218,7 +218,7 @@ class Keeper(Checkpoint):
             writer.background = True
             trainer.save_checkpoint(self.file)
             writer.background = False  # for callers of trainer.save_checkpoint
-            self._saved = time.monotonic()
+            self._saved, pl_module.saving = time.monotonic(), False
         if stops and step != trainer.max_steps:
             self.signal = self.signal or signal.SIGTERM  # another process received it
             trainer.limit_val_batches = 0  # Lightning would validate before it stops
@@ -289,7 +289,7 @@ class Watch(Callback):
         if trainer.global_step == self._step:
             return
         if self._bar is not None:
-            loss = pl_module.logged_means()["loss"]
+            loss = pl_module.logged_means().get("loss", math.nan)  # on a GPU without the last step
             self._bar.set_postfix_str(f"{rate:,.0f} cells/s, loss {loss:.3f}", refresh=False)
             self._bar.update(trainer.global_step - self._step)
         self._step = trainer.global_step

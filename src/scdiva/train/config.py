@@ -16,9 +16,9 @@ _ZERO = {
 }  # fmt: skip
 """Numbers that may be 0."""
 _MOST = {"final_learning_rate": 1, "value_mask_rate": 1}
-GIB_PER_CELL, GIB_FIXED = 0.301, 2.5
+GIB_PER_CELL, GIB_FIXED = 0.3, 2.5
 """GPU memory of a training step of the paper's model in bfloat16, in GiB: per cell of 1,200 genes, and without cells.
-From batches of 64 (21.8 GiB) and 96 (31.4 GiB) in `benchmarks/results/gpu.json`."""
+From batches of 96 (31.2 GiB) and 192 (60.0 GiB) in `benchmarks/results/gpu.json`."""
 GPU_SHARE = 0.9
 """Share of the memory of a GPU that a training step may use."""
 CPU_CELLS = 16
@@ -192,7 +192,7 @@ class PretrainingConfig(OptimiserConfig):
     def for_devices(self, n_devices: int, gib: float | None, model: ScDiVaConfig) -> PretrainingConfig:
         """Divide `cells_per_step` into batches: their size, unless it is set, and `accumulate`.
 
-        A cell of `context` genes needs 0.301 GiB with the paper's model, and in proportion to blocks, width and genes
+        A cell of `context` genes needs 0.3 GiB with the paper's model, and in proportion to blocks, width and genes
         with another one (twice as much in fp32). Parameters, optimiser and the gene head need 2.5 GiB. 90% of the
         memory is used: with the paper's model 192 cells on a GPU of 80 GB, and 96 on one of 40 GB.
 

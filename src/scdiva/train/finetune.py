@@ -273,10 +273,9 @@ class FinetuneModule(TaskModule):
         loss, parts = self.objective(self.model, batch.rows, progress, generator)
         return loss, parts
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check, clip and log, as in all tasks, and record the losses. Called by Lightning."""
-        super().on_before_optimizer_step(optimizer)
-        for name, value in self.step_means.items():
+    def record(self, means: dict[str, float]) -> None:
+        """Append the losses of a step to the history."""
+        for name, value in means.items():
             self.history.setdefault(name, []).append(value)
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -10,7 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from scdiva._constants import N_SPECIAL
+from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import loss as loss_module
+from scdiva.integration.objective import IntegrationObjective
 from scdiva.kernels import _attention
 from scdiva.train import PretrainingModule
 
@@ -108,6 +111,25 @@ def test_a_step_is_read_when_the_next_one_is_on_the_device(tiny, config, batch, 
             module.on_train_batch_end()
             assert optimizer.found_inf.is_meta, "the optimiser itself skips a step that is not finite"
     assert waits.counted == ["to cpu"]
+
+
+@pytest.mark.parametrize("anchor", ["learned", "encoder"])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_losses_of_fine_tuning_do_not_wait(anchor, labelled, tiny, batch, device):
+    network = tiny(dim=64, attention_backend="triton", anchor=anchor).to(device)
+    indptr, tokens, values = (part.numpy() for part in (batch.cu_seqlens, batch.tokens, batch.values))
+    batches, rows = np.arange(6) % 2, np.arange(6)
+    cells = InMemoryCells(indptr, tokens, values, batches, np.arange(30) + N_SPECIAL, 1)
+    labels = np.array([0, 0, 1, 1, 2, -1]) if labelled else None
+    objective = IntegrationObjective(cells, [batches], labels, state_dim=network.state_dim, context=8, seed=0)
+    objective.to(device)
+    with Waits() as waits:
+        loss, _ = objective(network, rows, 0.5, torch.Generator().manual_seed(0))
+        loss.backward()
+    assert waits.counted == []
+    cells.tokens[0] = 99
+    with pytest.raises(ValueError, match="token"):  # cells are still checked
+        objective(network, rows, 0.5, torch.Generator())
 
 
 @pytest.mark.parametrize(

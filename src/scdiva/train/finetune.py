@@ -22,13 +22,15 @@ from torch import Tensor, nn
 
 from scdiva._checks import check_choices, check_least, refuse_unwritable
 from scdiva._constants import FINETUNED
+from scdiva._device import to_device
 from scdiva._files import output_path
 from scdiva._rng import step_generator
 from scdiva._settings import settings
+from scdiva.data.batch import CellBatch
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.inference import out_of_memory, runs_transformer
 from scdiva.models.layers import Block
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, check_input
 from scdiva.train.base import Result, TaskModule, decay_groups
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY, read_checkpoint
 from scdiva.train.config import FinetuneConfig
@@ -170,6 +172,14 @@ def planned(fields: dict[str, Any], n_items: int, seed: int, precision: str) -> 
         seed=seed,
         precision="bf16" if precision == "bf16" else "fp32",
     )
+
+
+def encode_cells(network: ScDiVa, batch: CellBatch) -> Tensor:
+    """Cell states of a batch on the CPU, `(B, state_dim)`, on the device of the network, without waiting for it."""
+    device = next(network.parameters()).device
+    if device.type != "cpu":  # inputs on a device are not checked
+        check_input(network.config, *batch.packed, max_length=network.config.input_length)
+    return network.encode(to_device(batch.tokens, device), to_device(batch.values, device), batch.cu_seqlens)
 
 
 class Objective(nn.Module):

@@ -176,9 +176,9 @@ class TaskModule(pl.LightningModule):
                 setattr(part, "micro_batches", number)  # noqa: B010, for mypy: a module's attributes are tensors
 
     def on_fit_start(self) -> None:
-        """Set the number of parts per batch. Called by Lightning."""
+        """Set the number of parts per batch, and forget an earlier run. Called by Lightning."""
         self._window.clear()
-        self._unread = None
+        self._unread, self.stopping, self.saving = None, False, False
         self._run_in(self.micro_batches)
 
     def release(self) -> None:
@@ -309,7 +309,8 @@ class TaskModule(pl.LightningModule):
         if late:
             optimizer.found_inf = (shared[:2].sum() > 0).to(norm)  # type: ignore[attr-defined]
             if values.is_cuda:
-                values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+                pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+                values = pinned.copy_(values, non_blocking=True)
                 copied = torch.cuda.Event()
                 copied.record()
         numbers = [number for _, number, _ in self._window]

@@ -5,10 +5,11 @@
 Runs train on packed parts, 16 cells at a time. A straight run records a digest of its checkpoint after each step:
 weights, their running mean, optimiser, schedule. Others with the same configuration are killed (SIGKILL at a random
 moment, or while a checkpoint is written), stopped (SIGTERM, Ctrl-C) or find the disk full; each is resumed until it is
-complete. After each fault the checkpoint on the disk must equal that of the straight run at its step bit for bit, at
-most `checkpoint_every` steps old, and so must the last one. Packing is killed at random moments too, by one process and
-by three: after each kill all complete parts must equal those of an undisturbed call, no earlier part may be missing,
-and at the end the folders are equal. The exit code is 1 if anything was lost.
+complete. After each fault the checkpoint on the disk must equal that of the straight run at its step bit for bit, and
+so must the last one. It is at most `checkpoint_every` steps old, or twice as many while the next one is written.
+Packing is killed at random moments too, by one process and by three: after each kill all complete parts must equal
+those of an undisturbed call, no earlier part may be missing, and at the end the folders are equal. The exit code is 1
+if anything was lost.
 
 Runs are forked from this process, which has done no arithmetic yet: imports take longer than these runs.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -80,8 +82,11 @@ class Reporting(AtomicIO):
         if self.noted is not None:
             self.noted[checkpoint["global_step"]] = digest(checkpoint)
             return
-        self.board.write(1, 1)
         super().save_checkpoint(checkpoint, path, storage_options)
+
+    def write(self, content: io.BytesIO, path: Path, step: int | None) -> None:
+        self.board.write(1, 1)
+        super().write(content, path, step)
         self.board.write(1, 0)
 
 
@@ -305,7 +310,8 @@ def kills(trial: Trial, number: int, seconds: float, rng: random.Random, in_save
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             if saving or not in_save:  # else it was too late for this moment, and is no try
-                trial.judge(board.done, trial.job.every)
+                # training continues while a checkpoint is written, until the next one is due
+                trial.judge(board.done, trial.job.every * (1 + saving))
         elif code:
             raise SystemExit(f"{trial.name}: a run ended with exit code {code}.")
         if code == 0:
@@ -355,7 +361,7 @@ def full_disk(trial: Trial, number: int, rng: random.Random, root: Path) -> None
             do, at = (fill if by_size else fill_all), rng.randrange(EVERY + 1, trial.job.steps - EVERY)
             child = forked(lambda board=board, at=at, do=do: trial.job.run(trial.folder, board, at=at, do=do))
             code = wait(child, lambda: False)
-            trial.judge(board.done, trial.job.every, ok=code == 28)
+            trial.judge(board.done, 2 * trial.job.every, ok=code == 28)  # the error is raised a step later
             (small / "filler").unlink(missing_ok=True)
             trial.finish()
     finally:

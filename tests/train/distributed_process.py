@@ -77,6 +77,7 @@ def run(
         "weights": torch.cat([p.detach().flatten() for p in module.parameters()]),
         "losses": getattr(module, "losses", []),
         "seen": getattr(module, "seen", []),
+        "logged": {} if trainer is None else {name: float(value) for name, value in trainer.callback_metrics.items()},
         "validation": None if trainer is None else float(trainer.callback_metrics["val/loss"]),
         "world_size": None if trainer is None else trainer.world_size,
         "error": repr(error),
@@ -94,6 +95,12 @@ class Terminate(pl.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class Late(Watched):
+    """Reads flags a step late, as on a GPU."""
+
+    reads_late = True
+
+
 class Broken(Watched):
     """A loss that is no number in the second process, in its third batch."""
 
@@ -108,10 +115,13 @@ RESIZED = {"steps": 22, "validate_every": 2}
 def of_two(folder: Path, rank: int) -> None:
     """Do all runs of two processes."""
     found = {
-        "plain": run(folder, "plain", accumulate=2, micro_batches=2),  # each block run again; one process holds it all
+        # each block run again; one process holds it all
+        "plain": run(folder, "plain", accumulate=2, micro_batches=2, log_every=3),
         "stopped": run(folder, "halves", callbacks=[Terminate()]),
     }
     found["resumed"] = run(folder, "halves", resume=True)
+    found["late"] = run(folder, "late", kind=Late, callbacks=[Terminate()], log_every=100)
+    found["late, resumed"] = run(folder, "late", kind=Late, resume=True, log_every=100)
     found["broken"] = run(folder, "broken", kind=Broken)
     found["resized"] = run(folder, "resized", stop=6, **RESIZED)
     torch.save(found, folder / f"rank{rank}.pt")

@@ -55,10 +55,11 @@ class Dropping(TaskModule):
 
     def compute_loss(self, batch, generator):
         loss = nn.functional.dropout(torch.ones(1000), 0.5).cumsum(0).mean() + 0 * self.model.weight.sum()
-        return loss, {"drawn": torch.rand((), generator=generator)}
+        self.drawn = {"drawn": torch.rand((), generator=generator), "loss": loss.detach()}
+        return loss, {"drawn": self.drawn["drawn"]}
 
-    def _log(self, stage, loss, parts, n_cells):
-        self.logged = {**parts, "loss": loss.detach()}
+    def log_dict(self, values, **_):
+        self.logged = values
 
 
 def test_dropout_and_masks_follow_seed_and_step_and_spare_the_global_stream(batch):
@@ -70,7 +71,7 @@ def test_dropout_and_masks_follow_seed_and_step_and_spare_the_global_stream(batc
         seen = []
         for i in range(n):
             task.training_step(batch, i)
-            seen.append(tuple(float(v) for v in task.logged.values()))
+            seen.append(tuple(float(v) for v in task.drawn.values()))
         return seen, task.batches_seen
 
     before = torch.get_rng_state()
@@ -87,12 +88,12 @@ def test_dropout_and_masks_follow_seed_and_step_and_spare_the_global_stream(batc
 def test_validation_is_corrupted_alike_every_time(batch):
     task = Dropping(nn.Linear(1, 1), OptimiserConfig())
     task.validation_step(batch, 1)
-    first = float(task.logged["drawn"])
+    first = float(task.logged["val/drawn"])
     task.batches_seen = 50
     task.validation_step(batch, 1)
-    assert float(task.logged["drawn"]) == first
+    assert float(task.logged["val/drawn"]) == first
     task.validation_step(batch, 2)
-    assert float(task.logged["drawn"]) != first
+    assert float(task.logged["val/drawn"]) != first
 
 
 def test_checkpoint_of_another_run_is_refused(tiny, config):

@@ -6,6 +6,7 @@ import csv
 import errno
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -16,7 +17,7 @@ from pytorch_lightning.callbacks import Callback
 from scdiva.data.datamodule import CellDataModule
 from scdiva.datasets import toy
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.callbacks import RATE, TERMINATED
+from scdiva.train.callbacks import RATE, TERMINATED, AtomicIO
 
 
 @pytest.fixture
@@ -53,11 +54,13 @@ def test_the_rate_is_cells_by_time_without_validation(run, tmp_path, monkeypatch
 def test_the_bar_shows_steps_loss_rate_and_time_left(run, tmp_path, capsys, monkeypatch):
     for name in ("DELAY", "LOG_INTERVAL"):
         monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
-    run(tmp_path, settings={"steps": 10}, max_steps=6, progress=True)
+    run(tmp_path, settings={"steps": 10, "log_every": 3}, max_steps=6, progress=True)
     said = capsys.readouterr().err
     last = said.replace("\r", "\n").strip().splitlines()[-1]
     assert "6/6" in last
-    assert "cells/s, loss" in last
+    (*_, (step, loss)) = logged(tmp_path / "log" / "version_0", "train/loss")
+    assert step == 5
+    assert f"cells/s, loss {loss:.3f}" in last
     assert "<00:00" in last
     run(tmp_path, settings={"steps": 10}, resume_from=tmp_path, progress=True)
     said = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
@@ -169,6 +172,58 @@ def test_a_full_disk_leaves_the_checkpoint_before(small_run, tmp_path, monkeypat
     assert torch.equal(weights(resumed), weights(straight))
 
 
+@pytest.mark.fault("disk full")
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_continues_while_a_checkpoint_is_written(small_run, tmp_path, fails, monkeypatch):
+    """A write that lasts until step 5: the checkpoint of step 3 holds that step, and its error is raised after 5."""
+    released, steps, plain = threading.Event(), [], AtomicIO.write
+
+    def slow(self, content, path, step):
+        assert released.wait(60)
+        if fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(self, content, path, step)
+        steps.append(step)
+
+    monkeypatch.setattr(AtomicIO, "write", slow)
+
+    def release():
+        assert steps == []
+        released.set()
+        small_run.module.trainer.strategy.checkpoint_io._writing.exception()  # wait
+
+    out = tmp_path / "run"
+    if fails:
+        with pytest.raises(OSError, match="No space left"):
+            small_run(out, callbacks=[At(5, release)])
+        assert small_run.module.trainer.global_step == 5
+        return
+    small_run(out, callbacks=[At(5, release)])
+    assert steps == [3, 6, 9, 12], "the last one is written when fit returns"
+    monkeypatch.setattr(AtomicIO, "write", plain)
+    straight, trainer = small_run(tmp_path / "straight", max_steps=3)
+    saved = torch.load(out / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 12
+    trainer.save_checkpoint(tmp_path / "by hand.ckpt")  # written when the call returns
+    by_hand = torch.load(tmp_path / "by hand.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(weights(straight), torch.cat([by_hand[n].flatten() for n, _ in straight.named_parameters()]))
+
+
+@pytest.mark.parametrize("minutes", [1.0, None])
+def test_checkpoints_are_due_by_minutes_or_by_steps(run, tmp_path, minutes, monkeypatch):
+    """On a clock that advances 40 s per step."""
+    steps, plain = [], AtomicIO.write
+    monkeypatch.setattr(AtomicIO, "write", lambda *call: steps.append(call[-1]) or plain(*call))
+
+    class Clock(Callback):
+        def setup(self, trainer, *_, **__):
+            monkeypatch.setattr("scdiva.train.callbacks.time.monotonic", lambda: 40.0 * trainer.global_step)
+
+    settings = {"steps": 11, "accumulate": 2, "checkpoint_every": 4, "checkpoint_minutes": minutes}
+    run(tmp_path, settings=settings, callbacks=[Clock()])
+    assert steps == ([4, 8, 11] if minutes is None else [3, 6, 9, 11])
+
+
 @pytest.fixture
 def cells(vocabulary, tmp_path):
     """Make a datamodule of two files, of a fixed order."""
@@ -185,19 +240,24 @@ def cells(vocabulary, tmp_path):
 
 @pytest.mark.fault("NaN")
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(small_run, cells, tmp_path, where):
+@pytest.mark.parametrize(("late", "step"), [(False, 4), (True, 4), (True, 5)])  # a checkpoint is due after step 5
+def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(small_run, cells, tmp_path, where, late, step):
     class Broken(Dropping):
+        reads_late = late
+
         def compute_loss(self, batch, generator):
             loss, parts = super().compute_loss(batch, generator)
-            if self.batches_seen == 9:  # the second of step 4
+            if self.batches_seen == 2 * step + 1:  # the second of the step
                 good = loss.detach()
                 loss = loss * torch.nan if where == "loss" else good + (loss - good).abs().sqrt() * 0 + 0 * loss
             return loss, parts
 
-    good, _ = small_run(tmp_path / "good", data=cells(), model={"n_genes": 40}, max_steps=4)
-    with pytest.raises(FloatingPointError, match="optimiser step 4") as error:
-        small_run(tmp_path / "bad", Broken, data=cells(), model={"n_genes": 40})
-    assert ("at batch 9," if where == "loss" else "at batch 8, 9,") in str(error.value)
+    good, _ = small_run(tmp_path / "good", data=cells(), model={"n_genes": 40}, max_steps=step)
+    settings = {"log_every": 100 if late else 1}
+    with pytest.raises(FloatingPointError, match=f"optimiser step {step}") as error:
+        small_run(tmp_path / "bad", Broken, data=cells(), model={"n_genes": 40}, settings=settings)
+    at = f"at batch {2 * step + 1}," if where == "loss" else f"at batch {2 * step}, {2 * step + 1},"
+    assert at in str(error.value)
     assert "cells_of_batch" in str(error.value)
     assert "last.ckpt is from before" in str(error.value)
     assert torch.equal(weights(small_run.module), weights(good))

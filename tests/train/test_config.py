@@ -2,22 +2,60 @@ from __future__ import annotations
 
 import pytest
 
+from scdiva.models import ScDiVaConfig
 from scdiva.train import PretrainingConfig
 
 
 def test_paper_preset():
     c = PretrainingConfig.paper()
-    assert (c.batch_size, c.value_weight, c.value_mask_rate, c.anchor_objective) == (768, 10.0, 0.0, "none")
+    assert (c.cells_per_step, c.value_weight, c.value_mask_rate, c.anchor_objective) == (768, 10.0, 0.0, "none")
     assert c.steps == 308_138
-    assert c.steps * c.batch_size == pytest.approx(4 * 59_162_450, abs=384)
+    assert c.steps * c.cells_per_step == pytest.approx(4 * 59_162_450, abs=384)
     assert (c.learning_rate, c.warmup_steps) == (PretrainingConfig().learning_rate, PretrainingConfig().warmup_steps)
     assert PretrainingConfig.preset("paper", steps=5).steps == 5
+
+
+@pytest.mark.parametrize(
+    ("n_devices", "gib", "changes", "expected"),
+    [
+        (1, 79.1, {}, (192, 4)),  # the largest divisor of 768 within 0.9 * 79.1 GiB
+        (8, 79.1, {}, (96, 1)),
+        (64, 79.1, {}, (12, 1)),
+        (1, 39.5, {}, (96, 8)),
+        (1, 79.1, {"precision": "fp32"}, (96, 8)),
+        (1, 79.1, {"context": 299}, (768, 1)),
+        (1, 2.0, {}, (1, 768)),
+        (2, None, {}, (16, 24)),
+        (8, 79.1, {"batch_size": 48}, (48, 2)),
+        (1, 79.1, {"batch_size": 96, "accumulate": 3}, (96, 8)),
+    ],
+)
+def test_cells_per_step_are_divided_by_devices_and_memory(n_devices, gib, changes, expected):
+    c = PretrainingConfig.preset("paper", **changes).for_devices(n_devices, gib, ScDiVaConfig.paper())
+    assert (c.batch_size, c.accumulate) == expected
+    assert c.batch_size * c.accumulate * n_devices == 768
+    assert c.for_devices(n_devices, gib, ScDiVaConfig.paper()) == c
+
+
+def test_cells_that_devices_do_not_divide_are_refused():
+    paper, model = PretrainingConfig.paper(), ScDiVaConfig.paper()
+    with pytest.raises(ValueError, match=r"cells_per_step=768 is not a multiple of the number of devices, 5"):
+        paper.for_devices(5, 79.1, model)
+    with pytest.raises(ValueError, match=r"of batch_size=100 times the number of devices, 1"):
+        PretrainingConfig.preset("paper", batch_size=100).for_devices(1, 79.1, model)
+    with pytest.raises(ValueError, match="batch_size=None needs cells_per_step"):
+        PretrainingConfig(batch_size=None)
+    with pytest.raises(ValueError, match="batch_tokens and cells_per_step"):
+        PretrainingConfig.preset("paper", batch_tokens=65_536)
+    assert PretrainingConfig(accumulate=3).for_devices(5, None, model) == PretrainingConfig(accumulate=3)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("steps", 0),
+        ("cells_per_step", 0),
+        ("checkpoint_minutes", 0.0),
         ("batch_size", -1),
         ("batch_tokens", 0),
         ("batch_tokens", 1200),

@@ -13,11 +13,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from scdiva.train import PretrainingModule, fit
+from scdiva.train.callbacks import RATE
 from scdiva.train.runner import launched
 
 PROCESS = Path(__file__).with_name("distributed_process.py")
@@ -57,7 +60,7 @@ def two(corpus, vocabulary, tmp_path_factory):
 def test_two_processes_are_one_with_twice_the_batches(two, one):
     """Masks, times and dropout drawn as always: batch s of process r is batch 2 s + r of one process."""
     (first, second), folder = two
-    alone = one.run(folder, "alone", accumulate=4)
+    alone = one.run(folder, "alone", accumulate=4, log_every=3)
     assert first["plain"]["error"] == alone["error"] == "None"
     assert first["plain"]["world_size"] == 2
     torch.testing.assert_close(first["plain"]["weights"], alone["weights"], rtol=0, atol=1e-5)
@@ -67,6 +70,12 @@ def test_two_processes_are_one_with_twice_the_batches(two, one):
     assert len(turns) == 24
     # what is validated and logged is the same too
     assert first["plain"]["validation"] == second["plain"]["validation"] == pytest.approx(alone["validation"], rel=1e-6)
+    lines = [pd.read_csv(folder / out / "log" / "version_0" / "metrics.csv") for out in ("plain", "alone")]
+    logged = [table.filter(like="train/").drop(columns=RATE).dropna() for table in lines]
+    np.testing.assert_allclose(*(table.to_numpy() for table in logged), rtol=1e-5)
+    # each line is the mean of three steps of four batches
+    np.testing.assert_allclose(logged[0]["train/loss"], np.reshape(turns, (2, 12)).mean(axis=1), rtol=1e-5)
+    assert logged[0].columns.isin(first["plain"]["logged"].keys() & second["plain"]["logged"].keys()).all()
 
 
 def test_a_signal_to_one_process_stops_both_and_they_go_on(two, one):
@@ -75,6 +84,9 @@ def test_a_signal_to_one_process_stops_both_and_they_go_on(two, one):
     alone = one.run(folder, "straight", accumulate=2)
     torch.testing.assert_close(first["resumed"]["weights"], alone["weights"], rtol=0, atol=1e-5)
     assert len(first["resumed"]["losses"]) == 2, "both stop at the step after; nothing that was done is done again"
+    assert first["late"]["code"] == second["late"]["code"] == 143
+    assert len(first["late, resumed"]["losses"]) == len(second["late, resumed"]["losses"]) == 1, "another step later"
+    assert torch.equal(first["late, resumed"]["weights"], first["resumed"]["weights"])
 
 
 def test_one_process_without_a_finite_loss_stops_both(two):

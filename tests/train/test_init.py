@@ -178,6 +178,30 @@ def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_pa
     assert one.metadata["init"] == two.metadata["init"]
 
 
+def test_a_resumed_run_keeps_the_batches_that_cells_per_step_were_divided_into(file, genes, tmp_path, monkeypatch):
+    genes.write(tmp_path / "genes.safetensors")
+    training = replace(TRAINING, batch_size=None, cells_per_step=12)
+    options = {"vocabulary": str(tmp_path / "genes.safetensors"), "model": SIZES["paper"]}
+    plain = PretrainingModule.compute_loss
+
+    def stopped(self, batch, generator):
+        if self.batches_seen == 8:  # in the third step
+            raise KeyboardInterrupt
+        return plain(self, batch, generator)
+
+    monkeypatch.setattr("scdiva.train.config.CPU_CELLS", 5)
+    straight = run(file, tmp_path / "straight", training, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModule, "compute_loss", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(file, tmp_path / "run", training, **options)
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["training"]
+    assert (written["batch_size"], written["accumulate"], written["cells_per_step"]) == (4, 3, 12)
+    monkeypatch.setattr("scdiva.train.config.CPU_CELLS", 16)
+    folder = run(file, tmp_path / "run", training, resume=True, **options)
+    assert (folder / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+
+
 @pytest.mark.filterwarnings("ignore:The query head")
 @pytest.mark.parametrize(
     ("kind", "options", "message"),

@@ -6,9 +6,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import CSVLogger, Logger
 
 from scdiva.models import ScDiVa
-from scdiva.train import PretrainingModule, fit
+from scdiva.train import PretrainingModule, TaskModule, fit, pretrain
 from scdiva.train.runner import find_checkpoint, read_checkpoint
 
 
@@ -37,14 +38,17 @@ def run(tiny, config, stream):
 
 
 @pytest.mark.parametrize(
-    ("settings", "stop"),
+    ("settings", "stop", "late"),
     [
-        ({}, 10),  # at a multiple of checkpoint_every
-        ({"checkpoint_every": 4, "accumulate": 2, "anchor_objective": "genes"}, 7),  # between two of them
+        ({}, 10, False),  # at a multiple of checkpoint_every
+        # between two of them, and between two lines of the log
+        ({"checkpoint_every": 4, "log_every": 4, "accumulate": 2, "anchor_objective": "genes"}, 7, False),
+        ({"checkpoint_every": 4, "log_every": 4, "accumulate": 2}, 7, True),
     ],
 )
-def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop):
+def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop, late, monkeypatch):
     straight, _ = run(tmp_path / "straight", settings=settings)
+    monkeypatch.setattr(TaskModule, "reads_late", late)
     half, _ = run(tmp_path / "halves", settings=settings, max_steps=stop)
     torch.rand(3)  # global state must not matter
     resumed, trainer = run(tmp_path / "halves", settings=settings, resume_from=tmp_path / "halves")
@@ -60,6 +64,62 @@ def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop):
         one, two = column(tmp_path / "straight", name), column(tmp_path / "halves", name)
         assert [step for step, _ in one] == [step for step, _ in two]
         assert [v for _, v in two] == pytest.approx([v for _, v in one], rel=1e-5)
+
+
+class Lines(Logger):
+    """A logger of the caller, which keeps its lines."""
+
+    name, version, save_dir = "lines", 0, None
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def log_metrics(self, metrics, step=None):
+        self.lines.append((step, metrics))
+
+    def log_hyperparams(self, *_, **__):
+        pass
+
+
+def test_losses_are_logged_where_the_caller_says(run, tmp_path):
+    settings = {"steps": 6, "log_every": 3}
+    run(tmp_path / "csv", settings=settings)
+    csv = column(tmp_path / "csv", "train/loss"), column(tmp_path / "csv", "val/perplexity")
+    lines = Lines()
+    run(tmp_path / "lines", settings=settings, logger=lines)
+    for found, name in zip(csv, ("train/loss", "val/perplexity"), strict=True):
+        assert [(step, values[name]) for step, values in lines.lines if name in values] == found
+    assert sorted(file.name for file in (tmp_path / "lines").iterdir()) == ["last.ckpt"]
+    run(tmp_path / "elsewhere", settings=settings, logger=CSVLogger(tmp_path / "mine", name="log"))
+    assert column(tmp_path / "mine", "train/loss") == csv[0]
+    assert (tmp_path / "mine" / "log" / "version_0" / "validation.csv").exists()
+    run(tmp_path / "none", settings=settings, logger=False)
+    assert [file.name for file in (tmp_path / "none").iterdir()] == ["last.ckpt"]
+
+
+def test_losses_are_logged_to_tensorboard(run, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path / "csv", settings={"steps": 6, "log_every": 3})
+    run(tmp_path / "run", settings={"steps": 6, "log_every": 3}, logger="tensorboard")
+    events = EventAccumulator(str(tmp_path / "run" / "log" / "version_0")).Reload()
+    for name in ("train/loss", "val/perplexity"):
+        assert [(event.step, event.value) for event in events.Scalars(name)] == column(tmp_path / "csv", name)
+    assert (tmp_path / "run" / "log" / "version_0" / "validation.csv").exists()
+
+
+def test_a_logger_without_its_package_is_an_error_with_the_command(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("scdiva.train.config.find_spec", lambda name: None)
+    for name in ("tensorboard", "wandb"):
+        with pytest.raises(ImportError, match=f"pip install {name}"):
+            run(tmp_path / "run", logger=name)
+        with pytest.raises(ImportError, match=f"pip install {name}"):
+            pretrain("no file.h5ad", str(tmp_path / "run"), logger=name)
+    with pytest.raises(ValueError, match=r"logger must be one of 'csv', .*did you mean 'tensorboard'"):
+        run(tmp_path / "run", logger="tensorbord")
+    assert not (tmp_path / "run").exists()
 
 
 class Norms(Callback):

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning.plugins.precision import Precision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from scdiva._constants import N_SPECIAL
+from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import loss as loss_module
+from scdiva.integration.objective import IntegrationObjective
 from scdiva.kernels import _attention
 from scdiva.train import PretrainingModule
 
@@ -66,26 +68,68 @@ def device(monkeypatch):
         ({"state_head": True, "state_rank": 4}, {"scored_genes": 3, "place_prior": True}),
     ],
 )
-def test_a_step_waits_once(fields, settings, tiny, config, batch, device):
+def test_a_step_waits_once(fields, settings, tiny, config, batch, device, monkeypatch):
     model = tiny(dim=64, attention_backend="triton", **fields)
     module = PretrainingModule(model, config(**settings), n_studies=2, denominator=np.ones(33)).to(device)
-    module._trainer = SimpleNamespace(world_size=1, global_step=0, precision_plugin=Precision())
+    module._trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=0, should_stop=False)
+    lines = []
+    monkeypatch.setattr(module, "log_dict", lambda values, **_: lines.append(values))
     module.on_fit_start()
-    generator = torch.Generator().manual_seed(0)
     on_device = batch.to(device)
     assert on_device.host is batch
     with Waits() as waits:
         for number in range(2):  # two batches are one step
-            loss, _ = module.compute_loss(on_device, generator)
-            module._window.append((on_device, number, loss.detach()))
-            loss.backward()
+            module.training_step(on_device, number).backward()
         assert waits.counted == []
         module.on_before_optimizer_step(torch.optim.SGD(module.parameters(), lr=0.1))
+        module.on_train_batch_end()
     assert waits.counted == ["to cpu"]
-    assert module.last_loss == 0.0
+    (line,) = lines  # as each step here is one of the log; the others are read after the step
+    assert {"train/loss", "train/identity", "train/n_masked", "train/learning_rate"} <= line.keys()
+    assert all(value.device.type == "cpu" for value in line.values()), "nor does Lightning wait for what it logs"
     untrained = [name for name, weight in module.named_parameters() if weight.grad is None]
     assert not untrained
     assert module.all_trained
+
+
+def test_a_step_is_read_when_the_next_one_is_on_the_device(tiny, config, batch, device):
+    model = tiny(dim=64, attention_backend="triton")
+    module = PretrainingModule(model, config(log_every=10), n_studies=2).to(device)
+    module._trainer = SimpleNamespace(world_size=1, global_rank=0, global_step=3, should_stop=False)
+    module.reads_late = True
+    module.on_fit_start()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer._step_supports_amp_scaling = True
+    on_device = batch.to(device)
+    with Waits() as waits:
+        for number in range(2):
+            loss = module.training_step(on_device, number)
+            module.on_before_zero_grad(optimizer)
+            loss.backward()
+            assert waits.counted == [], "all of the second step is launched"
+            module.on_before_optimizer_step(optimizer)
+            module.on_train_batch_end()
+            assert optimizer.found_inf.is_meta, "the optimiser itself skips a step that is not finite"
+    assert waits.counted == ["to cpu"]
+
+
+@pytest.mark.parametrize("anchor", ["learned", "encoder"])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_losses_of_fine_tuning_do_not_wait(anchor, labelled, tiny, batch, device):
+    network = tiny(dim=64, attention_backend="triton", anchor=anchor).to(device)
+    indptr, tokens, values = (part.numpy() for part in (batch.cu_seqlens, batch.tokens, batch.values))
+    batches, rows = np.arange(6) % 2, np.arange(6)
+    cells = InMemoryCells(indptr, tokens, values, batches, np.arange(30) + N_SPECIAL, 1)
+    labels = np.array([0, 0, 1, 1, 2, -1]) if labelled else None
+    objective = IntegrationObjective(cells, [batches], labels, state_dim=network.state_dim, context=8, seed=0)
+    objective.to(device)
+    with Waits() as waits:
+        loss, _ = objective(network, rows, 0.5, torch.Generator().manual_seed(0))
+        loss.backward()
+    assert waits.counted == []
+    cells.tokens[0] = 99
+    with pytest.raises(ValueError, match="token"):  # cells are still checked
+        objective(network, rows, 0.5, torch.Generator())
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
 from scdiva._checks import warn
+from scdiva._device import to_device
 from scdiva._labels import many_labels_accepted
 from scdiva._rng import step_seed
 from scdiva._running import RunConfig, embed_all
@@ -31,7 +32,7 @@ from scdiva.embedding.dataset_pcs import N_DIRECTIONS, own_directions
 from scdiva.metrics.annotation import calibration
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
-from scdiva.train.finetune import Objective, finetune, network_for, planned, tuned_config
+from scdiva.train.finetune import Objective, encode_cells, finetune, network_for, planned, tuned_config
 from scdiva.train.linear_map import DEVIATION_OFFSET
 from scdiva.train.loop import shuffled, train_steps
 
@@ -273,11 +274,12 @@ class AnnotationObjective(Objective):
         self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss, and `accuracy`, the share of the cells whose label has the largest logit."""
-        packed = self.cells.take(rows, self.context).to(self.weights.device).packed
-        features = self.head.features(network.encode(*packed), *packed)
+        cells = self.cells.take(rows, self.context)
+        packed = (to_device(part, self.weights.device) for part in cells.packed)
+        features = self.head.features(encode_cells(network, cells), *packed)
         variance, mean = torch.var_mean(features, dim=0)
         logits = self.head.classifier((features - mean) / (variance + VARIANCE_OFFSET).sqrt()).float()
-        labels = torch.from_numpy(self.labels[rows]).to(logits.device)
+        labels = to_device(torch.from_numpy(self.labels[rows]), logits.device)
         accuracy = (logits.detach().argmax(dim=1) == labels).float().mean()
         return F.cross_entropy(logits, labels, weight=self.weights), {"accuracy": accuracy}
 

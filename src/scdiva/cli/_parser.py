@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import docstring_parser
 import yaml
@@ -40,9 +40,11 @@ TYPES: dict[str, Any] = {
     "batch_key": list[str] | str | None,
     "vocabulary": str | None,
     "train": list[str] | str | None,
+    "logger": Literal["csv", "tensorboard", "wandb"],
 }
 """Types of arguments that also accept objects in Python."""
 HELP = {
+    "logger": "Where losses and scores are logged, in --out.",
     "file": "The .h5ad or .zarr file to read; may also be the first argument. It is not changed.",
     "out": "The file or folder to write, written atomically.",
     "overwrite": "Whether to replace files at --out and --save.",

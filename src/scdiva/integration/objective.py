@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from scdiva._device import to_device
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch
@@ -23,7 +24,7 @@ from scdiva.models.heads import IntegrationHead
 from scdiva.models.inference import runs_transformer
 from scdiva.models.layers import perceptron
 from scdiva.models.scdiva import ScDiVa
-from scdiva.train.finetune import Objective
+from scdiva.train.finetune import Objective, encode_cells
 from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 
@@ -389,18 +390,16 @@ class IntegrationObjective(Objective):
         """Loss, and its parts `reversal` (cross-entropy of the discriminators) and `contrast`."""
         device = next(network.parameters()).device
         taken = self.cells.take(rows, self.context)
-        state = self._direction(network, taken.to(device))
+        state = self._direction(network, taken)
         wide = reversed_gradient(state, reversal_weight(progress)) * state.shape[1] ** 0.5
         reversal = state.new_zeros(())
-        numbers = [torch.from_numpy(batch[rows]).to(device) for batch in self.batches]
+        numbers = [to_device(torch.from_numpy(batch[rows]), device) for batch in self.batches]
         for discriminator, batch in zip(self.discriminators, numbers, strict=True):
             reversal = reversal + F.cross_entropy(discriminator(wide), batch)
         if self.labels is not None:
-            contrast = supervised_contrast_loss(
-                state, torch.from_numpy(self.labels[rows]).to(device), LABELS_TEMPERATURE
-            )
+            contrast = supervised_contrast_loss(state, torch.from_numpy(self.labels[rows]), LABELS_TEMPERATURE)
         else:
-            view = thinned_at_random(taken, MAX_TIME, generator).to(device)
+            view = thinned_at_random(taken, MAX_TIME, generator)
             positive = self._direction(network, view)
             present = torch.ones(1, len(rows), dtype=torch.bool, device=device)
             apart = torch.stack([batch[:, None] != batch for batch in numbers]).any(dim=0)
@@ -409,9 +408,9 @@ class IntegrationObjective(Objective):
         return loss, {"reversal": reversal.detach(), "contrast": contrast.detach()}
 
     def _direction(self, network: ScDiVa, cells: CellBatch) -> Tensor:
-        """Cell states minus their mean over the step, scaled to length 1, `(B, state_dim)`.
+        """Cell states of cells on the CPU, minus their mean over the step, scaled to length 1, `(B, state_dim)`.
 
         Without centring, all cosines would be near 1 and the contrastive loss would have no gradient.
         """
-        state = network.encode(*cells.packed).float()
+        state = encode_cells(network, cells).float()
         return F.normalize(state - state.mean(dim=0), dim=1)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scdiva._device import to_device
 from scdiva.data.memory import InMemoryCells
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.scdiva import ScDiVa
@@ -119,8 +120,8 @@ class ResponseObjective(Objective):
             network, self.head, m.cells, cell, m.parts[condition], m.part_tokens, m.strength[condition], self.context
         )
         device = change.device
-        error = (change - self.delta[torch.from_numpy(condition).to(device)]).square()
-        return (self.weights[torch.from_numpy(group).to(device)] * error).sum(dim=1).mean(), {}
+        error = (change - self.delta[to_device(torch.from_numpy(condition), device)]).square()
+        return (self.weights[to_device(torch.from_numpy(group), device)] * error).sum(dim=1).mean(), {}
 
 
 def finetune_for_perturbation(

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
+from scdiva._device import to_device
 from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.cells import take_cells
 from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import cell_of_token
 from scdiva.models.layers import perceptron
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, check_input
 
 HIDDEN = 256
 """Hidden width of the response head."""
@@ -206,17 +207,19 @@ def head_inputs(
     (gene_cell, _), (label_cell, label) = np.nonzero(parts & is_gene), np.nonzero(parts & ~is_gene)
     masked = torch.zeros(len(batch.tokens), dtype=torch.bool)
     masked[positions] = True
-    inputs = (part.to(device) for part in batch.packed)
-    hidden = network(*inputs, value_mask=masked.to(device)).hidden.float()
+    if device.type != "cpu":  # with the boundaries on the CPU, the host does not wait and the network does not check
+        check_input(network.config, *batch.packed, masked)
+    tokens, values, value_mask = (to_device(x, device) for x in (batch.tokens, batch.values, masked))
+    hidden = network(tokens, values, batch.cu_seqlens, value_mask=value_mask).hidden.float()
 
-    def to_device(numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers).to(device)
+    def on_device(numbers: np.ndarray) -> Tensor:
+        return to_device(torch.from_numpy(numbers), device)
 
-    of_parts = torch.cat([hidden[to_device(positions)], head.labels[to_device(label_of[label])]])
-    part_cells = to_device(np.concatenate([gene_cell, label_cell]))
-    cells_of = cell_of_token(batch.cu_seqlens, len(batch.tokens)).to(device)
+    of_parts = torch.cat([hidden[on_device(positions)], head.labels[on_device(label_of[label])]])
+    part_cells = on_device(np.concatenate([gene_cell, label_cell]))
+    cells_of = to_device(cell_of_token(batch.cu_seqlens, len(batch.tokens)), device)
     pooled = hidden.new_zeros(len(rows), hidden.shape[1]).index_add(0, cells_of, hidden)
-    pooled = pooled / torch.bincount(cells_of, minlength=len(rows)).clamp_min(1)[:, None]
+    pooled = pooled / to_device(batch.cu_seqlens.diff().long(), device).clamp_min(1)[:, None]
     return torch.cat([pooled[part_cells], of_parts], dim=1), part_cells
 
 

@@ -17,7 +17,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._files import MOST_INDEX, output_path, parse_json, parse_yaml, put_whole, read_bytes
 from scdiva._rng import step_generator
-from scdiva._settings import logger
+from scdiva._settings import logger as messages
 from scdiva._validate import Input
 from scdiva.data.corpus import data_files, held_out_studies, study_names
 from scdiva.data.options import InputOptions, Species
@@ -30,7 +30,7 @@ from scdiva.models.hub import SCHEME, find_model
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
-from scdiva.train.config import PretrainingConfig
+from scdiva.train.config import PretrainingConfig, check_logger
 
 if TYPE_CHECKING:
     from scdiva.data.datamodule import CellDataModule
@@ -72,6 +72,7 @@ def pretrain(
     num_nodes: int = 1,
     resume: bool = False,
     progress: bool = True,
+    logger: Any = "csv",
 ) -> Path:
     """Pretrain a model on files and save it.
 
@@ -138,6 +139,9 @@ def pretrain(
         Whether to continue from `out/last.ckpt`. `init` must be that of the run; its model is not read again.
     progress
         Whether to show a progress bar.
+    logger
+        Where losses and scores are logged: `"csv"`, `"tensorboard"` or `"wandb"` (project `scdiva`), in `out`; or a
+        logger of Lightning.
 
     Returns
     -------
@@ -149,6 +153,8 @@ def pretrain(
         If `out` is a file, holds a run and `resume` is False, or a finished model.
     FileNotFoundError
         If a file, the model `init`, or the checkpoint to resume is missing.
+    ImportError
+        If the package of the logger is not installed.
     ValueError
         If files, vocabulary and configuration do not fit together, or `init` has another architecture than `model` or
         `preset`.
@@ -171,6 +177,7 @@ def pretrain(
 
     >>> longer = pretrain("study.h5ad", "run2", training, init=folder, min_genes=1, progress=False)
     """
+    check_logger(logger)
     validation = None if validation is None else _paths(validation)
     if vocabulary is None and init is None:
         vocabulary = "human"
@@ -179,6 +186,7 @@ def pretrain(
         init = os.path.expanduser(init)
     options = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
     options["train"] = files = [] if train is None else _paths(train)
+    options["logger"] = logger if isinstance(logger, str) else type(logger).__name__
     # arguments are checked before packages are loaded, and before entropies take hours
     folder = Path(out)
     _refuse_folder(folder, resume)
@@ -208,18 +216,28 @@ def pretrain(
 
     from scdiva.data.datamodule import CellDataModule
     from scdiva.models.pretrained import fingerprint, load_model
-    from scdiva.train.callbacks import find_checkpoint, read_checkpoint
-    from scdiva.train.runner import fit, make_trainer
+    from scdiva.train.callbacks import CHECKPOINT_KEY, find_checkpoint, read_checkpoint
+    from scdiva.train.runner import device_gib, fit, make_trainer
 
     checkpoint = find_checkpoint(folder) if resume else None
+    saved = {} if checkpoint is None else read_checkpoint(checkpoint)
     hardware: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
-    make_trainer(**hardware, logger=False, enable_checkpointing=False)  # checks the devices
+    trainer = make_trainer(**hardware, logger=False, enable_checkpointing=False)  # checks the devices
+    if saved and training.batch_size is None:
+        training = replace(training, batch_size=saved[CHECKPOINT_KEY]["config"]["batch_size"])
+    training = training.for_devices(trainer.world_size, device_gib(trainer), config)
+    assert training.batch_size is not None
+    if training.cells_per_step is not None:
+        messages.info(
+            "%d cells per step: %d per batch, %d batches per step on each of %d devices",
+            *(training.cells_per_step, training.batch_size, training.accumulate, trainer.world_size),
+        )
     start, n_old, origin = None, 0, recorded.get("init")
     if init is not None and not resume:
         start = load_model(init, device="cpu")
         n_old, origin = start.config.n_genes, {"model": str(init), "fingerprint": fingerprint(start)}
         genes = start.vocabulary if vocabulary is None else start.vocabulary.with_genes_of(load_vocabulary(vocabulary))
-        logger.info("starting from %s, with %d new genes", init, genes.n_genes - n_old)
+        messages.info("starting from %s, with %d new genes", init, genes.n_genes - n_old)
     else:
         genes = load_vocabulary(folder / VOCABULARY if vocabulary is None or resume else vocabulary)
     config = replace(config, n_genes=genes.n_genes)
@@ -238,8 +256,8 @@ def pretrain(
         **reading.arguments(),
     )
     data.vocabulary = genes = _with_entropies(genes, training_files, min_genes, reading, n_old)
-    if checkpoint is not None:  # before the data are read
-        data.load_state_dict(read_checkpoint(checkpoint).get("CellDataModule", {}))
+    if saved:  # before the data are read
+        data.load_state_dict(saved.get("CellDataModule", {}))
     data.setup()
     if species is not None and not isinstance(species, str):
         options["species"] = reading.species
@@ -250,7 +268,9 @@ def pretrain(
     _write_start(folder, resolved, data.manifest() | about, genes, resume)
     module = _module(config, training, data, files[0] if svd_start and not resume else None, start)
     try:
-        trainer = fit(module, data, out_dir=folder, resume_from=checkpoint, progress=progress, **hardware)
+        trainer = fit(
+            module, data, out_dir=folder, resume_from=checkpoint, progress=progress, logger=logger, **hardware
+        )
     finally:
         data.close()
     metadata = {
@@ -373,7 +393,7 @@ def _with_entropies(
         return genes  # a packed corpus is already ranked by entropies; the vocabulary raises an error if it lacks them
     from scdiva.data.gene_entropy import corpus_entropy
 
-    logger.info("counting the entropy of each gene over %d files", len(train))
+    messages.info("counting the entropy of each gene over %d files", len(train))
     counted = corpus_entropy(train, genes, min_genes=min_genes, **reading.arguments())
     if not counted.n_cells:
         raise ValueError(f"no training cell has {min_genes} known genes or more.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from scdiva._device import to_device
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch
 from scdiva.models.inference import run_in_parts
@@ -19,11 +20,11 @@ from scdiva.train.config import OptimiserConfig
 Result = TypeVar("Result")
 
 MAY_CHANGE = {
-    "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "micro_batches",
-    "accumulate",
+    "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "checkpoint_minutes",
+    "micro_batches", "accumulate", "cells_per_step",
 }  # fmt: skip
 """Fields of a configuration that a resumed run may change, since the weights do not depend on them. For `accumulate`
-this is true if it compensates for another number of processes."""
+and `cells_per_step` this is true if they compensate for another number of processes."""
 BETAS = (0.9, 0.95)
 """Decay rates of AdamW's moments."""
 STREAM = "train/0"
@@ -71,6 +72,34 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
 
 
+class Unread(NamedTuple):
+    """Losses and flags of an optimiser step on their way to the host.
+
+    Attributes
+    ----------
+    values
+        On the CPU: whether a loss and a gradient is not finite, stop and save, the sums of all terms over the
+        processes, and the losses of this process.
+    copied
+        Event after which `values` are complete; None: they are.
+    names
+        Names of the terms.
+    numbers
+        Numbers of the batches.
+    step
+        Number of optimiser steps before.
+    rate
+        Learning rate.
+    """
+
+    values: Tensor
+    copied: torch.cuda.Event | None
+    names: list[str]
+    numbers: list[int]
+    step: int
+    rate: float
+
+
 class TaskModule(pl.LightningModule):
     """Base of the training tasks; a task defines :meth:`compute_loss`.
 
@@ -93,16 +122,18 @@ class TaskModule(pl.LightningModule):
         Batches (not optimiser steps) of all processes so far, over all resumed runs; saved with every checkpoint.
     micro_batches
         Parts of a batch that the network processes in turn; doubled when memory runs out, saved with every checkpoint.
-    stopping
-        Whether the run shall end: requested in this process, and after each optimiser step in any process.
-    last_loss
-        Loss of the last batch before the last optimiser step.
+    requested
+        Whether this process requests that the run ends, and that a checkpoint is written.
+    stopping, saving
+        Whether any process requested that before the last optimiser step that was read.
     """
 
     all_trained = False
     """Whether every weight gets a gradient from every batch; otherwise processes must search for unused ones."""
     other_run = "To go on under another one, save the model and start a new run from it."
     """Remedy in the error for a checkpoint of another configuration."""
+    reads_late: bool | None = None
+    """Whether losses and flags of a step are read one step late; None: on CUDA devices."""
     less_memory = "A smaller batch_size, accumulated, is faster"
     """Advice in the warning that memory runs out."""
 
@@ -112,9 +143,15 @@ class TaskModule(pl.LightningModule):
         self.config = config
         self.batches_seen = 0
         self.micro_batches = config.micro_batches
-        self.stopping, self.last_loss = False, math.nan
-        # batches since the last optimiser step, with numbers and losses: repeated if the backward pass lacks memory
-        self._window: list[tuple[CellBatch, int, Tensor]] = []
+        self.stopping = self.saving = False
+        self.requested = False, False
+        # sum and number of steps of each value since the last line of the log
+        self._logged: dict[str, tuple[float, int]] = {}
+        self._unread: Unread | None = None
+        self._rate = 0.0
+        # batches since the last optimiser step, with numbers, losses and their terms: repeated if the backward pass
+        # lacks memory
+        self._window: list[tuple[CellBatch, int, dict[str, Tensor]]] = []
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its terms, by name; defined by the task.
@@ -128,7 +165,7 @@ class TaskModule(pl.LightningModule):
 
         Returns
         -------
-        A scalar with gradient, and scalars for the log.
+        A scalar with gradient, and scalars for the log, by the same names for every batch.
         """
         raise NotImplementedError(f"{type(self).__name__} must define compute_loss.")
 
@@ -139,8 +176,9 @@ class TaskModule(pl.LightningModule):
                 setattr(part, "micro_batches", number)  # noqa: B010, for mypy: a module's attributes are tensors
 
     def on_fit_start(self) -> None:
-        """Set the number of parts per batch. Called by Lightning."""
+        """Set the number of parts per batch, and forget an earlier run. Called by Lightning."""
         self._window.clear()
+        self._unread, self.stopping, self.saving = None, False, False
         self._run_in(self.micro_batches)
 
     def release(self) -> None:
@@ -157,8 +195,8 @@ class TaskModule(pl.LightningModule):
         number = self.batches_seen + self.global_rank
         loss, parts = self._in_parts(lambda _: self.drawn_loss(batch, number, STREAM), batch.n_cells)
         if self._trainer is not None:
-            self._window.append((batch, number, loss.detach()))
-        self._log("train", loss, parts, batch.n_cells)
+            terms = {name: value.detach() for name, value in parts.items()}
+            self._window.append((batch, number, {"loss": loss.detach(), **terms}))
         # counted here, not in a hook: callbacks save checkpoints before the module's hook would run
         self.batches_seen += self._world_size
         return loss
@@ -240,51 +278,113 @@ class TaskModule(pl.LightningModule):
         del self._window[:-1]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stop before a loss or gradient that is not finite changes the weights, and clip. Called by Lightning.
+        """Check that loss and gradient are finite, and clip. Called by Lightning.
 
-        Only here does a step wait for its device. Before that, one small sum tells each process whether another one has
-        a loss that is not finite or shall stop. Gradients are clipped here because Lightning does not clip those of
-        fused optimisers in mixed precision.
+        One tensor with losses, terms and flags is read, the only one for which a step waits. With several processes it
+        is summed first, so that each process knows whether another one has a loss that is not finite or shall stop. On
+        a GPU it is read one step late, except for a line of the log: the host prepares the next batch meanwhile, and
+        the optimiser itself skips a step that is not finite. Gradients are clipped here because Lightning does not clip
+        those of fused optimisers in mixed precision.
 
         Raises
         ------
         FloatingPointError
-            If a loss or gradient is not finite in any process. All processes stop.
+            If a loss or gradient is not finite in any process. All processes stop, with the weights before that step.
         """
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-        values = torch.stack([norm, *(loss.to(norm) for *_, loss in self._window)])
-        bad = ~values.isfinite()
-        flags = torch.stack([bad[1:].any(), bad[0], bad.new_full((), self.stopping)]).float()
+        self.read_step()
+        # in the optimiser's order, in which clip_grad_norm_ would sum
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        n, names = len(self._window), list(self._window[0][2])  # the loss is first
+        terms = [to_device(values[name], norm.device).to(norm) for name in names for *_, values in self._window]
+        bad = ~torch.stack([norm, *terms[:n]]).isfinite()
+        flags = bad[1:].any(), bad[0], *(bad.new_full((), flag) for flag in self.requested)
+        shared = torch.stack([*(flag.to(norm) for flag in flags), *terms])
+        own = torch.stack(terms[:n])
         if self._world_size > 1:
-            torch.distributed.all_reduce(flags)
-        bad_loss, bad_gradient, stopping, _, *losses = torch.cat([flags, values]).tolist()
-        self.stopping, self.last_loss = bool(stopping), losses[-1] if losses else math.nan
-        at = f"optimiser step {self.trainer.global_step}"
-        for (_, number, _), loss in zip(self._window, losses, strict=True):
-            if not math.isfinite(loss):
-                raise FloatingPointError(f"The loss is {loss} at batch {number}, {at}.")
-        if bad_loss:
-            raise FloatingPointError(f"The loss of another process is not finite, {at}; its message names the batch.")
-        if bad_gradient:
-            batches = ", ".join(str(number) for _, number, _ in self._window)
-            raise FloatingPointError(f"The gradient is not finite at batch {batches}, {at}, though each loss is.")
+            torch.distributed.all_reduce(shared)
+        late = self.device.type == "cuda" if self.reads_late is None else self.reads_late
+        late = late and getattr(optimizer, "_step_supports_amp_scaling", False)  # of fused optimisers
+        values, copied = torch.cat([shared, own]), None
+        if late:
+            optimizer.found_inf = (shared[:2].sum() > 0).to(norm)  # type: ignore[attr-defined]
+            if values.is_cuda:
+                pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+                values = pinned.copy_(values, non_blocking=True)
+                copied = torch.cuda.Event()
+                copied.record()
+        numbers = [number for _, number, _ in self._window]
+        rate = optimizer.param_groups[0]["lr"]
+        self._unread = Unread(values, copied, names, numbers, self.trainer.global_step, rate)
+        if not late or (self.trainer.global_step + 1) % self.config.log_every == 0:
+            self.read_step()
         if self.config.clip:
-            self.trainer.precision_plugin.clip_grad_by_norm(optimizer, self.config.clip)
+            nn.utils.clip_grads_with_norm_(trained, self.config.clip, norm)
+
+    def read_step(self) -> None:
+        """Read losses and flags of the last optimiser step, unless they were read.
+
+        Raises
+        ------
+        FloatingPointError
+            If a loss or gradient is not finite in any process.
+        """
+        if self._unread is None:
+            return
+        (values, copied, names, numbers, step, rate), self._unread = self._unread, None
+        if copied is not None:
+            copied.synchronize()
+        n = len(numbers)
+        bad_loss, bad_gradient, stopping, saving, *sums = values.tolist()
+        sums, losses = sums[:-n], sums[-n:]
+        self.stopping, self.saving = bool(stopping), bool(saving)
+        for number, loss in zip(numbers, losses, strict=True):
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"The loss is {loss} at batch {number}, optimiser step {step}.")
+        if bad_loss:
+            raise FloatingPointError(
+                f"The loss of another process is not finite, optimiser step {step}; its message names the batch."
+            )
+        if bad_gradient:
+            batches = ", ".join(map(str, numbers))
+            raise FloatingPointError(
+                f"The gradient is not finite at batch {batches}, optimiser step {step}, though each loss is."
+            )
+        means = {name: sum(sums[i * n : (i + 1) * n]) / (n * self._world_size) for i, name in enumerate(names)}
+        self.record(means)
+        if step % self.config.log_every == 0:  # a line was written, or none yet
+            self._logged = {}
+        for name, value in means.items():
+            total, n_steps = self._logged.get(name, (0.0, 0))
+            self._logged[name] = total + value, n_steps + 1
+        self._rate = rate
+
+    def record(self, means: dict[str, float]) -> None:
+        """Record loss and terms of an optimiser step, means over its batches in all processes; for tasks to define."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Log the means over the optimiser steps since the last line of the log. Called by Lightning."""
+        if self.trainer.should_stop:  # Lightning writes a line
+            self.read_step()
+        if self._unread is None and self._logged:
+            values = self.logged_means() | {"learning_rate": self._rate}
+            # Lightning would create a tensor on the device from a number, and wait for it
+            self.log_dict({f"train/{name}": torch.tensor(value) for name, value in values.items()}, batch_size=1)
+
+    def on_train_end(self) -> None:
+        """Check the last step. Called by Lightning."""
+        self.read_step()
+
+    def logged_means(self) -> dict[str, float]:
+        """Loss and its terms since the last line of the log: means over processes, batches and optimiser steps."""
+        return {name: total / n for name, (total, n) in self._logged.items()}
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the validation set, with the same masks each time. Called by Lightning."""
         # every process validates on all batches: the mean over processes is that of one process
         loss, parts = self.compute_loss(batch, step_generator(self.config.seed, batch_idx, "validation/0"))
-        self._log("val", loss, parts, batch.n_cells)
-
-    def _log(self, stage: str, loss: Tensor, parts: dict[str, Tensor], n_cells: int) -> None:
-        values = {f"{stage}/loss": loss.detach()} | {f"{stage}/{name}": value.float() for name, value in parts.items()}
-        whole = stage == "val"
-        self.log_dict(values, batch_size=n_cells, on_step=not whole, on_epoch=whole, sync_dist=whole)
-        if stage == "train" and self.trainer.optimizers:
-            # Lightning would create a tensor on the device from a number, and wait for it
-            rate = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
-            self.log("train/learning_rate", rate, batch_size=n_cells)
+        values = {"val/loss": loss.detach()} | {f"val/{name}": value.float() for name, value in parts.items()}
+        self.log_dict(values, batch_size=batch.n_cells, on_step=False, on_epoch=True, sync_dist=True)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameter groups of the optimiser."""
@@ -298,12 +398,20 @@ class TaskModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add task, configuration and position of the run to a checkpoint. Called by Lightning."""
+        """Add task, configuration and position of the run to a checkpoint. Called by Lightning.
+
+        Raises
+        ------
+        FloatingPointError
+            If the last step was not finite; no checkpoint is written then.
+        """
+        self.read_step()
         checkpoint[CHECKPOINT_KEY] = {
             "task": type(self).__name__,
             "config": self.config.to_dict(),
             "batches_seen": self.batches_seen,
             "micro_batches": self.micro_batches,
+            "logged": {name: list(sums) for name, sums in self._logged.items()},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -338,3 +446,4 @@ class TaskModule(pl.LightningModule):
                 counts.update({name: n + more for name, n in counts.items()})
         self.batches_seen = saved["batches_seen"]
         self.micro_batches = max(self.micro_batches, saved["micro_batches"])
+        self._logged = {name: (total, n) for name, (total, n) in saved.get("logged", {}).items()}

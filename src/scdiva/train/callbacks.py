@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import signal
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from scdiva._files import put_whole
-from scdiva._settings import progress_bar
+from scdiva._settings import logger, progress_bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -40,11 +42,19 @@ _OF_TASK = ("task", "config", "batches_seen", "micro_batches")
 
 
 class AtomicIO(TorchCheckpointIO):
-    """Write checkpoints atomically.
+    """Write checkpoints atomically, if requested in a thread while training continues.
 
     Lightning writes to the system's temporary folder and moves the file, which is a copy across file systems: a kill
     would leave an incomplete file under the old name.
+
+    Attributes
+    ----------
+    background
+        Whether :meth:`save_checkpoint` returns once the content is in memory, and a thread writes it.
     """
+
+    background = False
+    _writing: Future[None] | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write one file. Called by Lightning in the first process.
@@ -52,7 +62,7 @@ class AtomicIO(TorchCheckpointIO):
         Parameters
         ----------
         checkpoint
-            The content.
+            The content, which may change after the call.
         path
             The file.
         storage_options
@@ -61,22 +71,35 @@ class AtomicIO(TorchCheckpointIO):
         Raises
         ------
         OSError
-            If the file cannot be written. An older checkpoint does not change then.
+            If this file or the one before cannot be written. An older checkpoint does not change then.
         """
+        self.finish()
         content = io.BytesIO()
         torch.save(checkpoint, content)
+        step = checkpoint.get("global_step")
+        if not self.background:
+            self.write(content, Path(path), step)
+            return
+        thread = ThreadPoolExecutor(1)
+        self._writing = thread.submit(self.write, content, Path(path), step)
+        thread.shutdown(wait=False)  # once it has written
+
+    def write(self, content: io.BytesIO, path: Path, step: int | None) -> None:
+        """Write the content of a checkpoint; OSError if that fails."""
         try:
-            put_whole(Path(path), lambda file: file.write(content.getbuffer()))
+            put_whole(path, lambda file: file.write(content.getbuffer()))
         except OSError as error:
             before = "the one before is intact: make room and resume"
-            if not Path(path).exists():
+            if not path.exists():
                 before = "there is none before it"
-            raise OSError(
-                error.errno,
-                f"the checkpoint of step {checkpoint.get('global_step')} could not be written ({error.strerror}); "
-                f"{before}",
-                str(path),
-            ) from error
+            message = f"the checkpoint of step {step} could not be written ({error.strerror}); {before}"
+            raise OSError(error.errno, message, str(path)) from error
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Wait until the last checkpoint is written, and raise the error of its thread. Without `wait`, only check."""
+        if self._writing is not None and (wait or self._writing.done()):
+            writing, self._writing = self._writing, None
+            writing.result()
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -138,11 +161,13 @@ IMPATIENT = 2.0
 
 
 class Keeper(Checkpoint):
-    """Write checkpoints at regular optimiser steps and at the last one; end the run on SIGTERM or Ctrl-C.
+    """Write checkpoints at regular intervals and at the last step; end the run on SIGTERM or Ctrl-C.
 
     Both happen at the end of the last batch of an optimiser step, so that no partial gradient is lost, and in all
     processes at the same step. Lightning's own signal handlers would leave the loop within a step, and communicate with
     processes that may wait for something else.
+
+    Checkpoints are written in a thread (:class:`AtomicIO`). An error of the thread is raised after the next step.
 
     Parameters
     ----------
@@ -150,15 +175,18 @@ class Keeper(Checkpoint):
         The checkpoint; None: no checkpoint is written.
     every
         Optimiser steps between two checkpoints.
+    minutes
+        Minutes between two checkpoints on the clock of the first process; None: by steps.
     """
 
-    def __init__(self, file: Path | None, every: int) -> None:
-        self.file, self.every = file, every
+    def __init__(self, file: Path | None, every: int, minutes: float | None = None) -> None:
+        self.file, self.every, self.minutes = file, every, minutes
         self.signal: int | None = None
-        self._since = 0.0
+        self._since = self._saved = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Install signal handlers; Lightning restores the former ones. Called by Lightning."""
+        self._saved = time.monotonic()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._received)
             signal.signal(signal.SIGINT, self._received)
@@ -170,22 +198,49 @@ class Keeper(Checkpoint):
             self.signal, self._since = number, time.monotonic()
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Pass a signal to the module, which shares it with the other processes. Called by Lightning."""
-        pl_module.stopping = self.signal is not None
+        """Pass a signal, or that a checkpoint is due, to the module, which informs all processes.
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        Called by Lightning.
+        """
+        due = self.minutes is not None and time.monotonic() - self._saved >= 60 * self.minutes
+        pl_module.requested = self.signal is not None, due and trainer.is_global_zero
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         """Write a checkpoint if one is due, and stop after a signal. Called by Lightning."""
         if trainer.fit_loop._should_accumulate():
             return
-        step = trainer.global_step
+        step, writer = trainer.global_step, _writer(trainer)
+        writer.finish(wait=False)
         # several processes decide together, before the step
         stops = bool(pl_module.stopping) if trainer.world_size > 1 else self.signal is not None
-        if self.file is not None and (stops or step % self.every == 0 or step == trainer.max_steps):
+        due = step % self.every == 0 if self.minutes is None else bool(pl_module.saving)
+        if self.file is not None and (stops or due or step == trainer.max_steps):
+            writer.background = True
             trainer.save_checkpoint(self.file)
+            writer.background = False  # for callers of trainer.save_checkpoint
+            self._saved, pl_module.saving = time.monotonic(), False
         if stops and step != trainer.max_steps:
             self.signal = self.signal or signal.SIGTERM  # another process received it
             trainer.limit_val_batches = 0  # Lightning would validate before it stops
             trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Wait for the last checkpoint, in all processes. Called by Lightning."""
+        _writer(trainer).finish()
+        trainer.strategy.barrier("last checkpoint")
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Wait for the last checkpoint; the error that ended the run is the one to raise. Called by Lightning."""
+        try:
+            _writer(trainer).finish()
+        except OSError as error:
+            logger.warning("%s", error)
+
+
+def _writer(trainer: pl.Trainer) -> AtomicIO:
+    """Plugin that writes the checkpoints; one without effect if the caller passed another CheckpointIO."""
+    writer = trainer.strategy.checkpoint_io
+    return writer if isinstance(writer, AtomicIO) else AtomicIO()
 
 
 RATE = "train/cells_per_second"
@@ -225,9 +280,7 @@ class Watch(Callback):
         self._marks.clear()
         self._marks.append((time.perf_counter(), self._cells))
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the rate, and update the bar after a step. Called by Lightning."""
         self._cells += batch.n_cells * trainer.world_size
         now, (then, cells) = time.perf_counter(), self._marks[0]
@@ -236,7 +289,8 @@ class Watch(Callback):
         if trainer.global_step == self._step:
             return
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{rate:,.0f} cells/s, loss {pl_module.last_loss:.3f}", refresh=False)
+            loss = pl_module.logged_means().get("loss", math.nan)  # on a GPU without the last step
+            self._bar.set_postfix_str(f"{rate:,.0f} cells/s, loss {loss:.3f}", refresh=False)
             self._bar.update(trainer.global_step - self._step)
         self._step = trainer.global_step
         self._marks.append((now, self._cells))

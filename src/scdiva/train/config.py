@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from scdiva._checks import check_choices, check_fields, refuse_unknown
 from scdiva._constants import MAX_LENGTH, PRESETS
+from scdiva.models.config import ScDiVaConfig
 
 _ZERO = {
     "warmup_steps", "seed", "final_learning_rate", "weight_decay", "clip", "value_weight", "value_mask_rate", "freeze",
@@ -14,6 +16,23 @@ _ZERO = {
 }  # fmt: skip
 """Numbers that may be 0."""
 _MOST = {"final_learning_rate": 1, "value_mask_rate": 1}
+GIB_PER_CELL, GIB_FIXED = 0.3, 2.5
+"""GPU memory of a training step of the paper's model in bfloat16, in GiB: per cell of 1,200 genes, and without cells.
+From batches of 96 (31.2 GiB) and 192 (60.0 GiB) in `benchmarks/results/gpu.json`."""
+GPU_SHARE = 0.9
+"""Share of the memory of a GPU that a training step may use."""
+CPU_CELLS = 16
+"""Maximum number of cells per batch on a CPU if `batch_size` is None."""
+LOGGERS = ("csv", "tensorboard", "wandb")
+"""Loggers by name; all but the first are packages."""
+
+
+def check_logger(logger: Any) -> None:
+    """Check the name of a logger: ValueError if there is none, ImportError if its package is not installed."""
+    if isinstance(logger, str):
+        check_choices(logger=(logger, LOGGERS))
+        if logger != "csv" and find_spec(logger) is None:
+            raise ImportError(f"logger={logger!r} needs the package {logger}: pip install {logger}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +47,17 @@ class OptimiserConfig:
         Optimiser steps of the run; the learning rate follows a cosine until the end.
     batch_size
         Maximum number of cells per batch. The global batch is `batch_size * accumulate * devices * nodes`, 768 in the
-        paper.
+        paper. None: as many as fit in the memory of a device (:meth:`PretrainingConfig.for_devices`); requires
+        `cells_per_step`.
     batch_tokens
         Maximum number of tokens (genes, and one `[LAT]` per cell) per batch, in place of `batch_size`: all batches then
         need about the same memory and time, and short cells make larger batches. `None`: use `batch_size`.
     accumulate
-        Batches per optimiser step and process. Each needs a buffer of 4,096 cells, about 30 MB.
+        Batches per optimiser step and process. Each needs a buffer of 4,096 cells, about 30 MB. Derived from
+        `cells_per_step` if that is set.
+    cells_per_step
+        Cells per optimiser step over all devices and nodes, from which :func:`scdiva.train.pretrain` derives
+        `accumulate`. None: `batch_size * accumulate * devices * nodes`.
     micro_batches
         Parts of a batch that each transformer block processes in turn. From 2 on, only the input of each block is kept
         in memory, at the cost of one more forward pass; the step equals that of the whole batch. If memory runs out,
@@ -62,6 +86,9 @@ class OptimiserConfig:
         Seed of data order, masks, dropout and initial weights.
     log_every, validate_every, checkpoint_every
         Intervals in optimiser steps.
+    checkpoint_minutes
+        Minutes between two checkpoints, in place of `checkpoint_every`. A checkpoint is copied to memory, which stops
+        training for about a second per GB, and written while training continues. None: use `checkpoint_every`.
 
     Raises
     ------
@@ -70,9 +97,10 @@ class OptimiserConfig:
     """
 
     steps: int = 10_000
-    batch_size: int = 64
+    batch_size: int | None = 64
     batch_tokens: int | None = None
     accumulate: int = 1
+    cells_per_step: int | None = None
     micro_batches: int = 1
     learning_rate: float = 3e-4
     final_learning_rate: float = 0.1
@@ -86,9 +114,16 @@ class OptimiserConfig:
     log_every: int = 10
     validate_every: int = 500
     checkpoint_every: int = 500
+    checkpoint_minutes: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, _ZERO, _MOST)
+        if self.batch_size is None and self.cells_per_step is None:
+            raise ValueError("batch_size=None needs cells_per_step, which it is derived from, such as 768.")
+        if self.batch_tokens is not None and self.cells_per_step is not None:
+            raise ValueError(
+                "batch_tokens and cells_per_step can't both hold. Pass cells_per_step=None, and accumulate."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Fields as plain Python values."""
@@ -143,9 +178,61 @@ class PretrainingConfig(OptimiserConfig):
         """Training of the paper: 4 epochs, global batch 768, λ = 10, t ~ U(0, 1), no anchor objective.
 
         Four epochs of its 59,162,450 cells are 308,138 steps. The paper does not state learning rate, warm-up and
-        decay, which are our defaults.
+        decay, which are our defaults. :func:`scdiva.train.pretrain` divides the 768 cells by devices and memory.
         """
-        return cls(steps=round(4 * 59_162_450 / 768), batch_size=768, value_mask_rate=0.0, anchor_objective="none")
+        return cls(
+            steps=round(4 * 59_162_450 / 768),
+            batch_size=None,
+            cells_per_step=768,
+            value_mask_rate=0.0,
+            anchor_objective="none",
+            checkpoint_minutes=15,
+        )
+
+    def for_devices(self, n_devices: int, gib: float | None, model: ScDiVaConfig) -> PretrainingConfig:
+        """Divide `cells_per_step` into batches: their size, unless it is set, and `accumulate`.
+
+        A cell of `context` genes needs 0.3 GiB with the paper's model, and in proportion to blocks, width and genes
+        with another one (twice as much in fp32). Parameters, optimiser and the gene head need 2.5 GiB. 90% of the
+        memory is used: with the paper's model 192 cells on a GPU of 80 GB, and 96 on one of 40 GB.
+
+        Parameters
+        ----------
+        n_devices
+            Number of devices on all nodes.
+        gib
+            Memory of a device in GiB; None: a CPU, with at most 16 cells per batch.
+        model
+            Architecture.
+
+        Returns
+        -------
+        The same configuration if `cells_per_step` is None; otherwise one with
+        `batch_size * accumulate * n_devices == cells_per_step`.
+
+        Raises
+        ------
+        ValueError
+            If `cells_per_step` is not a multiple of the devices, or of `batch_size` times the devices.
+        """
+        if self.cells_per_step is None:
+            return self
+        of_device, rest = divmod(self.cells_per_step, n_devices)
+        size = self.batch_size
+        if size is None and not rest:
+            most = CPU_CELLS
+            if gib is not None:
+                share = model.n_layers * model.dim * (self.context + 1) / (12 * 512 * (MAX_LENGTH + 1))
+                of_cell = GIB_PER_CELL * share * (2 if self.precision == "fp32" else 1)
+                most = int((GPU_SHARE * gib - GIB_FIXED) / of_cell)
+            size = max(n for n in range(1, of_device + 1) if of_device % n == 0 and n <= max(1, most))
+        if rest or not size or of_device % size:
+            batch = "" if size is None else f"batch_size={size} times "
+            raise ValueError(
+                f"cells_per_step={self.cells_per_step} is not a multiple of {batch}the number of devices, {n_devices}. "
+                f"Use another number of devices{'' if size is None else ' or batch_size'}, or pass cells_per_step=None."
+            )
+        return replace(self, batch_size=size, accumulate=of_device // size)
 
     def check_scored_genes(self, state_head: bool) -> None:
         """ValueError if a model with a state head would be trained on all masked genes of a batch at once."""
@@ -162,7 +249,7 @@ class PretrainingConfig(OptimiserConfig):
         Parameters
         ----------
         name
-            - `"paper"`: :meth:`paper`. Its `batch_size` is the global batch: divide it by `accumulate` and devices;
+            - `"paper"`: :meth:`paper`, 768 cells per step on any number of devices that divides 768;
             - `"base"`, `"base-lat"`: one GPU; 50,000 steps of 8 batches of 65,536 tokens, about 600 cells of 800 genes
               per step;
             - `"mini"`: a CPU; 2,500 steps of 32 cells of 128 genes. Steps, batch, context and learning rate are those

@@ -22,13 +22,15 @@ from torch import Tensor, nn
 
 from scdiva._checks import check_choices, check_least, refuse_unwritable
 from scdiva._constants import FINETUNED
+from scdiva._device import to_device
 from scdiva._files import output_path
 from scdiva._rng import step_generator
 from scdiva._settings import settings
+from scdiva.data.batch import CellBatch
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.inference import out_of_memory, runs_transformer
 from scdiva.models.layers import Block
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, check_input
 from scdiva.train.base import Result, TaskModule, decay_groups
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY, read_checkpoint
 from scdiva.train.config import FinetuneConfig
@@ -172,6 +174,14 @@ def planned(fields: dict[str, Any], n_items: int, seed: int, precision: str) -> 
     )
 
 
+def encode_cells(network: ScDiVa, batch: CellBatch) -> Tensor:
+    """Cell states of a batch on the CPU, `(B, state_dim)`, on the device of the network, without waiting for it."""
+    device = next(network.parameters()).device
+    if device.type != "cpu":  # inputs on a device are not checked
+        check_input(network.config, *batch.packed, max_length=network.config.input_length)
+    return network.encode(to_device(batch.tokens, device), to_device(batch.values, device), batch.cu_seqlens)
+
+
 class Objective(nn.Module):
     """Loss of a task; its parameters are the layers that the task adds to the network."""
 
@@ -249,7 +259,7 @@ class FinetuneModule(TaskModule):
     Attributes
     ----------
     history
-        Loss and its terms, a scalar tensor for each step; saved with every checkpoint.
+        Loss and its terms at every step; saved with every checkpoint.
     """
 
     config: FinetuneConfig
@@ -260,8 +270,7 @@ class FinetuneModule(TaskModule):
     def __init__(self, model: ScDiVa, objective: Objective, config: FinetuneConfig) -> None:
         super().__init__(model, config)
         self.objective = objective
-        self.history: dict[str, list[Tensor]] = {}
-        self._parts: dict[str, Tensor] = {}
+        self.history: dict[str, list[float]] = {}
         self._digests = {"model": model_digest(model), "data": _digest(objective.data())}
 
     def _in_parts(self, run: Callable[[int], Result], n_cells: int) -> Result:
@@ -272,15 +281,12 @@ class FinetuneModule(TaskModule):
         """Loss of a batch of training examples, from the objective."""
         progress = self.batches_seen / self.config.steps
         loss, parts = self.objective(self.model, batch.rows, progress, generator)
-        self._parts = {"loss": loss.detach(), **parts}
         return loss, parts
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Train on one batch and record its losses; called by Lightning."""
-        loss = super().training_step(batch, batch_idx)
-        for name, value in self._parts.items():
-            self.history.setdefault(name, []).append(value.float())
-        return loss
+    def record(self, means: dict[str, float]) -> None:
+        """Append the losses of a step to the history."""
+        for name, value in means.items():
+            self.history.setdefault(name, []).append(value)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters of the network, and those of the objective at ten times the learning rate."""
@@ -292,9 +298,7 @@ class FinetuneModule(TaskModule):
         """Add digests and history to a checkpoint. Called by Lightning."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[CHECKPOINT_KEY] |= self._digests | {"objective": type(self.objective).__name__}
-        checkpoint[CHECKPOINT_KEY]["history"] = {
-            name: torch.stack(values).cpu() for name, values in self.history.items()
-        }
+        checkpoint[CHECKPOINT_KEY]["history"] = {name: torch.tensor(values) for name, values in self.history.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue from a checkpoint. Called by Lightning.
@@ -309,7 +313,7 @@ class FinetuneModule(TaskModule):
         for name, differs in (("data", "on other cells or labels"), ("model", "from a model with other weights")):
             if saved[name] != self._digests[name]:
                 raise ValueError(f"The checkpoint was trained {differs}. Choose another checkpoint_dir.")
-        self.history = {name: list(values) for name, values in saved["history"].items()}
+        self.history = {name: values.tolist() for name, values in saved["history"].items()}
 
 
 def model_digest(network: ScDiVa) -> str:
@@ -500,4 +504,4 @@ def finetune(
     network.metadata = {**(network.metadata or {}), FINETUNED: tuned}
     network.requires_grad_(True).eval().to(target)
     objective.requires_grad_(False).eval().to(target)
-    return {name: [float(value) for value in values] for name, values in module.history.items()}
+    return module.history

@@ -152,7 +152,7 @@ def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) 
     state
         `(B, dim)`.
     labels
-        int64 `(B,)`; -1: no label.
+        int64 `(B,)`; -1: no label. On the CPU, so that the host does not wait for a device.
     temperature
         τ.
 
@@ -160,14 +160,15 @@ def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) 
     -------
     A scalar in nats; 0 if no two cells share a label.
     """
-    labelled = labels >= 0
-    z = F.normalize(state[labelled].to(torch.promote_types(state.dtype, torch.float32)), dim=1)
+    labelled = (labels >= 0).nonzero().squeeze(1)
     labels = labels[labelled]
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    partners = (labels[:, None] == labels[None, :]) & ~itself
-    paired = partners.any(dim=1)
-    if not bool(paired.any()):
+    partners = (labels[:, None] == labels[None, :]).fill_diagonal_(False)
+    paired = partners.any(dim=1).nonzero().squeeze(1)
+    if not len(paired):
         return state.new_zeros(())
+    labelled, partners, paired = (to_device(x, state.device) for x in (labelled, partners, paired))
+    z = F.normalize(state[labelled].to(torch.promote_types(state.dtype, torch.float32)), dim=1)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     log_share = ((z @ z.T).to(z) / temperature).masked_fill(itself, -torch.inf).log_softmax(dim=1)
     of_cell = torch.where(partners, log_share, 0.0).sum(dim=1) / partners.sum(dim=1).clamp_min(1)
     return -of_cell[paired].mean()

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
@@ -34,7 +33,7 @@ MASK_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 N_SCORED = 32
 """Expected number of masked genes per cell whose identity is scored in validation; more are largely redundant."""
 TABLE = "validation.csv"
-"""Name of the table of validation scores, in the folder of `metrics.csv`."""
+"""Name of the table of validation scores, in the folder of the first logger."""
 _ROWS = 1024
 """Positions whose logits are computed at once."""
 
@@ -86,6 +85,8 @@ def score_cells(
 ) -> np.ndarray:
     """Sums of the scores over the masked genes of each cell.
 
+    Scores are computed on the device of the predictions and copied once, three numbers per gene.
+
     Parameters
     ----------
     logits_of
@@ -93,26 +94,29 @@ def score_cells(
     predicted_values
         `(T,)`.
     batch
-        The complete cells.
+        The complete cells, on the CPU.
     corrupted
-        The masked cells.
+        The masked cells, on the CPU.
     scored
-        bool `(T,)`, positions whose identity is scored if it is masked.
+        bool `(T,)`, positions whose identity is scored if it is masked, on the CPU.
 
     Returns
     -------
     float64 `(n_cells, 5)`: number of scored genes, their cross-entropy in nats, number of correct predictions; number
     of masked values, and their squared error.
     """
-    cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
-    each = torch.zeros(batch.n_cells, 5, dtype=torch.float64)
-    for rows in (corrupted.masked & scored).nonzero().squeeze(1).split(_ROWS):
-        genes, logits = batch.tokens[rows] - N_SPECIAL, logits_of(rows).float()
+    device, cells = predicted_values.device, cell_of_token(batch.cu_seqlens, batch.tokens.numel())
+    rows, masked = ((corrupted.masked & where).nonzero().squeeze(1) for where in (scored, corrupted.masked))
+    identity = []
+    for some in rows.split(_ROWS):
+        genes, logits = to_device(batch.tokens[some] - N_SPECIAL, device), logits_of(some).float()
         nll = torch.nn.functional.cross_entropy(logits, genes, reduction="none")
-        of_scored = torch.stack([torch.ones_like(nll), nll, (logits.argmax(1) == genes).to(nll)], 1)
-        each[:, :3].index_add_(0, cells[rows].cpu(), of_scored.cpu().double())
-    error = (predicted_values.float() - batch.values.float()).square()[corrupted.masked].cpu().double()
-    each[:, 3:].index_add_(0, cells[corrupted.masked].cpu(), torch.stack([torch.ones_like(error), error], 1))
+        identity.append(torch.stack([torch.ones_like(nll), nll, (logits.argmax(1) == genes).to(nll)], 1))
+    error = predicted_values.float()[to_device(masked, device)] - to_device(batch.values.float()[masked], device)
+    value = torch.stack([torch.ones_like(error), error.square()], 1)
+    each = torch.zeros(batch.n_cells, 5, dtype=torch.float64)
+    each[:, :3].index_add_(0, cells[rows], torch.cat(identity).cpu().double())
+    each[:, 3:].index_add_(0, cells[masked], value.cpu().double())
     return each.numpy()
 
 
@@ -216,7 +220,8 @@ class PretrainingModule(TaskModule):
             self.model.compile_blocks()
 
     def on_train_end(self) -> None:
-        """Undo the compilation. Called by Lightning."""
+        """Check the last step, and undo the compilation. Called by Lightning."""
+        super().on_train_end()
         self.model.blocks.release_each()
 
     def _tune_attention(self) -> None:
@@ -301,10 +306,9 @@ class PretrainingModule(TaskModule):
         n_scored = min(N_SCORED, self.config.scored_genes or N_SCORED)
         scored = self._scored(corrupted.masked, host.cu_seqlens, generator, n_scored)
         assert scored is not None
-
-        values = self.model.values(out, batch.tokens).cpu()
+        values = self.model.values(out, batch.tokens)
         self._scores.append(
-            score_cells(lambda rows: self._logits(out, rows, corrupted, host).cpu(), values, host, corrupted, scored)
+            score_cells(lambda rows: self._logits(out, rows, corrupted, host), values, host, corrupted, scored)
         )
 
     def on_validation_epoch_end(self) -> None:
@@ -313,14 +317,13 @@ class PretrainingModule(TaskModule):
         values = {f"val/{name}": value for name, value in scores_of(each)._asdict().items() if name != "n_cells"}
         # every process validates on all cells, so the mean over processes is the score
         self.log_dict({name: value for name, value in values.items() if np.isfinite(value)}, sync_dist=True)
-        if not self.trainer.is_global_zero or not len(each):
+        folder = self.trainer.log_dir if self.trainer.loggers else None  # in all processes
+        if not self.trainer.is_global_zero or not len(each) or folder is None:
             return
         batches = getattr(self.trainer.val_dataloaders, "dataset", None)
         names, study = batches.studies() if isinstance(batches, ValidationBatches) else ([], None)
         study = None if study is None else study[: len(each)]  # Lightning may use a part of the batches
-        for log in self.trainer.loggers:
-            if isinstance(log, CSVLogger):
-                write_table(Path(log.log_dir) / TABLE, self.trainer.global_step, each, names, study)
+        write_table(Path(folder) / TABLE, self.trainer.global_step, each, names, study)
 
     def _denoised(self, corrupted: Corrupted, batch: CellBatch) -> ScDiVaOutput:
         """Run the network on a masked batch."""

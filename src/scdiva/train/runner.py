@@ -15,13 +15,14 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from scdiva._files import naming_output, output_path
-from scdiva._settings import logger, multiplies_bf16
+from scdiva._settings import logger as messages
+from scdiva._settings import multiplies_bf16
 from scdiva.train.base import TaskModule
 from scdiva.train.callbacks import (
     CHECKPOINT,
@@ -33,6 +34,7 @@ from scdiva.train.callbacks import (
     find_checkpoint,
     read_checkpoint,
 )
+from scdiva.train.config import check_logger
 
 # warnings of Lightning about deliberate choices
 _EXPECTED_WARNINGS = (
@@ -149,6 +151,27 @@ def make_trainer(
         raise ValueError(str(error)) from error
 
 
+def device_gib(trainer: pl.Trainer) -> float | None:
+    """Memory in GiB of the smallest GPU that a trainer uses on this node; None on a CPU."""
+    devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
+    if any(device.type != "cuda" for device in devices):
+        return None
+    return float(min(torch.cuda.get_device_properties(device).total_memory for device in devices) / 2**30)
+
+
+def _logger(logger: Any, out: Path | None, log_every: int) -> Any:
+    """Logger of a name, which writes into the folder of a run; anything else is returned unchanged."""
+    if not isinstance(logger, str):
+        return logger
+    if out is None:
+        return False
+    if logger == "tensorboard":
+        return TensorBoardLogger(out, name="log", default_hp_metric=False)
+    if logger == "wandb":
+        return WandbLogger(name=out.name, save_dir=out, project="scdiva")
+    return CSVLogger(out, name="log", flush_logs_every_n_steps=max(log_every, 100))
+
+
 def fit(
     module: TaskModule,
     datamodule: pl.LightningDataModule,
@@ -161,14 +184,16 @@ def fit(
     resume_from: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
+    logger: Any = "csv",
     **trainer_options: Any,
 ) -> pl.Trainer:
     """Train a task.
 
     Options of the training come from `module.config`. `out_dir` gets `last.ckpt` (replaced atomically every
-    `checkpoint_every` steps and at the end) and `log/version_<n>/metrics.csv`, one version per start, for
-    `pandas.read_csv` (columns `step`, `train/loss`, `val/loss`, ...); pretraining adds `validation.csv`, the scores at
-    each share of masked genes and of each validation study.
+    `checkpoint_every` steps or `checkpoint_minutes`, while training continues, and at the end) and
+    `log/version_<n>/metrics.csv`, one version per start, for `pandas.read_csv` (columns `step`, `train/loss`,
+    `val/loss`, ...); pretraining adds `validation.csv`, the scores at each share of masked genes and of each validation
+    study.
 
     SIGTERM and Ctrl-C end the run with a checkpoint after the current optimiser step; a second Ctrl-C ends it at once.
 
@@ -198,8 +223,11 @@ def fit(
         Further Lightning callbacks, such as its `EMAWeightAveraging`.
     progress
         Whether to show a progress bar with steps, loss, cells per second and remaining time.
+    logger
+        Where losses and scores are logged: `"csv"`, `"tensorboard"` or `"wandb"` (project `scdiva`), in `out_dir`; or
+        loggers of Lightning, or False. A line has the means over processes, batches and steps since the last one.
     **trainer_options
-        Further options of Lightning's Trainer, such as `strategy="ddp"` or a `logger`.
+        Further options of Lightning's Trainer, such as `strategy="ddp"`.
 
     Returns
     -------
@@ -211,6 +239,8 @@ def fit(
         If the checkpoint is of another run, the datamodule cannot start in the middle, or there are no such devices.
     FileNotFoundError
         If there is no checkpoint at `resume_from`.
+    ImportError
+        If the package of the logger is not installed.
     FloatingPointError
         If a loss or gradient is NaN or infinite. The weights are those before that step; the message names the batch,
         whose cells `CellDataModule.cells_of_batch` lists.
@@ -238,6 +268,9 @@ def fit(
     2
     """
     c = module.config
+    check_logger(logger)
+    if c.batch_size is None:
+        raise ValueError("batch_size=None: pass a configuration of PretrainingConfig.for_devices, or use pretrain.")
     out = None if out_dir is None else output_path(out_dir, "out_dir")
     checkpoint = None if resume_from is None else find_checkpoint(resume_from)
     content = None if checkpoint is None else read_checkpoint(checkpoint)
@@ -248,7 +281,7 @@ def fit(
         datamodule.start_step = module.batches_seen if content is None else content[CHECKPOINT_KEY]["batches_seen"]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    keeper = Keeper(None if out is None else out / CHECKPOINT, c.checkpoint_every)
+    keeper = Keeper(None if out is None else out / CHECKPOINT, c.checkpoint_every, c.checkpoint_minutes)
     # if some weights get no gradient, processes must find out which after each batch
     find_unused = not module.all_trained and ((devices, num_nodes) != (1, 1) or launched() is not None)
     trainer = make_trainer(
@@ -261,9 +294,7 @@ def fit(
             "max_epochs": -1,
             "precision": resolve_precision(c.precision, accelerator),
             "accumulate_grad_batches": c.accumulate,
-            "logger": False
-            if out is None
-            else CSVLogger(out, name="log", flush_logs_every_n_steps=max(c.log_every, 100)),
+            "logger": _logger(logger, out, c.log_every),
             # the checkpoint comes last, so that it includes the effects of the other callbacks
             "callbacks": [Watch(c.log_every, progress=progress), *callbacks, keeper],
             "log_every_n_steps": c.log_every,
@@ -276,6 +307,8 @@ def fit(
             **trainer_options,
         },
     )
+    # Lightning would broadcast a signal before each batch, and wait for the device; Keeper shares it once per step
+    setattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda: None)  # noqa: B010, a method for mypy
     if hasattr(datamodule, "lanes"):
         datamodule.lanes = trainer.world_size * trainer.accumulate_grad_batches
     # Lightning from 2.6 on can load without unpickling, as read_checkpoint did
@@ -308,6 +341,8 @@ def fit(
             remedy = "No checkpoint was written."
             if out is not None:
                 remedy = f"Continue with resume_from={str(out)!r}, --resume true, or the same call of scdiva.tl."
-            logger.warning("Stopped by SIGTERM after step %d of %d. %s", trainer.global_step, trainer.max_steps, remedy)
+            messages.warning(
+                "Stopped by SIGTERM after step %d of %d. %s", trainer.global_step, trainer.max_steps, remedy
+            )
         raise SystemExit(TERMINATED)
     return trainer

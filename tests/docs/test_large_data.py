@@ -97,7 +97,7 @@ def test_the_plan_adds_up():
     """The plan follows from the measured rates."""
     results = {
         name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
-        for name in ("speed", "scaling", "gpu", "gpu_fit")
+        for name in ("speed", "scaling", "gpu")
     }
     (typical,) = (row for row in results["speed"] if row["what"].endswith("rate, bf16, typical cells"))
     cells = np.array([59_162_450, 100_000_000])
@@ -108,7 +108,7 @@ def test_the_plan_adds_up():
 
     genes = typical["genes_per_cell"]
     assert figures("packed corpus, GB") == pytest.approx(cells * (6 * genes + 6) / 1e9, abs=1)
-    (rate,) = (row["cells_per_s"] for row in results["gpu_fit"] if row["what"] == "fit, packed cells")
+    (rate,) = (row["cells_per_s"] for row in results["gpu"] if row["what"] == "fit, packed cells")
     (embeds,) = (row["cells_per_s"] for row in results["gpu"] if row["what"] == "tl.embed, full cells")
     hours = cells * 4 / rate / 3600
     assert figures("training, 4 epochs") == pytest.approx(hours, abs=1)

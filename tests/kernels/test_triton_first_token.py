@@ -44,13 +44,15 @@ def model(n_layers: int = 3) -> ScDiVa:
 @pytest.mark.parametrize(("precision", "grad"), [("fp32", False), ("fp32", True), ("bf16", False)])
 def test_encode_compiles_once_for_all_batches(precision, grad):
     """Value embedding, blocks, and keys and values of the last block: three graphs without a break."""
-    network, seen = at_precision(model(), precision), CompileCounterWithBackend("aot_eager")
+    network, seen = model(), CompileCounterWithBackend("aot_eager")
     batches = [[40, 0, 20], [7, 13, 20, 20], [5], [16] * 3, [33, 31], [2] * 9]
     cells = [(torch.arange(sum(n)) % 50 + 3, torch.ones(sum(n)), bounds(n)) for n in batches]
     with torch.no_grad():
         expected = [network.encode(*cell, backend="reference") for cell in cells]
-    network.compile_blocks(backend=seen, fullgraph=True)
-    for cell, state in zip(cells, expected, strict=True):
+    for number, (cell, state) in enumerate(zip(cells, expected, strict=True)):
+        if number % 3 == 0:  # as in another call of tl.embed
+            network = at_precision(network, precision)
+            network.compile_blocks(backend=seen, fullgraph=True)
         with torch.set_grad_enabled(grad):
             got = network.encode(*cell, backend="triton")
         if precision == "fp32":  # the interpreter's bfloat16 is wrong

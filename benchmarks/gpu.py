@@ -485,6 +485,11 @@ def embedding(setting: Setting) -> Iterator[dict]:
     def encode(batch: CellBatch) -> Arm:
         return torch.inference_mode()(lambda: network.encode(*batch.packed, backend=setting.backend))
 
+    cells = batch_of(setting, few[typical][:4]).packed
+    with torch.inference_mode():
+        exact = model.read(*cells, backend="sdpa").cell_state  # the whole last block, in float32
+        cosine = F.cosine_similarity(network.encode(*cells, backend=setting.backend).float(), exact)
+    yield goal("model.encode: 1 - cosine from float32, largest", float((1 - cosine).max()), at_most=1e-3)
     arms = {kind: encode(batch) for kind, batch in batches.items()}
     rates = {}
     for kind, samples in timed(setting, arms, calls=2).items():

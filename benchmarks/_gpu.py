@@ -249,7 +249,9 @@ def embed_flops(config: object, lengths: Sequence[int] | Tensor) -> float:
     """FLOPs to embed cells of so many tokens, `[LAT]` included.
 
     Per block and token 2 (4 d² + 3 d f) for the linear layers and 4 L d for attention, and the value embedding's d × d
-    product per gene. 157 GFLOP for one cell of 1,201 tokens in the paper's model.
+    product per gene. 157 GFLOP for one cell of 1,201 tokens in the paper's model. This counts the whole
+    network, although `encode` computes only keys, values and one row of the last block: the rate is that of the result
+    that a user gets.
     """
     d, f, layers = config.dim, config.ffn_dim, config.n_layers  # type: ignore[attr-defined]
     linear = 2.0 * (4 * d * d + 3 * d * f)

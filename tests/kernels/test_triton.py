@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 
 def test_interpreted_kernels_agree_with_the_reference():
-    files = ["tests/kernels/test_triton_interpreted.py", "tests/kernels/test_triton_softmax.py"]
+    names = ("interpreted", "softmax", "first_token")
+    files = [f"tests/kernels/test_triton_{name}.py" for name in names]
     answer = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

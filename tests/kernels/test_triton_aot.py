@@ -182,6 +182,33 @@ def test_the_softmax_loads_16_bytes_and_two_programs_fill_a_multiprocessor(dtype
     assert len(re.findall(r"\bSTG\.E\.128", code)) == keep
 
 
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_attention_of_first_tokens_loads_16_bytes_and_three_programs_fill_a_multiprocessor(head_dim, tmp_path):
+    from scdiva.kernels import _triton_first_token as first_token
+
+    function = first_token.first_token_kernel
+    constants = {"HALF": head_dim // 2, "BLOCK_K": first_token.BLOCK_K, "ROTATE": True}
+    kinds = {"Cu": "*i32", "Cos": "*fp32", "Sin": "*fp32", "factor": "fp32"} | dict.fromkeys(constants, "constexpr")
+    names = function.arg_names
+    signature = {name: kinds.get(name, "*bf16" if name[0].isupper() else "i32") for name in names}
+    even = [n for n in names if signature[n].startswith("*") or n.endswith(("_token", "_cell"))]
+    source = ASTSource(
+        function,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in even},
+    )
+    options = {"num_warps": first_token.WARPS, "num_stages": first_token.STAGES, "enable_fp_fusion": True}
+    registers, stack, code = inspect(
+        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), tmp_path
+    )
+    assert stack == 0
+    assert registers * first_token.WARPS * 32 * 3 <= 65_536
+    loads = re.findall(r"\b(?:LDG|LDGSTS)\.[A-Z0-9.]*", code)
+    # beside boundaries and the query: both halves of keys, values, cosines and sines
+    assert sum(".128" in one for one in loads) >= 5
+
+
 @pytest.mark.parametrize("kernel", ["rotate", *KERNELS])
 def test_no_number_of_tokens_cells_or_tiles_compiles_anew(kernel):
     """What Triton looks a compiled kernel up by is the same for all."""

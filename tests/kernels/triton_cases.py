@@ -15,6 +15,7 @@ import torch
 
 from scdiva.diffusion import masked_cross_entropy
 from scdiva.kernels import rope_attention, rope_attention_qkv, rope_tables
+from scdiva.kernels._first_token import first_token_attention
 
 HEADS = 3
 MAX_LENGTH = 4096
@@ -233,6 +234,40 @@ def gene_head(dtype: torch.dtype, *, device: str, backend: str) -> None:
         assert error <= LIMITS[dtype], f"{name} of the gene head: relative error {error:.3g} > {LIMITS[dtype]}"
 
 
+def first_tokens(dtype: torch.dtype, *, device: str, backend: str) -> None:
+    """Attention of the first token of each cell, by the kernel and with gradients, without a synchronisation."""
+    lengths = [1, 33, 64, 100, 257, 1201]
+    cu_seqlens, (cos, sin) = bounds_of(lengths, device), rope_tables(max(lengths), 64, device=device)
+    draw = torch.Generator(device).manual_seed(11)
+    q, k, v = torch.randn(3, sum(lengths), HEADS, 64, generator=draw, device=device).to(dtype).unbind()
+    first, grad = cu_seqlens[:-1].long(), torch.randn(len(lengths), HEADS, 64, generator=draw, device=device)
+    k, v = torch.stack([k, v], dim=1).unbind(1)  # views of one projection
+    inputs = q[first].requires_grad_(), k.requires_grad_(), v.requires_grad_()
+
+    def result() -> list[torch.Tensor]:
+        given = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "backend": backend}
+        with torch.no_grad():
+            fused = first_token_attention(*inputs, **given)
+        out = first_token_attention(*inputs, **given)
+        return [fused, out.detach(), *torch.autograd.grad(out, inputs, grad.to(dtype))]
+
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    out = rope_attention(*wide, cos=cos, sin=sin, cu_seqlens=cu_seqlens, backend="reference")[first]
+    true = [out.detach(), out.detach(), *torch.autograd.grad(out, wide, grad.to(dtype).double())]
+    true[2] = true[2][first]
+    result()  # compiled here
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = result()
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    for name, a, b in zip(("kernel", "output", "gradient of q", "of k", "of v"), found, true, strict=True):
+        error = float((a.double() - b).norm() / b.norm())
+        assert error <= LIMITS[dtype], f"{name} of first tokens: relative error {error:.3g} > {LIMITS[dtype]}"
+
+
 def _cases() -> Iterator[tuple[str, Callable[..., None]]]:
     yield "new memory is poisoned", poison_works
     yield "nothing is waited for", nothing_is_waited_for
@@ -246,6 +281,7 @@ def _cases() -> Iterator[tuple[str, Callable[..., None]]]:
         yield f"{of}, same bits", partial(same_bits, dtype)
         yield f"{of}, softmax of the gene head", partial(softmax, dtype)
         yield f"{of}, loss of the gene head", partial(gene_head, dtype)
+        yield f"{of}, first tokens", partial(first_tokens, dtype)
 
 
 CASES = dict(_cases())

@@ -82,7 +82,7 @@ def test_low_precision_is_close_and_is_what_runs(cells):
         assert 0.9995 <= low.min() <= 1 - 1e-8
 
 
-def test_only_the_linears_of_the_blocks_change(model, cells):
+def test_only_the_linears_of_the_blocks_and_of_values_change(model, cells):
     kinds: dict[str, set] = {}
 
     def note(name, part):
@@ -92,15 +92,16 @@ def test_only_the_linears_of_the_blocks_change(model, cells):
 
         return part.register_forward_hook(hook)
 
-    named = [(name, part) for name, part in model.named_modules() if name and not name.endswith("ffn")]
+    skipped = ("ffn", "value_out")
+    named = [(name, part) for name, part in model.named_modules() if name and not name.endswith(skipped)]
     hooks = [note(name, part) for name, part in named if not isinstance(part, nn.Linear) or "blocks" not in name]
     try:
         encoded(model, cells[:2], precision="bf16")
     finally:
         for hook in hooks:
             hook.remove()
-    assert kinds["embedding"] == kinds["norm"] == kinds["blocks.0"] == kinds["blocks.2"] == {torch.float32}
-    assert kinds["blocks.1.attention_norm"] == {torch.float32}
+    assert kinds["embedding.value_in"] == kinds["embedding.gene"] == kinds["norm"] == {torch.float32}
+    assert kinds["blocks.1.attention_norm"] == kinds["blocks.2.ffn_norm"] == {torch.float32}
     assert kinds["blocks.1.attention"] == {torch.bfloat16}
 
 

@@ -281,3 +281,34 @@ def test_without_residual_the_cell_state_is_the_encoders_and_no_block_runs():
     tokens, values, cu = batch([25, 7])
     model.blocks = None  # would fail if it were run
     torch.testing.assert_close(model.encode(tokens, values, cu), model.encode_anchor(tokens, values, cu))
+
+
+@pytest.mark.parametrize(
+    ("anchor", "fields"),
+    [("learned", {}), ("learned", {"position": "none", "n_layers": 1}), ("encoder", {"norm_eps": 0.1})],
+)
+@pytest.mark.parametrize("lengths", [[12], [7, 0, 1, 12, 7]])
+def test_encode_runs_the_last_block_for_lat_alone(anchor, fields, lengths):
+    """Values and gradients are those of the whole network."""
+    model = build(anchor, **fields).double()
+    cells = batch(lengths)
+    rows, results = [], []
+    model.blocks[-1].ffn.register_forward_hook(lambda _, inputs, output: rows.append(len(output)))
+    for state_of in (lambda: model.read(*cells).cell_state, lambda: model.encode(*cells)):
+        model.zero_grad()
+        state = state_of()
+        (state * torch.linspace(-1, 2, state.shape[1])).square().sum().backward()
+        used = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        results.append({"state": state.detach(), **used})
+    assert rows == [sum(lengths) + len(lengths), len(lengths)]
+    expected, got = results
+    assert expected.keys() == got.keys()
+    for name in got:
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-9, atol=1e-11, msg=name)
+    with torch.no_grad():
+        single = build(anchor, **fields)
+        state = single.read(*cells).cell_state
+        assert (single.encode(*cells) - state).norm() <= 1e-6 * state.norm()
+    model.blocks.micro_batches = 2
+    torch.testing.assert_close(model.encode(*cells), expected["state"])
+    assert sum(rows[2:]) == rows[0], "in parts, the whole block is run"

@@ -6,8 +6,8 @@ one small matrix product gain little, and lose time on a busy machine. On CUDA o
 on the CPU and copied through page-locked memory without waiting; two workers are used for functions that may wait for
 the device.
 
-Only the matrix products of the transformer blocks, 99% of the work, run in lower precision. Residual stream, norms, set
-encoder, inputs and outputs stay in float32, as in training.
+Only the matrix products of the transformer blocks and of the value embedding, 99% of the work, run in lower precision.
+Residual stream, norms, set encoder, inputs and outputs stay in float32, as in training.
 """
 
 from __future__ import annotations
@@ -277,7 +277,9 @@ def at_precision(model: ScDiVa, precision: str, what: ReadOut = "embedding") -> 
     if precision == "fp32" or not runs_transformer(model, what):
         return model
     network = copy.copy(model)
-    network._modules = {**model._modules, "blocks": _in_bf16(model.blocks)}
+    embedding = copy.copy(model.embedding)
+    embedding._modules = {**embedding._modules, "value_out": _in_bf16(embedding.value_out)}
+    network._modules = {**model._modules, "blocks": _in_bf16(model.blocks), "embedding": embedding}
     if getattr(model.blocks[0], "_compiled_call_impl", None) is not None:
         network.compile_blocks()
     return network
@@ -292,16 +294,20 @@ def _in_bf16(module: nn.Module) -> nn.Module:
     return copied
 
 
-class _Bf16Linear(nn.Module):
+class _Bf16Linear(nn.Linear):
     """Linear layer in bfloat16; sums are in float32 before rounding."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.weight = nn.Buffer(layer.weight.detach().to(torch.bfloat16))
-        self.bias = None if layer.bias is None else nn.Buffer(layer.bias.detach().to(torch.bfloat16))
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        self.weight = _fixed_bf16(layer.weight)
+        self.bias = None if layer.bias is None else _fixed_bf16(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x.to(torch.bfloat16), self.weight, self.bias)
+
+
+def _fixed_bf16(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.detach().to(torch.bfloat16), requires_grad=False)
 
 
 @torch.no_grad()

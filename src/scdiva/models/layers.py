@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from scdiva._constants import MASK
 from scdiva._device import to_device
 from scdiva.kernels import attention_weights, resolve_backend, rope_attention_qkv, rope_tables
+from scdiva.kernels._first_token import first_token_attention
 
 INIT_STD = 0.02
 """Standard deviation of initial weights, as in GPT-2; the paper does not state it."""
@@ -25,6 +27,14 @@ def linear(n_in: int, n_out: int, *, bias: bool = False, std: float = INIT_STD) 
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def rows_of(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
+    """Some of the outputs of a linear layer without bias, `(..., n)`; `rows` are rows of its weight."""
+    if isinstance(layer, nn.Linear):
+        return F.linear(x.to(layer.weight.dtype), layer.weight[rows])
+    y: Tensor = layer(x)
+    return y[..., rows]
 
 
 def perceptron(n_in: int, hidden: int, n_out: int, activation: nn.Module | None = None) -> nn.Sequential:
@@ -68,6 +78,19 @@ class GeneValueEmbedding(nn.Module):
         nn.init.normal_(self.value_in.bias)
         nn.init.normal_(self.hidden_value, std=INIT_STD)
 
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Embeddings of genes `(T, dim)`, given int64 tokens `(T,)`."""
+        if self.gene.weight.is_cuda and torch.is_grad_enabled():
+            return look_up_spread(self.gene.weight, tokens)
+        return self.gene(tokens)
+
+    def of_values(self, values: Tensor, value_mask: Tensor) -> Tensor:
+        """Embeddings of values alone, `(T, dim)`; arguments as in :meth:`forward`."""
+        shown = values.to(self.value_in.weight.dtype).masked_fill(value_mask, 0.0).unsqueeze(-1)
+        value = self.value_out(F.silu(self.value_in(shown)))
+        # in the dtype of the product, as the residuals of the blocks: another dtype would be compiled anew
+        return torch.where(value_mask.unsqueeze(-1), self.hidden_value.to(value.dtype), value)
+
     def forward(self, tokens: Tensor, values: Tensor, value_mask: Tensor) -> Tensor:
         """Embed packed tokens.
 
@@ -84,9 +107,19 @@ class GeneValueEmbedding(nn.Module):
         -------
         `(T, dim)`.
         """
-        shown = values.to(self.value_in.weight.dtype).masked_fill(value_mask, 0.0).unsqueeze(-1)
-        value = self.value_out(F.silu(self.value_in(shown)))
-        return self.gene(tokens) + torch.where(value_mask.unsqueeze(-1), self.hidden_value, value)
+        return self.look_up(tokens) + self.of_values(values, value_mask)
+
+
+def look_up_spread(table: Tensor, tokens: Tensor) -> Tensor:
+    """Rows of a table, `F.embedding(tokens, table)`, with a fast gradient of the row of `MASK` on a GPU.
+
+    In training `MASK` is up to half of all tokens, and the backward pass of `F.embedding` adds all gradients of one row
+    in one thread per column. Here masked positions read other rows, which differ between positions and get the gradient
+    0, and the row of `MASK` is broadcast.
+    """
+    masked = tokens == MASK
+    other = torch.arange(tokens.numel(), device=tokens.device) % table.shape[0]
+    return torch.where(masked.unsqueeze(-1), table[MASK], F.embedding(torch.where(masked, other, tokens), table))
 
 
 class SwiGLU(nn.Module):
@@ -110,11 +143,21 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., dim)` to `(..., dim)`."""
-        gate, up = self.gate(x), self.up(x)
+        gate, up = self.gate_and_up(x) if x.is_cuda else (self.gate(x), self.up(x))
         if torch.is_grad_enabled():
             return self.down(F.silu(gate) * up)
         # in place: on a CPU, allocating memory of this width takes longer than writing to it
         return self.down(F.silu(gate, inplace=True).mul_(up))
+
+    def gate_and_up(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Both inner products as one: on a GPU, x and its gradient are then read and written once.
+
+        Stored weights and low-rank updates stay separate; concatenating two weights takes microseconds.
+        """
+        if not (isinstance(self.gate, nn.Linear) and isinstance(self.up, nn.Linear)):
+            return self.gate(x), self.up(x)
+        weight = torch.cat([self.gate.weight, self.up.weight])
+        return F.linear(x.to(weight.dtype), weight).chunk(2, dim=-1)
 
 
 class Attention(nn.Module):
@@ -149,6 +192,25 @@ class Attention(nn.Module):
         """Attend over packed tokens `(T, dim)`; arguments as in :func:`scdiva.kernels.rope_attention`."""
         qkv = self.project(x)
         heads = rope_attention_qkv(qkv, cos=cos, sin=sin, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, backend=backend)
+        return self.out(heads.flatten(start_dim=1))
+
+    def keys_and_values(self, x: Tensor) -> Tensor:
+        """Keys and values, `(T, 2, H, D)`, of packed tokens `(T, dim)`."""
+        return rows_of(self.qkv, x, slice(x.shape[1], None)).view(x.shape[0], 2, self.n_heads, -1)
+
+    def of_first_tokens(
+        self,
+        x: Tensor,
+        keys_and_values: Tensor,
+        cu_seqlens: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        backend: str = "auto",
+    ) -> Tensor:
+        """Attend from the first token of each cell alone, `(B, dim)`, to all tokens of the cell."""
+        q = rows_of(self.qkv, x, slice(x.shape[1])).view(x.shape[0], self.n_heads, -1)
+        k, v = keys_and_values.unbind(dim=1)
+        heads = first_token_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=cu_seqlens, backend=backend)
         return self.out(heads.flatten(start_dim=1))
 
     def project(self, x: Tensor) -> Tensor:
@@ -187,9 +249,35 @@ class Block(nn.Module):
         sin: Tensor | None,
         backend: str = "auto",
         max_seqlen: int | None = None,
-    ) -> Tensor:
-        """Map packed tokens `(T, dim)` to `(T, dim)`; arguments as in :func:`scdiva.kernels.rope_attention`."""
+        residual: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the block; arguments as in :func:`scdiva.kernels.rope_attention`.
+
+        The output of the feed-forward network is not added to the stream here but where the stream is next read. There
+        a compiler fuses the sum with the next norm.
+
+        Parameters
+        ----------
+        x
+            Packed tokens `(T, dim)`.
+        residual
+            `(T, dim)`, to be added to `x` first; None: 0.
+
+        Returns
+        -------
+        Stream and residual, both `(T, dim)`, whose sum is the output.
+        """
+        x = x if residual is None else x + residual
         x = x + self.attention(self.attention_norm(x), cu_seqlens, cos, sin, backend, max_seqlen)
+        return x, self.ffn(self.ffn_norm(x))
+
+    def keys_and_values(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Keys and values, `(T, 2, H, D)`; arguments as in :meth:`forward`."""
+        return self.attention.keys_and_values(self.attention_norm(x if residual is None else x + residual))
+
+    def of_first_tokens(self, x: Tensor, keys_and_values: Tensor, *attention: Any) -> Tensor:
+        """Output for the first token of each cell, `(B, dim)`; arguments as in :meth:`Attention.of_first_tokens`."""
+        x = x + self.attention.of_first_tokens(self.attention_norm(x), keys_and_values, *attention)
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -218,9 +306,24 @@ class Blocks(nn.ModuleList):
         super().__init__(blocks)
         self.rope, self.backend = rope, backend
         self._tables: tuple[Tensor, Tensor] | None = None
+        self._options: dict[str, Any] | None = None
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, backend: str | None = None) -> Tensor:
-        """Map packed tokens `(T, dim)` to `(T, dim)`.
+        """Map packed tokens `(T, dim)` to `(T, dim)`; arguments as in :meth:`stream`."""
+        x, residual = self.stream(x, cu_seqlens, max_seqlen, backend)
+        return x if residual is None else x + residual
+
+    def stream(
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        backend: str | None = None,
+        *,
+        residual: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Residual stream after the blocks.
 
         Attention is within cells, so a batch can be processed in `micro_batches` parts of whole cells with about equal
         numbers of tokens. With gradients, only the input of each block, `(T, dim)`, is then kept, and the backward pass
@@ -239,26 +342,68 @@ class Blocks(nn.ModuleList):
             Tokens of the longest cell.
         backend
             Attention backend; None: the default.
+        residual
+            `(T, dim)`, added to `x` in the first block; None: 0.
+
+        Returns
+        -------
+        Stream and residual, see :meth:`Block.forward`; a residual of None is 0.
         """
         shared = *self._rotations(x.device), self._resolved(backend, x.device), max_seqlen
         bounds, cu_seqlens = cu_seqlens, to_device(cu_seqlens, x.device)
         if self.micro_batches <= 1 or not torch.is_grad_enabled():
             for block in self:
-                x = block(x, cu_seqlens, *shared)
-            return x
+                x, residual = block(x, cu_seqlens, *shared, residual)
+            return x, residual
+
+        def recomputed(block: nn.Module, *inputs: Any) -> Tensor:
+            def summed() -> Tensor:  # so that one tensor per block is kept, not two
+                x, residual = block(*inputs)
+                return x + residual
+
+            run: Callable[..., Tensor] = checkpoint
+            return run(summed, use_reentrant=False, preserve_rng_state=False)
+
+        x = x if residual is None else x + residual
         bounds = bounds.cpu()
         ends = torch.linspace(0, float(bounds[-1]), self.micro_batches + 1)[1:-1]
         at = torch.searchsorted(bounds, ends.to(bounds.dtype))
         cells = torch.unique(torch.cat([torch.tensor([0]), at, torch.tensor([len(bounds) - 1])])).tolist()
-        recomputed: Callable[..., Tensor] = checkpoint
         outs = []
         for first, last in itertools.pairwise(cells):
             start, stop = int(bounds[first]), int(bounds[last])
             part, part_seqlens = x[start:stop], cu_seqlens[first : last + 1] - start
             for block in self:
-                part = recomputed(block, part, part_seqlens, *shared, use_reentrant=False, preserve_rng_state=False)
+                part = recomputed(block, part, part_seqlens, *shared)
             outs.append(part)
-        return torch.cat(outs)
+        return torch.cat(outs), None
+
+    def of_first_tokens(
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        backend: str | None = None,
+        *,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Output for the first token of each cell alone, `(B, dim)`; arguments as in :meth:`stream`.
+
+        The last block then needs only keys and values of the other tokens. No cell may be empty. `micro_batches` is
+        ignored.
+        """
+        cu_seqlens = to_device(cu_seqlens, x.device)
+        cos, sin = self._rotations(x.device)
+        backend = self._resolved(backend, x.device)
+        for block in list(self)[:-1]:
+            x, residual = block(x, cu_seqlens, cos, sin, backend, max_seqlen, residual)
+        last, first = self[-1], cu_seqlens[:-1]
+        assert isinstance(last, Block)
+        keys_and_values = self.call(Block.keys_and_values, last, x, residual)
+        x = x.index_select(0, first)
+        if residual is not None:
+            x = x + residual.index_select(0, first)
+        return last.of_first_tokens(x, keys_and_values, cu_seqlens, cos, sin, backend)
 
     def attention_weights(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Iterator[tuple[int, int, Tensor]]:
         """Yield layer, cell and attention weights, `(H, L, L)`, one layer of one cell at a time.
@@ -274,15 +419,25 @@ class Blocks(nn.ModuleList):
             for cell, of_cell in enumerate(weights):
                 yield number, cell, of_cell
             if number + 1 < len(self):
-                x = block(x, cu_seqlens, cos, sin, backend, max_seqlen)
+                x = torch.add(*block(x, cu_seqlens, cos, sin, backend, max_seqlen))
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of tensors and modules that surround the blocks; compiled if the blocks are."""
+        if self._options is None:
+            return function(*args)
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(function, **self._options)
+        return self._compiled[function](*args)
 
     def compile_each(self, **options: Any) -> None:
         """Compile each block in place (`torch.compile` with these options), for any number of tokens."""
+        self._options, self._compiled = {"dynamic": True, **options}, {}
         for block in self:
-            block.compile(**{"dynamic": True, **options})
+            block.compile(**self._options)
 
     def release_each(self) -> None:
         """Undo :meth:`compile_each`."""
+        self._options, self._compiled = None, {}
         for block in self:
             block._compiled_call_impl = None
 

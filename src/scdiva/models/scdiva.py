@@ -190,11 +190,11 @@ class ScDiVa(nn.Module):
             anchor = self.anchor(tokens, values, cu_seqlens, ~value_mask)
 
         if use_transformer:
-            x, lat_rows, gene_rows = self._embed(tokens, values, cu_seqlens, value_mask, anchor)
-            x = self.norm(self.blocks(x, bounds, longest + 1, backend))
-            hidden, cell_state = x[gene_rows], x[lat_rows]
-            if anchor is not None and c.anchor == "encoder":
-                cell_state = anchor if self.anchor_out is None else anchor + self.anchor_out(cell_state)
+            x, residual, gene_rows, lat_rows = self._embed(tokens, values, cu_seqlens, value_mask, anchor)
+            stream = self.blocks.stream(x, bounds, longest + 1, backend, residual=residual)
+            x = self.blocks.call(_normed, self.norm, *stream)
+            hidden = x.index_select(0, gene_rows)
+            cell_state = self._cell_state(x.index_select(0, lat_rows), anchor)
         else:
             assert anchor is not None
             hidden, cell_state = anchor.new_empty(0, c.dim), anchor
@@ -208,9 +208,10 @@ class ScDiVa(nn.Module):
 
     def _embed(
         self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, value_mask: Tensor, anchor: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Input of the first block `(T + B, dim)`, the rows of `[LAT]` and those of the genes."""
-        genes = self.embedding(tokens, values, value_mask)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Input of the first block, stream and residual `(T + B, dim)`, and the rows of genes and of `[LAT]`."""
+        # not compiled: a compiler would add the gradients of equal tokens with atomics, in random order
+        genes = self.embedding.look_up(tokens)
         lat = self.embedding.gene.weight[LAT].expand(cu_seqlens.numel() - 1, -1)
         lat = lat if anchor is None else lat + self.anchor_in(anchor)
 
@@ -218,10 +219,17 @@ class ScDiVa(nn.Module):
         rows = torch.arange(tokens.numel() + lat.shape[0], device=tokens.device)
         gene_rows = rows[: tokens.numel()] + cell_of_token(cu_seqlens, tokens.numel()) + 1
         lat_rows = cu_seqlens[:-1].long() + rows[: lat.shape[0]]
-        source = torch.empty_like(rows)
-        source[torch.cat([lat_rows, gene_rows])] = rows
-        x = torch.cat([lat, genes])[source]
-        return x, lat_rows, gene_rows
+        x = genes.new_empty(len(rows), genes.shape[1])
+        x = x.index_copy_(0, lat_rows, lat).index_copy_(0, gene_rows, genes)
+        # only tensors with a row per token are compiled: sizes of 1, such as one cell, would be compiled anew
+        residual = self.blocks.call(_values_in_rows, self.embedding, values, value_mask, gene_rows, x)
+        return x, residual, gene_rows, lat_rows
+
+    def _cell_state(self, lat: Tensor, anchor: Tensor | None) -> Tensor:
+        """Cell state from the final `[LAT]` `(B, dim)`."""
+        if anchor is None or self.config.anchor != "encoder":
+            return lat
+        return anchor if self.anchor_out is None else anchor + self.anchor_out(lat)
 
     def logits(
         self,
@@ -298,12 +306,24 @@ class ScDiVa(nn.Module):
         return self.state_head(state, n_visible)
 
     def encode(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> Tensor:
-        """Cell state of uncorrupted cells, `(B, state_dim)`; without a residual, the set encoder alone is run."""
+        """Cell state of uncorrupted cells, `(B, state_dim)`.
+
+        Without a residual, the set encoder alone is run. Otherwise the last block is run for `[LAT]` alone, except in
+        training in parts (:attr:`Blocks.micro_batches`). Results differ from those of :meth:`read` by rounding.
+        """
         if self.anchor is not None and self.anchor_out is None:
             state = self.encode_anchor(tokens, values, cu_seqlens)
             assert state is not None
             return state
-        return self.read(tokens, values, cu_seqlens, backend=backend).cell_state
+        if self.blocks.micro_batches > 1 and torch.is_grad_enabled():
+            return self.read(tokens, values, cu_seqlens, backend=backend).cell_state
+        tokens, values, cu_seqlens, anchor = self._with_anchor(tokens, values, cu_seqlens)
+        longest = check_input(self.config, tokens, values, cu_seqlens)
+        masked, starts = tokens == MASK, to_device(cu_seqlens, tokens.device)
+        x, residual, *_ = self._embed(tokens, values, starts, masked, anchor)
+        bounds = _with_lat(cu_seqlens)
+        lat = self.blocks.of_first_tokens(x, bounds, longest + 1, backend, residual=residual)
+        return self._cell_state(self.norm(lat), anchor)
 
     def read(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> ScDiVaOutput:
         """Run the network over uncorrupted cells; arguments as in :meth:`forward`.
@@ -311,6 +331,13 @@ class ScDiVa(nn.Module):
         Cells may have `config.input_length` genes: a set encoder reads all of them, the transformer the first
         `config.max_length`, to which `hidden` belongs.
         """
+        tokens, values, cu_seqlens, anchor = self._with_anchor(tokens, values, cu_seqlens)
+        return self(tokens, values, cu_seqlens, anchor_state=anchor, backend=backend)
+
+    def _with_anchor(
+        self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Genes of each cell that the transformer reads, and the state of the set encoder, which reads all of them."""
         anchor = self.encode_anchor(tokens, values, cu_seqlens)
         if anchor is not None:
             starts, lengths = cu_seqlens[:-1], cu_seqlens.diff().clamp_max(self.config.max_length)
@@ -318,7 +345,7 @@ class ScDiVa(nn.Module):
             n = int(cu_seqlens[-1])
             kept = to_device(positions(cu_seqlens, n) + starts[cell_of_token(cu_seqlens, n)], tokens.device)
             tokens, values = tokens[kept], values[kept]
-        return self(tokens, values, cu_seqlens, anchor_state=anchor, backend=backend)
+        return tokens, values, cu_seqlens, anchor
 
     def encode_anchor(
         self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, value_mask: Tensor | None = None
@@ -344,8 +371,8 @@ class ScDiVa(nn.Module):
         """
         longest = check_input(self.config, tokens, values, cu_seqlens)
         anchor = self.encode_anchor(tokens, values, cu_seqlens)
-        x, _, _ = self._embed(tokens, values, cu_seqlens, tokens == MASK, anchor)
-        yield from self.blocks.attention_weights(x, _with_lat(cu_seqlens), longest + 1)
+        x, residual, *_ = self._embed(tokens, values, cu_seqlens, tokens == MASK, anchor)
+        yield from self.blocks.attention_weights(x + residual, _with_lat(cu_seqlens), longest + 1)
 
     @property
     def gene_weight(self) -> Tensor:
@@ -353,7 +380,7 @@ class ScDiVa(nn.Module):
         return self.heads.gene_weight(self.embedding.gene.weight)
 
     def compile_blocks(self, **options: Any) -> None:
-        """Compile each transformer block in place (`torch.compile`), for any number of tokens.
+        """Compile each transformer block, value embedding and final norm (`torch.compile`), for any number of tokens.
 
         Norms, gates and casts are fused around the matrix products. With the Triton backend a block is one graph;
         other backends break the graph at the attention. Compiling takes up to a minute, so it pays in long runs only.
@@ -511,6 +538,19 @@ def check_input(
     if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
         raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
     return longest
+
+
+def _values_in_rows(
+    embedding: GeneValueEmbedding, values: Tensor, value_mask: Tensor, gene_rows: Tensor, x: Tensor
+) -> Tensor:
+    """Embeddings of values in the rows of their genes; 0 in the other rows of the stream `x`."""
+    value = embedding.of_values(values, value_mask)
+    return value.new_zeros(x.shape).index_copy_(0, gene_rows, value)
+
+
+def _normed(norm: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
+    """Final norm of stream and residual."""
+    return norm(x if residual is None else x + residual)
 
 
 def _with_lat(cu_seqlens: Tensor) -> Tensor:

@@ -264,7 +264,13 @@ def annotate(
 
         import torch
 
-        from scdiva.annotation.fit import AnnotationObjective, Reference, finetune_annotator, fit_annotator
+        from scdiva.annotation.fit import (
+            AnnotationObjective,
+            Reference,
+            cells_to_read,
+            finetune_annotator,
+            fit_annotator,
+        )
         from scdiva.data.memory import read_cells
         from scdiva.models.pretrained import load_for
         from scdiva.train.finetune import finetune_config
@@ -292,11 +298,16 @@ def annotate(
         source = cells = restricted(source, tokens)
         with speaking_of("adata" if reference is None else "reference"):
             reference_source = source if reference is None else restricted(reference_source, tokens)
-            reference_cells, reference_rows = read_cells(reference_source, batch)
+            read = reference_source.lengths > 0
+            if tuning is None:  # fine-tuning uses all cells
+                read[read] = cells_to_read(labels[read], seed)
+            reference_cells, reference_rows = read_cells(reference_source, batch, only=read)
         if tuning is None:
             states = embed_all(pretrained, reference_cells, run_config)
-            labelled = Reference(reference_cells, torch.from_numpy(states), labels[reference_rows])
-            annotator = fit_annotator(labelled, types, pretrained, method, n_neighbors, seed)
+            annotator = fit_annotator(
+                Reference(reference_cells, torch.from_numpy(states), labels[reference_rows]),
+                types, pretrained, method, n_neighbors, seed,
+            )  # fmt: skip
         else:
             annotator = finetune_annotator(
                 reference_cells, labels[reference_rows], types, pretrained, tuning, run_config, seed, checkpoint_dir
@@ -307,10 +318,14 @@ def annotate(
         # h5ad and JSON readers cannot hold the seed as an integer
         notes = annotator.notes | {"labels_key": labels_key, "seed": str(seed)}
         annotator = replace(annotator, parents=groups or {}, notes=notes)
-        if reference is None:  # the cells are in memory, with their states unless the model was fine-tuned
-            cells, rows, unlabelled = reference_cells, reference_rows, labels < 0
+        if reference is None:
+            unlabelled = labels < 0
+        if reference is None and len(reference_rows) == np.count_nonzero(source.lengths):
+            # all cells are in memory, with their states unless the model was fine-tuned
+            cells, rows = reference_cells, reference_rows
         else:
             states = None
+        del reference_cells
     _check_reject(reject, len(annotator.novelty) > 0, annotator.names, annotator.parents)
     probability = np.full((adata.n_obs, len(annotator.labels)), np.nan, dtype=np.float32)
     novelty, confidence = np.full((2, adata.n_obs), np.nan, dtype=np.float32)

@@ -8,7 +8,7 @@ held-out part of the cells.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -53,6 +53,8 @@ FEW = 5
 """Held-out cells below which the mean and standard deviation of all labels are used for a label."""
 MOST_UNLABELLED = 5_000
 """Maximum number of unlabelled cells that the logistic regression for novelty is fitted on."""
+MOST_READ, MOST_UNLABELLED_READ = 50_000, 20_000
+"""Maximum number of labelled and of unlabelled cells that are read for a fit without fine-tuning."""
 FEW_LABELLED = 50
 """Mean number of labelled cells per label from which on unlabelled cells are not used."""
 SHARPNESS = 20.0
@@ -108,6 +110,27 @@ class HeldOut(NamedTuple):
     logits: np.ndarray
     novelty_logits: np.ndarray
     cosines: np.ndarray
+
+
+def cells_to_read(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Select the cells of a reference that are read: all, or about 50,000 labelled and 20,000 unlabelled cells.
+
+    Parameters
+    ----------
+    labels
+        Label numbers from 0, -1 for none, `(n_cells,)`.
+    seed
+        Of subsampling, which is stratified by label and keeps at least 50 cells of each.
+
+    Returns
+    -------
+    bool `(n_cells,)`.
+    """
+    selected, unlabelled = np.zeros(len(labels), dtype=bool), np.flatnonzero(labels < 0)
+    selected[_subsample(labels, MOST_READ, seed)] = True
+    rng = np.random.default_rng(step_seed(seed, MOST_UNLABELLED_READ, "subset"))
+    selected[rng.choice(unlabelled, min(len(unlabelled), MOST_UNLABELLED_READ), replace=False)] = True
+    return selected
 
 
 def fit_annotator(
@@ -330,24 +353,16 @@ def fit_head(
     if head.own is not None:
         head.own.weight.copy_(components)
     head.gene_tokens.copy_(torch.from_numpy(genes))
-    u, expression = read_features(head, reference, np.arange(cells.n_cells)[:: -(-cells.n_cells // MOST_FITTED)])
-    set_moments(head, u)
-    if expression is not None:
-        head.gene_mean.copy_(expression.mean(dim=0))
-        head.gene_scale.copy_(expression.std(dim=0) + DEVIATION_OFFSET)
-        scaled = ((expression - head.gene_mean) / head.gene_scale).clamp_(-CLIP, CLIP)
-        # genes and features have the same weight, however many genes there are
-        head.gene_weight.fill_((sizes.dim / float(scaled.square().sum(dim=1).mean().clamp_min(1e-12))) ** 0.5)
-        width, total = sizes.state_dim, expression.var(dim=0, correction=0).sum().clamp_min(VARIANCE_OFFSET)
-        head.state_factor.fill_((width / head.feature_scale[:width].square().sum()) ** 0.5)
-        head.gene_factor.fill_(GENE_WEIGHT * (width / total) ** 0.5)
+    _set_scales(head, reference)
+    if len(genes):
         rows = np.concatenate([rows, _unlabelled_rows(reference.labels, seed)])
     y = reference.labels[rows]
-    u, expression = read_features(head, reference, rows)
-    labelled = y >= 0
-    _fit_classifier(head.classifier, head.inputs(u, expression)[labelled], y[labelled], seed)
+    u, x = read_inputs(head, reference, rows[:n_labelled], head.inputs)
+    _fit_classifier(head.classifier, x, y[:n_labelled], seed)
     if head.novelty_classifier is not None:
-        _fit_novelty(head.novelty_classifier, head.novelty_inputs(u, expression), u, y)
+        del x  # 160 MB
+        u, x = read_inputs(head, reference, rows, head.novelty_inputs)
+        _fit_novelty(head.novelty_classifier, x, u, y)
     head.centroids.copy_(state_centroids(head, u[:n_labelled], y[:n_labelled]))
     return head
 
@@ -509,14 +524,48 @@ def _novelty(head: AnnotationHead, held_out: HeldOut) -> Tensor:
 
 def read_features(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
     """Features `(n, dim)` of some cells, and their single genes `(n, n_genes)`, None without any."""
-    features, genes = [], []
-    for start in range(0, max(1, len(rows)), BLOCK_CELLS):
-        block = rows[start : start + BLOCK_CELLS]
-        packed = reference.cells.take(block).packed
-        features.append(head.features(reference.states[block], *packed))
-        if (expression := head.genes(*packed)) is not None:
-            genes.append(expression)
-    return torch.cat(features), torch.cat(genes) if genes else None
+    s = head.sizes
+    features, genes = torch.empty(len(rows), s.dim), torch.empty(len(rows), s.n_genes) if s.n_genes else None
+    for start in range(0, len(rows), BLOCK_CELLS):
+        at = slice(start, start + BLOCK_CELLS)
+        packed = reference.cells.take(rows[at]).packed
+        features[at] = head.features(reference.states[rows[at]], *packed)
+        if (expression := head.genes(*packed)) is not None and genes is not None:
+            genes[at] = expression
+    return features, genes
+
+
+def read_inputs(
+    head: AnnotationHead, reference: Reference, rows: np.ndarray, inputs: Callable[[Tensor, Tensor | None], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Features `(n, dim)` of some cells and what a method of the head makes of these and the genes, by blocks."""
+    u = torch.empty(len(rows), head.sizes.dim)
+    x = torch.empty(len(rows), inputs(*read_features(head, reference, rows[:1])).shape[1])
+    for start in range(0, len(rows), BLOCK_CELLS):
+        at = slice(start, start + BLOCK_CELLS)
+        u[at], genes = read_features(head, reference, rows[at])
+        x[at] = inputs(u[at], genes)
+    return u, x
+
+
+def _set_scales(head: AnnotationHead, reference: Reference) -> None:
+    """Set the moments of features and genes and the weights of the genes, from at most 20,000 cells; in place."""
+    rows = np.arange(reference.cells.n_cells)[:: -(-reference.cells.n_cells // MOST_FITTED)]
+    u, expression = read_features(head, reference, rows)
+    set_moments(head, u)
+    if expression is None:
+        return
+    head.gene_mean.copy_(expression.mean(dim=0))
+    head.gene_scale.copy_(expression.std(dim=0) + DEVIATION_OFFSET)
+    squares = [
+        ((block - head.gene_mean) / head.gene_scale).clamp_(-CLIP, CLIP).square().sum(dim=1)
+        for block in expression.split(BLOCK_CELLS)
+    ]
+    # genes and features have the same weight, however many genes there are
+    head.gene_weight.fill_((head.sizes.dim / float(torch.cat(squares).mean().clamp_min(1e-12))) ** 0.5)
+    width, total = head.sizes.state_dim, expression.var(dim=0, correction=0).sum().clamp_min(VARIANCE_OFFSET)
+    head.state_factor.fill_((width / head.feature_scale[:width].square().sum()) ** 0.5)
+    head.gene_factor.fill_(GENE_WEIGHT * (width / total) ** 0.5)
 
 
 @torch.no_grad()
@@ -540,9 +589,14 @@ def _centroids(u: Tensor, y: np.ndarray, n_labels: int) -> Tensor:
 
 def _variable_genes(cells: InMemoryCells, n_tokens: int) -> np.ndarray:
     """Tokens of the 2,000 genes of the highest variance, ascending, without genes that do not vary."""
-    matrix = cells.matrix(n_tokens).astype(np.float64)
-    mean = np.asarray(matrix.mean(axis=0)).ravel()
-    variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
+    (mean, square), share = np.zeros((2, n_tokens)), 1 / cells.n_cells
+    for start in range(0, cells.n_cells, BLOCK_CELLS):
+        block = slice(*cells.indptr[[start, min(start + BLOCK_CELLS, cells.n_cells)]])
+        tokens, values = cells.tokens[block], cells.values[block].astype(np.float64)  # noqa: PD011
+        # added cell by cell, so that the sums do not depend on the blocks
+        np.add.at(mean, tokens, values * share)
+        np.add.at(square, tokens, values * values * share)
+    variance = square - mean**2
     genes = np.argsort(-variance, kind="stable")[:N_GENES]
     varying: np.ndarray = np.sort(genes[variance[genes] > VARIANCE_OFFSET])
     return varying
@@ -552,7 +606,7 @@ def _subsample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Rows of labelled cells, ascending: all, or about `most`, stratified by label, at least 50 of each."""
     n_labelled = (labels >= 0).sum()
     rng = np.random.default_rng(step_seed(seed, most, "subset"))
-    kept = []
+    kept = [np.zeros(0, dtype=np.int64)]
     for label in np.unique(labels[labels >= 0]):
         rows = np.flatnonzero(labels == label)
         n = min(len(rows), max(LEAST_OF_LABEL, round(most * len(rows) / n_labelled)))
@@ -630,8 +684,10 @@ def _fit_classifier(classifier: nn.Module, x: Tensor, y: np.ndarray, seed: int, 
 def _fit_novelty(classifier: nn.Linear, x: Tensor, u: Tensor, y: np.ndarray) -> None:
     """Fit the layer for the logits of novelty; in place. Cells with label -1 get pseudo-labels."""
     labelled = y >= 0
-    _fit_linear(classifier, x[labelled], y[labelled], NOVELTY_INVERSE_PENALTY)
-    if not labelled.all():
+    if labelled.all():  # without a copy
+        _fit_linear(classifier, x, y, NOVELTY_INVERSE_PENALTY)
+    else:
+        _fit_linear(classifier, x[labelled], y[labelled], NOVELTY_INVERSE_PENALTY)
         cosines = u @ _centroids(u[labelled], y[labelled], classifier.out_features).T
         agreement = (classifier(x).log_softmax(dim=1) + (SHARPNESS * cosines).log_softmax(dim=1)).softmax(dim=1)
         probability, label = (part.numpy() for part in agreement.max(dim=1))

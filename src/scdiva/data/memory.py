@@ -78,6 +78,7 @@ def read_cells(
     *,
     whole: bool = False,
     trains: bool = True,
+    only: np.ndarray | None = None,
     most: int | None = None,
     seed: int = 0,
 ) -> tuple[InMemoryCells, np.ndarray]:
@@ -93,6 +94,8 @@ def read_cells(
         Whether to read all genes of a cell rather than the `max_length` genes that the model reads.
     trains
         Whether the cells are used for training; skipped cells then cause a warning.
+    only
+        bool `(n_obs,)`, the cells to read; None: all.
     most
         Maximum number of cells; more are subsampled, and only the sample is held in memory. None: no maximum.
     seed
@@ -115,6 +118,8 @@ def read_cells(
         source = replace(source, max_length=source.vocabulary.n_genes)
     if trains:
         warn_left_out("adata", source.n_obs - len(chosen), source.n_obs, 1)
+    if only is not None:
+        chosen = chosen[only[chosen]]
     chosen = chosen[np.argsort(batch[chosen], kind="stable")]
     if most is not None and len(chosen) > most:
         chosen = chosen[np.sort(np.random.default_rng([seed, 1]).choice(len(chosen), most, replace=False))]

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 import scdiva as sd
+from scdiva._labels import label_numbers
 from scdiva.annotation.annotate import ancestors, name_cells, warn_of_shift
+from scdiva.annotation.fit import cells_to_read
 
 METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ["scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty"]
@@ -268,3 +270,18 @@ def test_fine_tuning_on_one_cell_of_each_label_has_no_held_out_cell(plain, query
     assert np.isnan([notes["accuracy"], notes["loss"], notes["accuracy_before"], notes["loss_before"]]).all()
     assert not len(annotator.novelty)
     assert data.obs["scdiva_label"].notna().all()
+
+
+def test_cells_beyond_the_sample_are_mapped(plain, cells, monkeypatch):
+    data, every = cells.copy(), np.arange(cells.n_obs)
+    data.obs["cell_type"] = data.obs["cell_type"].astype(str).where(every % 3 > 0, "none")
+    for name, most in {"MOST_READ": 60, "MOST_UNLABELLED_READ": 30, "LEAST_OF_LABEL": 5}.items():
+        monkeypatch.setattr(f"scdiva.annotation.fit.{name}", most)
+    annotator, mapped = fit(data, None, plain, unlabeled_category="none")
+    selected = cells_to_read(label_numbers(data, "cell_type", "none")[0], int(annotator.notes["seed"]))
+    assert 50 < selected.sum() < 100
+    monkeypatch.undo()
+    assert annotator.notes["n_labelled"] == (selected & (every % 3 > 0)).sum()
+    _, other = fit(cells, data[selected].copy(), plain, unlabeled_category="none")
+    assert mapped.obs["scdiva_label"].notna().all()
+    assert_alike(mapped, other)

@@ -426,3 +426,22 @@ def test_a_probe_learns_what_no_linear_classifier_can():
     assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.85
     linear = LogisticRegression().fit(states[:200], labels[:200]).score(states[200:], labels[200:])
     assert linear < 0.65
+
+
+def test_many_cells_are_subsampled_by_label(monkeypatch):
+    labels = np.repeat([-1, 0, 1, 2], [300, 400, 100, 8])
+    assert A.cells_to_read(labels, 0).all()
+    monkeypatch.setattr(A, "MOST_READ", 100)
+    monkeypatch.setattr(A, "MOST_UNLABELLED_READ", 30)
+    selected = A.cells_to_read(labels, 0)
+    assert np.bincount(labels[selected] + 1).tolist() == [30, 79, 50, 8]
+    assert np.array_equal(selected, A.cells_to_read(labels, 0))
+    assert not np.array_equal(selected, A.cells_to_read(labels, 1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fit_does_not_depend_on_the_blocks(method, monkeypatch):
+    given = make_reference(90, unlabelled=20)
+    whole = state_of(fit(given, method))
+    monkeypatch.setattr(A, "BLOCK_CELLS", 7)
+    assert same(whole, state_of(fit(given, method)))

@@ -121,7 +121,7 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     sd.datasets.toy(70, 200).write_h5ad(tmp_path / "atlas.h5ad")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict = {}
     with sd.settings.override():
         for block in blocks:
@@ -133,4 +133,7 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     written = ad.read_h5ad("atlas.h5ad")
     assert np.array_equal(written.obsm["X_scdiva"], ad.read_h5ad("atlas_scdiva.h5ad").obsm["X_scdiva"])
     assert written.obsm["X_scdiva"].nbytes == 768 * 70
-    assert {path.name for path in tmp_path.iterdir()} == {"atlas.h5ad", "atlas_scdiva.h5ad"}
+    assert np.isfinite(ad.read_h5ad("atlas_adapted.h5ad").obsm["X_scdiva"]).all()
+    assert set(names["atlas"].obs["scdiva_label"]) <= set(written.obs["cell_type"])
+    written_files = {"atlas.h5ad", "atlas_scdiva.h5ad", "atlas_adapted.h5ad", "labels.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == written_files

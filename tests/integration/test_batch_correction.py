@@ -8,6 +8,7 @@ import math
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 
@@ -66,7 +67,14 @@ def test_effects_by_loops(parts, monkeypatch):
         effect = np.linalg.inv(left) @ right
         for i in range(40):
             expected[i] += share[i, k] * design[i] @ effect[1:]
-    np.testing.assert_allclose(B._effects(states, share, design), expected, atol=1e-9)
+    np.testing.assert_allclose(B._effects(states, share, sp.csr_matrix(design)), expected, atol=1e-7)
+
+
+def test_a_cluster_without_cells_has_no_effect(parts):
+    states, share, design, _ = parts
+    share[:, 2] = 0
+    expected = B._effects(states, share[:, [0, 1, 3]], sp.csr_matrix(design))
+    np.testing.assert_allclose(B._effects(states, share, sp.csr_matrix(design)), expected, atol=1e-12)
 
 
 def slow_cluster(x, share, design, theta, width, blocks):
@@ -102,7 +110,7 @@ def test_one_round_of_clusters_by_loops(parts, monkeypatch):
     blocks = np.array_split(rng(9).permutation(40), 20)
     expected = slow_cluster(states, share, design, np.full(5, 1.5), 0.3, blocks)
     given_share = share.copy()
-    found = B._cluster(states, share, design, None, rng(9))
+    found = B._cluster(states, share, sp.csr_matrix(design), None, rng(9))
     np.testing.assert_allclose(found, expected, atol=1e-10)
     np.testing.assert_array_equal(share, given_share)
 
@@ -166,12 +174,14 @@ def test_the_prior_counts_batches_among_cells_alike(monkeypatch):
     kind = np.repeat(np.arange(3), 100)
     batch = np.array([0] * 90 + [1] * 10 + [0] * 50 + [1] * 50 + [1] * 100)
     states = np.eye(3)[kind] + 1e-3 * rng().normal(size=(300, 3))
-    found = np.exp(B.batch_prior(states, batch, rng(3)))
+    frequency, cluster = B.batch_prior(states, batch, rng(3))
+    assert frequency.shape == (3, 2)
+    found = np.exp(frequency)[cluster]
     for k in range(3):
         counts = np.bincount(batch[kind == k], minlength=2) + 10 * np.array([141, 161]) / 302
         np.testing.assert_allclose(found[kind == k], np.tile(counts / counts.sum(), (100, 1)))
-    few = np.exp(B.batch_prior(states[:40], batch[:40], rng()))
-    np.testing.assert_allclose(few, np.tile(few[0], (40, 1)))  # too few cells for clusters
+    few, _ = B.batch_prior(states[:40], batch[:40], rng())
+    assert few.shape == (1, 1)  # too few cells for clusters
 
 
 @settings(max_examples=15, deadline=None)
@@ -231,6 +241,19 @@ def test_batches_of_several_covariates_are_those_together():
     np.testing.assert_array_equal(pairs, slow_pairs(states, 2 * one + other, 5))
     assert pairs[one[:, None] == one[None, :]].any()
     assert pairs[other[:, None] == other[None, :]].any()
+
+
+def test_of_many_batches_each_is_compared_with_some(monkeypatch):
+    monkeypatch.setattr(B, "MOST_BATCHES", 4)
+    draw = np.random.default_rng(1)
+    states, batch = draw.normal(size=(90, 4)), np.arange(90) % 9
+    pairs = found(states, batch, 4).toarray()
+    np.testing.assert_array_equal(pairs, pairs.T)
+    compared = np.array([[pairs[np.ix_(batch == a, batch == b)].any() for b in range(9)] for a in range(9)])
+    assert (compared.sum(axis=1) == 4).all()
+    of_compared = slow_pairs(states, batch, 4) & compared[np.ix_(batch, batch)]
+    np.testing.assert_array_equal(pairs, of_compared)
+    assert not np.array_equal(found(states, batch, 4, 1).toarray(), pairs)
 
 
 def test_of_many_cells_some_are_searched(monkeypatch):

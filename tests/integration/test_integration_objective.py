@@ -166,7 +166,8 @@ def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
         assert not torch.allclose(view, state)
         whole = np.mean([1 - float(a @ b) for a, b in zip(state, objectives.target, strict=True)])
         thinned = np.mean([1 - float(a @ b) for a, b in zip(view, objectives.target, strict=True)])
-        logits = objectives.priors[0] + objectives.discriminators[0](state * head.dim**0.5)
+        frequency, cluster = objectives.priors[0]
+        logits = frequency[cluster] + objectives.discriminators[0](state * head.dim**0.5)
         predicted = [-float(F.log_softmax(row, 0)[b]) for row, b in zip(logits, cells.batch, strict=True)]
     assert float(parts["denoising"]) == pytest.approx((whole + thinned) / 2, rel=1e-5)
     assert float(parts["reversal"]) == pytest.approx(np.mean(predicted), rel=1e-5)
@@ -213,9 +214,10 @@ def test_a_discriminator_is_given_what_the_kind_of_a_cell_tells(plain):
     target = F.one_hot(torch.from_numpy(kind), plain().integration.dim).float()
     head = plain().integration
     module = I.IntegrationLoss(head, torch.zeros(1, 400, head.dim), target, [batch, other], None, 0)
-    shares = module.priors[0].exp().numpy()
+    frequency, cluster = module.priors[0]
+    shares = frequency.exp().numpy()[cluster]
     np.testing.assert_allclose(shares[np.arange(400), kind], 0.8, atol=0.02)
-    np.testing.assert_allclose(module.priors[1].exp(), 1 / 3, atol=0.01)
+    np.testing.assert_allclose(module.priors[1][0].exp(), 1 / 3, atol=0.01)
     assert [d[-1].out_features for d in module.discriminators] == [2, 3]
 
 

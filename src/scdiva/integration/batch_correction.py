@@ -8,6 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.linalg import splu
 from scipy.special import softmax
 from torch import Tensor
 
@@ -31,6 +32,10 @@ RIDGE = 0.1
 """λ, penalty on the effect of a batch within a cluster, in cells."""
 MOST_CELLS = 20_000
 """Maximum number of cells among which pairs are searched; the time of the exact search grows with its square."""
+MOST_BATCHES = 20
+"""Maximum number of other batches in which a cell's nearest neighbours are searched."""
+INTERCEPT_RIDGE = 1e-9
+"""Penalty on the intercept of a cluster, in cells, so that an empty cluster has no effects."""
 
 
 def correct_batches(
@@ -66,15 +71,16 @@ def correct_batches(
     Corrected states of length 1, float64 `(n_cells, dim)`.
     """
     start = _unit(np.asarray(states, dtype=np.float64))
-    n = len(start)
-    design = np.concatenate([np.eye(int(b.max()) + 1)[b] for b in batches], axis=1)
-    n_clusters = int(np.clip(round(n / CELLS_PER_CLUSTER), 2, MOST_CLUSTERS))
+    n_clusters = int(np.clip(round(len(start) / CELLS_PER_CLUSTER), 2, MOST_CLUSTERS))
+    design = sp.hstack([_indicators(batch) for batch in batches], format="csr")
     centres, allowed = _first_clusters(start, labels, n_clusters, rng)
     share = _cluster(start, _memberships(start, centres, allowed), design, allowed, rng)
     return _unit(start - _effects(start, share, design))
 
 
-def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Generator) -> Matrix:
+def batch_prior(
+    corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Generator
+) -> tuple[Matrix, NDArray[np.int64]]:
     """Log frequencies of the batches among similar cells.
 
     Parameters
@@ -88,7 +94,7 @@ def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Gen
 
     Returns
     -------
-    float64 `(n_cells, n_batches)`, each row of shares above 0 that sum to 1.
+    Log frequencies in each cluster, float64 `(n_clusters, n_batches)`, and the cluster of each cell, `(n_cells,)`.
     """
     from sklearn.cluster import KMeans
 
@@ -97,8 +103,7 @@ def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Gen
     counts = np.zeros((k, int(batch.max()) + 1))
     np.add.at(counts, (cluster, batch), 1)
     counts += PRIOR_CELLS * (counts.sum(axis=0) + 1) / (counts.sum() + counts.shape[1])
-    log_frequency: Matrix = np.log(counts / counts.sum(axis=1, keepdims=True))[cluster]
-    return log_frequency
+    return np.log(counts / counts.sum(axis=1, keepdims=True)), cluster.astype(np.int64)
 
 
 def mutual_neighbors(
@@ -115,7 +120,8 @@ def mutual_neighbors(
     n_neighbors
         Nearest cells in each other batch; all cells of a batch that has fewer.
     rng
-        Of the subsample if there are more than 20,000 cells; the other cells have no pair.
+        Of the subsample if there are more than 20,000 cells, the others of which have no pair, and of the 20 other
+        batches in which neighbours are searched if there are more.
 
     Returns
     -------
@@ -124,12 +130,20 @@ def mutual_neighbors(
     from sklearn.neighbors import NearestNeighbors
 
     n = len(states)
-    batch = np.unique(np.stack(batches), axis=1, return_inverse=True)[1].ravel()
     drawn = np.arange(n) if n <= MOST_CELLS else np.sort(rng.permutation(n)[:MOST_CELLS])
-    states, batch = states[drawn], batch[drawn]
+    states = states[drawn]
+    names, batch = np.unique(np.stack(batches)[:, drawn], axis=1, return_inverse=True)
+    n_batches = names.shape[1]
+    # a random circle of batches: each is compared with those before and after it, so that pairs are symmetric
+    position = rng.permutation(n_batches)[batch.ravel()]
     pairs = [(np.zeros(0, dtype=np.int64),) * 2]
-    for number in np.unique(batch):
-        inside, outside = np.flatnonzero(batch == number), np.flatnonzero(batch != number)
+    for at in range(n_batches):
+        distance = np.abs(position - at)
+        distance = np.minimum(distance, n_batches - distance)
+        inside, outside = (
+            np.flatnonzero(distance == 0),
+            np.flatnonzero((distance > 0) & (distance <= MOST_BATCHES // 2)),
+        )
         if len(outside):
             k = min(n_neighbors, len(inside))
             index = NearestNeighbors(n_neighbors=k).fit(states[inside])
@@ -158,6 +172,12 @@ def draw_partners(pairs: sp.csr_matrix, rows: NDArray[Any], generator: torch.Gen
     paired = counts > 0
     partners[paired] = pairs.indices[pairs.indptr[rows[paired]] + drawn[paired]]
     return torch.from_numpy(partners)
+
+
+def _indicators(batch: NDArray[Any]) -> sp.csr_matrix:
+    """Batches as a sparse matrix of indicators, float64 `(n_cells, n_batches)`."""
+    n = len(batch)
+    return sp.csr_matrix((np.ones(n), batch, np.arange(n + 1)), shape=(n, int(batch.max()) + 1))
 
 
 def _unit(x: Matrix) -> Matrix:
@@ -198,23 +218,25 @@ def _memberships(x: Matrix, centres: Matrix, allowed: Matrix | None) -> Matrix:
     return memberships
 
 
-def _cluster(x: Matrix, share: Matrix, design: Matrix, allowed: Matrix | None, rng: np.random.Generator) -> Matrix:
+def _cluster(
+    x: Matrix, share: Matrix, design: sp.csr_matrix, allowed: Matrix | None, rng: np.random.Generator
+) -> Matrix:
     """Memberships by soft k-means with the penalty on clusters of few batches."""
-    share, frequency = share.copy(), design.mean(axis=0)
+    share, frequency = share.copy(), np.asarray(design.mean(axis=0)).reshape(-1, 1)
     centres = _unit(share.T @ x)
     for _ in range(CLUSTER_ROUNDS):
         near = _memberships(x, centres, allowed)
-        observed, size = share.T @ design, share.sum(axis=0)
+        observed, size = design.T @ share, share.sum(axis=0)
         for rows in np.array_split(rng.permutation(len(x)), N_BLOCKS):
-            observed -= share[rows].T @ design[rows]
+            batches = design[rows]
+            observed -= batches.T @ share[rows]
             size -= share[rows].sum(axis=0)
-            expected = size[:, None] * frequency
-            # log penalty of each cluster and batch
-            penalty = (DIVERSITY * (np.log(np.maximum(expected, 0) + 1) - np.log(np.maximum(observed, 0) + 1))).T
-            weight = design[rows] @ penalty
+            # log penalty of each batch and cluster
+            penalty = DIVERSITY * (np.log(np.maximum(frequency * size, 0) + 1) - np.log(np.maximum(observed, 0) + 1))
+            weight = batches @ penalty
             updated = near[rows] * np.exp(weight - weight.max(axis=1, keepdims=True))
             share[rows] = updated / np.maximum(updated.sum(axis=1, keepdims=True), 1e-300)
-            observed += share[rows].T @ design[rows]
+            observed += batches.T @ share[rows]
             size += share[rows].sum(axis=0)
         before, centres = centres, _unit(share.T @ x)
         if np.abs(centres - before).max() < TOLERANCE:
@@ -222,14 +244,14 @@ def _cluster(x: Matrix, share: Matrix, design: Matrix, allowed: Matrix | None, r
     return share
 
 
-def _effects(states: Matrix, share: Matrix, design: Matrix) -> Matrix:
+def _effects(states: Matrix, share: Matrix, design: sp.csr_matrix) -> Matrix:
     """Batch effects of each cell: by cluster, ridge regression on the batches, without the intercept."""
-    full = np.concatenate([np.ones((len(design), 1)), design], axis=1)
-    penalty = np.diag([0.0, *np.full(design.shape[1], RIDGE)])
+    full = sp.hstack([np.ones((len(states), 1)), design], format="csr")
+    penalty = sp.diags_array([INTERCEPT_RIDGE, *np.full(design.shape[1], RIDGE)])
     added = np.zeros_like(states)
     for k in range(share.shape[1]):
-        weighted = full * share[:, k : k + 1]
-        effect = np.linalg.lstsq(weighted.T @ full + penalty, weighted.T @ states, rcond=None)[0]
+        weighted = full.multiply(share[:, k : k + 1]).tocsr()
+        effect = splu(sp.csc_matrix(weighted.T @ full + penalty)).solve(weighted.T @ states)
         effect[0] = 0.0
         added += weighted @ effect
     return added

@@ -126,8 +126,11 @@ class IntegrationLoss(nn.Module):
         self.batches = [torch.from_numpy(batch).to(device) for batch in batches]
         self.priors = []
         for number, batch in enumerate(batches):
-            prior = batch_prior(corrected, batch, np.random.default_rng(step_seed(seed, number, "batch prior")))
-            self.priors.append(torch.from_numpy(prior).float().to(device))
+            rng = np.random.default_rng(step_seed(seed, number, "batch prior"))
+            log_frequency, cluster = batch_prior(corrected, batch, rng)
+            self.priors.append(
+                (torch.from_numpy(log_frequency).float().to(device), torch.from_numpy(cluster).to(device))
+            )
         self.labels = None if labels is None else torch.from_numpy(labels).to(device)
         self.pairs: sp.csr_matrix | None = None
         if labels is None:
@@ -159,7 +162,9 @@ class IntegrationLoss(nn.Module):
         reversed_state = reversed_gradient(state, weight)
         reversal = contrast = pairs = state.new_zeros(())
         for discriminator, prior, batch in zip(self.discriminators, self.priors, self.batches, strict=True):
-            reversal = reversal + F.cross_entropy(prior[at] + discriminator(reversed_state * head.dim**0.5), batch[at])
+            log_frequency, cluster = prior
+            logits = log_frequency[cluster[at]] + discriminator(reversed_state * head.dim**0.5)
+            reversal = reversal + F.cross_entropy(logits, batch[at])
         if self.labels is not None:
             contrast = supervised_contrast_loss(state, self.labels[at], LABELS_TEMPERATURE)
         if self.pairs is not None:
@@ -234,18 +239,15 @@ def of_cells(read: Callable[..., Tensor], cells: InMemoryCells, states: Tensor) 
 
 
 @torch.no_grad()
-def _views(model: ScDiVa, head: IntegrationHead, cells: InMemoryCells, n_views: int, seed: int) -> list[Tensor]:
-    """Input of the head for cells thinned at random; computed once, as encoding costs more than a training step."""
-    device, views = next(model.parameters()).device, []
-    with progress_bar(desc="thinning", unit="cell", total=n_views * cells.n_cells) as bar:
-        for number in range(n_views):
-            generator, parts = step_generator(seed, number, "views"), []
+def _fill_views(model: ScDiVa, head: IntegrationHead, cells: InMemoryCells, views: Tensor, seed: int) -> None:
+    """Write the input of the head for cells thinned at random; once, as encoding costs more than a training step."""
+    with progress_bar(desc="thinning", unit="cell", total=len(views) * cells.n_cells) as bar:
+        for number, view in enumerate(views):
+            generator = step_generator(seed, number, "views")
             for rows in _blocks(cells):
-                packed = thinned_at_random(cells.take(rows), MAX_TIME, generator).to(device).packed
-                parts.append(head.features(model.encode(*packed).float(), *packed))
+                packed = thinned_at_random(cells.take(rows), MAX_TIME, generator).to(views.device).packed
+                view[rows[0] : rows[-1] + 1] = head.features(model.encode(*packed).float(), *packed)
                 bar.update(len(rows))
-            views.append(torch.cat(parts))
-    return views
 
 
 def _blocks(cells: InMemoryCells) -> list[np.ndarray]:
@@ -299,17 +301,17 @@ def integrate_model(
     head = model.integration
     assert head is not None
     n_own = fit_projection(head, cells)
-    features = of_cells(head.features, cells, states)
-    rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
-    corrected = correct_batches(features.numpy(force=True), batches, rng, labels=labels)
     batch_size = min(BATCH_SIZE, cells.n_cells)
     # at most as many views as the steps use; a second pass through a transformer takes too long
     n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * batch_size // cells.n_cells))
-    views = _views(model, head, cells, n_views, seed)
+    features = torch.empty(1 + n_views, cells.n_cells, head.dim, device=states.device)
+    features[0] = of_cells(head.features, cells, states)
+    rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
+    target = torch.from_numpy(correct_batches(features[0].numpy(force=True), batches, rng, labels=labels)).float()
+    _fill_views(model, head, cells, features[1:], seed)
     model.requires_grad_(False)
     head.mlp.requires_grad_(True)
-    target = torch.from_numpy(corrected.astype(np.float32))
-    objective = IntegrationLoss(head, torch.stack([features, *views]), target, batches, labels, seed)
+    objective = IntegrationLoss(head, features, target, batches, labels, seed)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
     rows = shuffled(np.arange(cells.n_cells), batch_size, seed, whole=True)
     rising, falling = max(1, round(RISING * steps)), max(1, round(FALLING * steps))

@@ -114,6 +114,20 @@ def test_cells_are_held_once():
     assert peak < 1.5 * (cells.tokens.nbytes + cells.values.nbytes)
 
 
+def test_a_balanced_sample_takes_equally_many_cells_of_each_group():
+    group = np.random.default_rng(0).permutation(np.repeat([3, 1, 7], [50, 4, 20]))
+    seen = np.zeros(len(group))
+    for seed in range(200):
+        rows = A.balanced_sample(group, 24, np.random.default_rng(seed))
+        assert len(set(rows)) == 24
+        assert (np.diff(rows) > 0).all()
+        assert np.bincount(group[rows])[[3, 1, 7]].tolist() == [10, 4, 10]
+        seen[rows] += 1
+    for number, share in ((3, 0.2), (1, 1), (7, 0.5)):
+        np.testing.assert_allclose(seen[group == number] / 200, share, atol=0.15)
+    np.testing.assert_array_equal(A.balanced_sample(group, 74, np.random.default_rng(0)), np.arange(74))
+
+
 @pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])
 def test_states_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch):
     monkeypatch.setattr("scdiva.models.inference.BLOCK_CELLS", 7)

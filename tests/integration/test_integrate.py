@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva._labels import label_numbers
+from scdiva.data import memory
 from scdiva.integration import integrate as _integrate
 from scdiva.integration.integrate import cramers_v
 
@@ -50,12 +52,12 @@ def test_what_is_documented_is_written_and_nothing_else(plain, cells, contents, 
     np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, rtol=1e-5)
     notes = data.uns["scdiva"]["integrate"]
     assert set(notes) == {
-        "batch_key", "labels_key", "cramers_v", "own_directions", "steps", "seconds", "stopped", "history",
-        "finetuned", "model", "seed",
+        "batch_key", "labels_key", "cramers_v", "fit_cells", "own_directions", "steps", "seconds", "stopped",
+        "history", "finetuned", "model", "seed",
     }  # fmt: skip
     assert (list(notes["batch_key"]), notes["labels_key"]) == (["batch"], "")
     assert np.isnan(notes["cramers_v"])
-    assert (notes["steps"], notes["stopped"]) == (6, "steps")
+    assert (notes["fit_cells"], notes["steps"], notes["stopped"]) == (240, 6, "steps")
     assert 0 < notes["own_directions"] <= 20
     assert 0 < notes["seconds"] < 60
     assert list(notes["history"]) == HISTORY
@@ -205,6 +207,7 @@ def test_a_cell_without_a_known_gene_has_no_state(plain, cells):
         ({"unlabeled_category": "unknown"}, ValueError, "labels_key"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
         ({"steps": 1.5}, TypeError, "steps must be a whole number"),
+        ({"fit_cells": 19}, ValueError, "fit_cells must be at least 20"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_changed(plain, cells, arguments, error, match, contents, weights, same):
@@ -251,3 +254,50 @@ def test_an_interrupt_ends_with_what_was_learned(plain, cells, monkeypatch):
     monkeypatch.undo()
     other = sd.tl.embed(cells, new, copy=True, key_added="mine")
     np.testing.assert_array_equal(other.obsm["mine"], data.obsm["X_scdiva_integrated"])
+
+
+@pytest.mark.parametrize(("labels_key", "of_a", "of_b"), [("few", 12 + 17, 17), (None, 23, 23)])
+def test_a_sample_is_fitted_to_and_all_cells_are_embedded(plain, cells, labels_key, of_a, of_b, tmp_path, monkeypatch):
+    """The result is that of a fit to the sampled cells alone; a file gives the same as the matrix in memory."""
+    data = cells.copy()
+    data.obs["batch"] = np.repeat(["a", "b", "c"], [200, 25, 15])
+    data.obs["few"] = data.obs["cell_type"].where((np.arange(240) > 0) & (np.arange(240) < 13))
+    matrix = data.X.toarray()
+    matrix[[0, 230]] = 0
+    data.X = sp.csr_matrix(matrix)
+    read, real = [], memory.read_cells
+    monkeypatch.setattr(memory, "read_cells", lambda *a, **k: read.append(real(*a, **k)) or read[-1])
+    with pytest.warns(UserWarning, match="2 of 240 cells are left out"):
+        new = sd.tl.integrate(data, "batch", labels_key, model=plain, fit_cells=60, **QUICK)
+    fitted, rows = read[0]
+    assert data.uns["scdiva"]["integrate"]["fit_cells"] == fitted.n_cells == 60
+    assert data.obs["batch"].iloc[rows].value_counts().to_dict() == {"a": of_a, "b": of_b, "c": 14}
+    assert labels_key is None or set(range(1, 13)) <= set(rows)  # all labelled cells
+    embedding = data.obsm["X_scdiva_integrated"]
+    assert np.flatnonzero(np.isnan(embedding).any(axis=1)).tolist() == [0, 230]
+    alone = data[np.sort(rows)].copy()
+    sd.tl.integrate(alone, "batch", labels_key, model=plain, **QUICK)
+    np.testing.assert_allclose(alone.obsm["X_scdiva_integrated"], embedding[np.sort(rows)], atol=1e-6)
+    embedded = sd.tl.embed(data, new, copy=True, key_added="mine", empty="nan")
+    np.testing.assert_array_equal(embedded.obsm["mine"], embedding)
+    del data.obsm["X_scdiva_integrated"], data.uns["scdiva"]
+    data.write_h5ad(tmp_path / "cells.h5ad")
+    backed = ad.read_h5ad(tmp_path / "cells.h5ad", backed="r")
+    with pytest.warns(UserWarning, match="left out"):
+        sd.tl.integrate(backed, "batch", labels_key, model=plain, fit_cells=60, **QUICK)
+    np.testing.assert_array_equal(backed.obsm["X_scdiva_integrated"], embedding)
+
+
+def test_large_data_are_sampled_by_default(plain, cells, monkeypatch):
+    monkeypatch.setattr(_integrate, "MOST_CELLS", 239)
+    monkeypatch.setattr(_integrate, "SAMPLED_CELLS", 90)
+    data = cells.copy()
+    sd.tl.integrate(data, "batch", model=plain, **QUICK)
+    assert data.uns["scdiva"]["integrate"]["fit_cells"] == 90
+    sd.tl.integrate(data, "batch", model=plain, fit_cells=1000, **QUICK)
+    assert data.uns["scdiva"]["integrate"]["fit_cells"] == 240
+    data.obs["batch"] = "only"
+    with pytest.warns(UserWarning, match="names one batch only"):
+        sd.tl.integrate(data, "batch", model=plain, **QUICK)
+    expected = sd.tl.embed(data, plain, copy=True)
+    np.testing.assert_array_equal(data.obsm["X_scdiva_integrated"], expected.obsm["X_scdiva"])

@@ -80,6 +80,7 @@ def read_cells(
     trains: bool = True,
     only: np.ndarray | None = None,
     most: int | None = None,
+    balanced: np.ndarray | None = None,
     seed: int = 0,
 ) -> tuple[InMemoryCells, np.ndarray]:
     """Read cells into memory by blocks, ordered by batch; cells without a known gene are skipped.
@@ -98,6 +99,9 @@ def read_cells(
         bool `(n_obs,)`, the cells to read; None: all.
     most
         Maximum number of cells; more are subsampled, and only the sample is held in memory. None: no maximum.
+    balanced
+        Group number of each cell, `(n_obs,)`: the sample takes equally many cells of each group, or all cells of a
+        group that has fewer. None: the sample is uniform.
     seed
         Seed of the subsample.
 
@@ -120,6 +124,8 @@ def read_cells(
         warn_left_out("adata", source.n_obs - len(chosen), source.n_obs, 1)
     if only is not None:
         chosen = chosen[only[chosen]]
+    if balanced is not None and most is not None:
+        chosen = chosen[balanced_sample(balanced[chosen], most, np.random.default_rng([seed, 1]))]
     chosen = chosen[np.argsort(batch[chosen], kind="stable")]
     if most is not None and len(chosen) > most:
         chosen = chosen[np.sort(np.random.default_rng([seed, 1]).choice(len(chosen), most, replace=False))]
@@ -146,6 +152,32 @@ def read_cells(
         tokens, values = tokens[: indptr[-1]], values[: indptr[-1]]
     names, numbers = np.unique(batch[chosen], return_inverse=True)
     return InMemoryCells(indptr, tokens, values, numbers, source.measured_tokens, len(names)), chosen
+
+
+def balanced_sample(group: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw equally many cells of each group, or all cells of a group that has fewer.
+
+    Parameters
+    ----------
+    group
+        Group number of each cell, `(n_cells,)`.
+    most
+        Maximum number of cells.
+    rng
+        Source of the draw.
+
+    Returns
+    -------
+    Cell numbers, ascending; all cells if there are at most `most`.
+    """
+    if len(group) <= most:
+        return np.arange(len(group))
+    # groups take turns: one cell of each, a second of each, and so on
+    order = rng.permutation(len(group))
+    order = order[np.argsort(group[order], kind="stable")]
+    ordered = group[order]
+    turn = np.arange(len(group)) - np.searchsorted(ordered, ordered)
+    return np.sort(order[np.argsort(turn, kind="stable")[:most]])
 
 
 def means_by(x: np.ndarray, number: np.ndarray, n: int) -> np.ndarray:

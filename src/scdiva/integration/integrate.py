@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +30,8 @@ CONFOUNDED = 0.5
 """Cramér's V of batch and label above which a warning is given."""
 STEPS = 1000
 """Maximum number of training steps without fine-tuning."""
+MOST_CELLS, SAMPLED_CELLS = 100_000, 50_000
+"""Number of cells above which a sample is fitted to by default, and its size."""
 
 
 @check_arguments
@@ -43,6 +46,7 @@ def integrate(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     unlabeled_category: str | None = None,
+    fit_cells: int | None = None,
     steps: int | None = None,
     finetune: bool = False,
     epochs: int | None = None,
@@ -91,6 +95,10 @@ def integrate(
     %(reading)s
     unlabeled_category
         Value of `labels_key` that means "no label", as a missing value always does.
+    fit_cells
+        Maximum number of cells to fit to. More are sampled, equally many from each batch, and half of them labelled, as
+        far as there are such cells. Only the sample is held in memory, and the fitted model then embeds all cells by
+        blocks of rows. None: 50,000 if there are more than 100,000 cells, otherwise all.
     steps
         Without fine-tuning: maximum number of training steps, of 256 cells; None: 1,000. The reversal rises in the
         first quarter. Once the other losses have converged, the learning rate falls to 0 within half of the steps, and
@@ -114,10 +122,10 @@ def integrate(
         float32 array of shape `(n_cells, dim)`, rows of length 1 unless fine-tuned; NaN for a cell without a known
         gene.
     `adata.uns["scdiva"]["integrate"]`
-        `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`, `stopped`
-        (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays with a value for each step:
-        `loss`, `denoising`, `reversal`, `contrast`, 0 without labels, and `pairs`, 0 with labels; of fine-tuning
-        `loss`, `reversal` and `contrast`), `finetuned`, `model` and `seed`.
+        `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `fit_cells` (number of cells that were fitted to),
+        `own_directions`, `steps`, `seconds`, `stopped` (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`),
+        `history` (arrays with a value for each step: `loss`, `denoising`, `reversal`, `contrast`, 0 without labels, and
+        `pairs`, 0 with labels; of fine-tuning `loss`, `reversal` and `contrast`), `finetuned`, `model` and `seed`.
 
     Raises
     ------
@@ -179,12 +187,13 @@ def integrate(
 
     import torch
 
-    from scdiva.data.memory import read_cells
+    from scdiva.data.memory import LEAST_CELLS, read_cells
     from scdiva.integration.objective import HISTORY, IntegrationObjective, integrate_model, of_cells, with_head
     from scdiva.models.pretrained import load_for
     from scdiva.train.finetune import finetune as finetune_model
     from scdiva.train.finetune import finetune_config, network_for, planned
 
+    check_least(fit_cells=(LEAST_CELLS if fit_cells is None else fit_cells, LEAST_CELLS))
     pretrained = load_for(model, run_config.device)
     if pretrained.integration is not None or pretrained.finetuned_for == "integrate":
         raise ValueError(
@@ -204,7 +213,13 @@ def integrate(
 
     _, source, parameters = open_cells_for_model(pretrained, adata, run_config, reading)
     _, combined_batch = np.unique(np.stack(batches), axis=1, return_inverse=True)
-    cells, rows = read_cells(source, combined_batch.ravel())
+    if fit_cells is None and source.n_obs > MOST_CELLS:
+        fit_cells = SAMPLED_CELLS
+    combined_batch = combined_batch.ravel()
+    # labelled cells are sampled apart from the others, as they may be few
+    group = combined_batch if labels is None else 2 * combined_batch + (labels >= 0)
+    cells, rows = read_cells(source, combined_batch, most=fit_cells, balanced=group, seed=seed)
+    is_sample = cells.n_cells < np.count_nonzero(source.lengths)
     labels = None if labels is None else labels[rows]
     batches = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
     if cells.n_batches > 1 and association > CONFOUNDED:
@@ -213,12 +228,13 @@ def integrate(
             "one batch each may be taken for batch effects, or the other way round."
         )
     result: dict[str, Any]
+    embedding: np.ndarray | None = None
     if cells.n_batches == 1:
         warn(
             f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
             "unchanged model is written."
         )
-        new, embedding = pretrained, embed_all(pretrained, cells, run_config)
+        new, embedding = pretrained, None if is_sample else embed_all(pretrained, cells, run_config)
         result = {"own_directions": 0, "steps": 0, "stopped": "one batch", "history": {name: [] for name in HISTORY}}
     elif tuning is not None:
         logger.info("fine-tuning on %d cells of %d batches on %s", adata.n_obs, cells.n_batches, run_config.device)
@@ -227,7 +243,8 @@ def integrate(
         context = new.config.input_length
         objective = IntegrationObjective(cells, batches, labels, state_dim=new.state_dim, context=context, seed=seed)
         history = finetune_model(new, objective, config, device=run_config.device, checkpoint_dir=checkpoint_dir)
-        embedding = embed_all(new, cells.subset(np.arange(cells.n_cells), context), run_config)
+        if not is_sample:
+            embedding = embed_all(new, cells.subset(np.arange(cells.n_cells), context), run_config)
         result = {"own_directions": 0, "steps": len(history["loss"]), "stopped": "steps", "history": history}
     else:
         logger.info("integrating %d cells on %s", adata.n_obs, run_config.device)
@@ -245,14 +262,19 @@ def integrate(
                 "Repeat the call to train to the end."
             )
         assert new.integration is not None
-        embedding = of_cells(new.integration, cells, states_on_device).numpy(force=True)
-    all_rows = np.full((adata.n_obs, embedding.shape[1]), np.nan, dtype=np.float32)
-    all_rows[rows] = embedding
+        if not is_sample:
+            embedding = of_cells(new.integration, cells, states_on_device).numpy(force=True)
+    if embedding is None:
+        all_rows = embed_all(new, replace(source, max_length=new.config.input_length), run_config)
+    else:
+        all_rows = np.full((adata.n_obs, embedding.shape[1]), np.nan, dtype=np.float32)
+        all_rows[rows] = embedding
 
     notes: dict[str, Any] = {
         "batch_key": keys,
         "labels_key": labels_key or "",
         "cramers_v": float(association),
+        "fit_cells": cells.n_cells,
         "model": model_name(model),
         "seed": str(seed),
         "finetuned": finetune,

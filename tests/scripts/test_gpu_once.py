@@ -42,6 +42,7 @@ def test_every_step_runs_without_anndata_and_returns_small_files(carried, tmp_pa
     rows = json.loads((out / "gpu.json").read_text())["rows"]
     sections = {row["section"] for row in rows}
     assert sections >= {"parity", "ceilings", "tuning", "train", "fit", "sdpa", "embed", "head", "finetune"}
+    assert sections >= {"flex", "fp8", "epilogue"}
     assert not [row for row in rows if "error" in row]
     files = list(out.rglob("*"))
     assert len(files) <= 8

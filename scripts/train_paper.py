@@ -144,6 +144,8 @@ class ByTime(Callback):
 def train_by_time(arguments: argparse.Namespace, prepared: Path) -> Path:
     """Continue a model for a number of seconds; return the folder of the new one."""
     begun, folder = time.monotonic(), arguments.out / "gpu"
+    if folder.exists():
+        raise SystemExit(f"{folder} holds an earlier run. Pass another --out.")
     toy = {"batch_tokens": 2048, "context": 64, "warmup_steps": 1, "precision": "fp32"} if arguments.toy else {}
     model = load_model(arguments.init or BUNDLED, device="cpu")
     before = model.metadata or {}

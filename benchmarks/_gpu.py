@@ -93,9 +93,11 @@ def peak_gib(setting: Setting) -> float:
     return round(torch.cuda.max_memory_allocated() / 2**30, 2) if setting.cuda else 0.0
 
 
-def compiled(setting: Setting, function: Callable) -> Callable:
-    """`torch.compile`; traced but not compiled in a dry run."""
-    return torch.compile(function, backend="inductor" if setting.cuda else "eager")
+def compiled(setting: Setting, function: Callable, *, dynamic: bool | None = None, **options: object) -> Callable:
+    """`torch.compile`, with options of Inductor; traced but not compiled in a dry run."""
+    if not setting.cuda:
+        return torch.compile(function, backend="eager", dynamic=dynamic)
+    return torch.compile(function, dynamic=dynamic, options=options or None)
 
 
 def timed(setting: Setting, arms: dict[str, Arm], *, calls: int | None = None) -> Times:

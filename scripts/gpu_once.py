@@ -1,16 +1,18 @@
 """Everything that a GPU at hand for ten minutes can give, in one call: measurements, then a trained model.
 
-    PYTHONPATH=src python scripts/gpu_once.py [--corpus CARRIED] [--seconds 540] [--skip STEP ...] [--commit SHA]
+    PYTHONPATH=src python scripts/gpu_once.py [--corpus CARRIED] [--init FOLDER] [--seconds 540] [--skip STEP ...]
+                                              [--commit SHA]
     PYTHONPATH=src python scripts/gpu_once.py --dry-run      # on a CPU, at toy sizes
 
 The steps run in the order of STEPS, each in processes of its own and within its own seconds. A step that fails or is
 cut off loses only itself; steps for which no time is left are skipped. Training takes the rest: it continues
-scdiva-paper-mini on the whole corpus by `scripts/train_paper.py`, for as many steps as the measured rate allows.
+scdiva-paper-mini, or the model `--init`, on the whole corpus by `scripts/train_paper.py`, for as many steps as the
+measured rate allows. The returned folder is the `--init` of the next call.
 
 Needs torch, triton, numpy, scipy, pandas, pyyaml, h5py, safetensors and pytorch-lightning; no AnnData. CARRIED is a
 folder of `scripts/carry_corpus.py pack`; without it nothing is trained. Results are written to the folder $OUT, or to
-runs/gpu: `gpu.json`, the weights in half precision, the log of the training, and the last checkpoint in pieces of at
-most 15 MiB (`cat last.ckpt.* > last.ckpt`). There are at most eight files.
+runs/gpu: `gpu.json`, the log of the training, and the model in half precision, or without one the last checkpoint in
+pieces of at most 15 MiB (`cat last.ckpt.* > last.ckpt`). There are at most eight files.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from _record import commit
 
 ROOT = Path(__file__).parents[1]
 STEPS = {
-    "parity": 60, "ceilings": 15, "tuning": 40, "train": 70, "fit": 50, "sdpa": 45, "embed": 75, "head": 10,
-    "finetune": 40,
+    "parity": 60, "ceilings": 10, "tuning": 40, "train": 70, "fit": 45, "sdpa": 37, "embed": 80, "head": 12,
+    "finetune": 42, "flex": 20, "fp8": 12, "epilogue": 18,
 }  # fmt: skip
 """Sections of benchmarks/gpu.py in the order of their priority, and the most seconds of each."""
 LIMIT = 540.0
@@ -84,10 +86,10 @@ def train(prepared: Path, run: Path, seconds: float, *options: str) -> Path | No
 
 
 def give(run: Path, model: Path | None, out: Path) -> None:
-    """Copy results of the training to `out`: weights, or else the checkpoint, and the log."""
+    """Copy results of the training to `out`: the model, or else the checkpoint, and the log."""
     files = sorted((run / "gpu" / "log").rglob("*.csv"))[-2:]
     if model is not None:
-        files += [model / "config.json", model / "model.safetensors"]
+        files += sorted(model.iterdir())
     for file in files:
         cut(file, out)
     if model is None and (checkpoint := run / "gpu" / "last.ckpt").exists():
@@ -111,6 +113,7 @@ def main() -> int:
     begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="folder of carry_corpus.py pack; default: no training")
+    parser.add_argument("--init", type=Path, help="model folder to continue; default: the bundled scdiva-paper-mini")
     parser.add_argument("--seconds", type=float, default=LIMIT)
     parser.add_argument("--skip", nargs="+", default=[], choices=[*STEPS, "training"])
     parser.add_argument("--commit", help="commit of the code, where there is no git")
@@ -131,6 +134,7 @@ def main() -> int:
     if wanted:
         carry_corpus.unpack(arguments.corpus, work / "prepared")
         options = ["--accelerator", "cpu", "--toy"] if arguments.dry_run else ["--accelerator", "gpu"]
+        options += ["--init", str(arguments.init)] if arguments.init else []
         model = train(work / "prepared", work / "run", min(left, 40.0) if arguments.dry_run else left, *options)
         give(work / "run", model, out)
         failed += model is None

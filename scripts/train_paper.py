@@ -10,6 +10,13 @@
 
 Gene embeddings start from the SVD of the corpus. A stage whose model exists is skipped; `--resume` continues a stopped
 stage from its last checkpoint. `--install` copies the model into the package, in half precision.
+
+    python scripts/train_paper.py --seconds SECONDS [--init FOLDER] [--install]     # continue a model by time
+    python scripts/train_paper.py --init FOLDER --install                           # install it without training
+
+A run by time starts from the weights of `--init`, by default those of the package, with a warm-up. Its data order and
+masks follow from the number of cells that the model has seen in such runs, so that each sees the cells in another
+order. The runs are listed in the metadata of the model (`by_time`), and the model card sums their steps and cells.
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ from pytorch_lightning.callbacks import Callback
 from train_mini import VALIDATION, clean, pack_parts
 
 from scdiva._constants import N_SPECIAL
+from scdiva.data.batch import CellBatch
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVaConfig, load_model, save_model
@@ -62,9 +70,9 @@ ON_GPU = {
     "context": 1200, "batch_tokens": 65_536, "learning_rate": 1e-3, "warmup_steps": 200, "scored_genes": None,
     "precision": "bf16", "steps": 100_000, "validate_every": 100_000, "checkpoint_every": 4_000,
 }  # fmt: skip
-"""A stage that takes `--seconds`, with all masked genes scored, and without validation."""
+"""A run by time, with all masked genes scored, and without validation."""
 MEASURED = (50, 150)
-"""Steps between which the rate of a stage by time is measured."""
+"""Steps between which the rate of a run by time is measured."""
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-paper-mini"
 
 
@@ -114,8 +122,12 @@ class ByTime(Callback):
 
     def __init__(self, seconds: float, measured: tuple[int, int]) -> None:
         self.end, (self.first, self.last), self.begun = time.monotonic() + seconds, measured, 0.0
+        self.n_cells = 0
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: CellBatch, number: int
+    ) -> None:
+        self.n_cells += batch.n_cells
         if trainer.global_step == self.first:
             self.begun = time.monotonic()
         if trainer.global_step != self.last:
@@ -130,11 +142,16 @@ class ByTime(Callback):
 
 
 def train_by_time(arguments: argparse.Namespace, prepared: Path) -> Path:
-    """Continue the bundled model for a number of seconds; return the folder of the model."""
+    """Continue a model for a number of seconds; return the folder of the new one."""
     begun, folder = time.monotonic(), arguments.out / "gpu"
+    if folder.exists():
+        raise SystemExit(f"{folder} holds an earlier run. Pass another --out.")
     toy = {"batch_tokens": 2048, "context": 64, "warmup_steps": 1, "precision": "fp32"} if arguments.toy else {}
-    config = PretrainingConfig(**{**SHARED, **ON_GPU, **toy}, seed=arguments.seed)
-    model = load_model(BUNDLED, device="cpu")
+    model = load_model(arguments.init or BUNDLED, device="cpu")
+    before = model.metadata or {}
+    runs = before.get("by_time", [])
+    seed = arguments.seed + sum(run["cells"] for run in runs)
+    config = PretrainingConfig(**{**SHARED, **ON_GPU, **toy}, seed=seed)
     data = CellDataModule(
         [prepared / "train.h5"], validation=[prepared / "validation.h5"], vocabulary=model.vocabulary,
         batch_tokens=config.batch_tokens, context=config.context, validation_cells=300, seed=config.seed,
@@ -149,30 +166,38 @@ def train_by_time(arguments: argparse.Namespace, prepared: Path) -> Path:
         module, data, out_dir=folder, accelerator=arguments.accelerator, callbacks=[by_time], progress=False
     )  # fmt: skip
     data.close()
-    metadata = {
-        "steps": trainer.global_step, "batches": module.batches_seen, "seconds": round(time.monotonic() - begun),
-        "training": module.config.to_dict(), "n_training_cells": data.n_cells,
+    on_gpu = trainer.strategy.root_device.type == "cuda"
+    run = {
+        "steps": trainer.global_step, "cells": by_time.n_cells, "seconds": round(time.monotonic() - begun),
+        "device": torch.cuda.get_device_name() if on_gpu else "CPU", "training": module.config.to_dict(),
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }  # fmt: skip
+    metadata = {**before, "corpus": corpus_of(prepared), "by_time": [*runs, run]}
     return save_model(module.model.cpu(), model.vocabulary, folder / "model", metadata=metadata, dtype="float16")
+
+
+def corpus_of(prepared: Path) -> dict[str, Any]:
+    """Size and studies of the prepared corpus."""
+    packed = PackedCells(prepared / "train.h5")
+    n_tokens = int(packed.lengths.sum(dtype=np.int64))
+    about = {"n_cells": packed.n_obs, "n_tokens": n_tokens, "studies": packed.study_names}
+    packed.close()
+    return {**about, "validation_studies": list(VALIDATION)}
 
 
 def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Path:
     """Copy a trained model into the package in half precision, with a record of its training."""
-    model, packed = load_model(trained), PackedCells(prepared / "train.h5")
-    metadata = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
-        "corpus": {
-            "n_cells": packed.n_obs,
-            "n_tokens": int(packed.lengths.sum(dtype=np.int64)),
-            "studies": packed.study_names,
-            "validation_studies": list(VALIDATION),
-        },
-        "stages": {name: {**STAGES[name], **_trained(arguments.out / name)} for name in arguments.stages},
-        "shared": SHARED,
-    }
+    model = load_model(trained)
+    metadata = model.metadata or {}
+    if "by_time" not in metadata:
+        metadata = {
+            "command": " ".join(["python", *sys.argv]),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "torch": torch.__version__,
+            "corpus": corpus_of(prepared),
+            "stages": {name: {**STAGES[name], **_trained(arguments.out / name)} for name in arguments.stages},
+            "shared": SHARED,
+        }
     text = card(metadata, model.n_parameters, model.config.n_genes)
     return save_model(model, model.vocabulary, BUNDLED, card=text, metadata=metadata, dtype="float16", overwrite=True)
 
@@ -183,8 +208,18 @@ def card(metadata: dict[str, Any], n_parameters: int, n_genes: int) -> str:
     lines = "\n".join(
         f"| {name} | {stage['context']:,} | {stage['steps_done']:,} of {stage['steps']:,} x {stage['batch_size']} "
         f"| {stage['steps_done'] * stage['batch_size']:,} | {stage['validation']['val/perplexity']:,.0f} |"
-        for name, stage in metadata["stages"].items()
+        for name, stage in metadata.get("stages", {}).items()
     )
+    runs, time_spent = metadata.get("by_time", []), "about one CPU hour"
+    if runs:
+        steps, cells, seconds = (sum(run[name] for run in runs) for name in ("steps", "cells", "seconds"))
+        last = runs[-1]["training"]
+        perplexity = np.exp(runs[-1]["metrics"]["train/identity_per_token"])
+        devices = ", ".join(dict.fromkeys(run["device"] for run in runs))
+        time_spent += f" and {seconds / 60:.1f} minutes ({devices})"
+        lines += f"""
+| {len(runs)} by time | {last["context"]:,} | {steps:,} x up to {last["batch_tokens"]:,} tokens | {cells:,} \
+| {perplexity:,.0f} (training cells) |"""
     return f"""# scdiva-paper-mini
 
 A small model of the kind that the ScDiVa paper describes: a bidirectional transformer over the top 1,200 genes of a
@@ -193,7 +228,7 @@ no query head. It was trained with the paper's objective and nothing else: ident
 squared error of masked values, t ~ U(0, 1). It is not the authors' model and shares no weights with it.
 
 Use it to run the tasks of the paper with `finetune=True`, to test code for larger models, and as a start for
-`sd.train.pretrain(init="scdiva-paper-mini")`. After about one CPU hour of training it is far from converged: do not
+`sd.train.pretrain(init="scdiva-paper-mini")`. After {time_spent} of training it is far from converged: do not
 use it for results. The benchmarks page "Fine-tuning" compares it with `scdiva-mini` and with simple methods.
 
 ## Architecture
@@ -238,16 +273,23 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="continue a stopped stage from its last checkpoint")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--prepared", type=Path, help="prepared corpus; default: OUT/prepared")
-    parser.add_argument("--seconds", type=float, help="continue the bundled model for so long instead of the stages")
+    parser.add_argument("--seconds", type=float, help="continue a model for so long instead of the stages")
+    parser.add_argument("--init", type=Path, help="model folder that --seconds continues; default: that of the package")
     parser.add_argument("--toy", action="store_true", help="with --seconds: small batches, to try it on a CPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--install", action="store_true", help="copy the model into the package")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*are left out.*")
     prepared, begun = arguments.prepared or arguments.out / "prepared", time.process_time()
-    if not (prepared / "vocabulary.safetensors").exists():
+    if arguments.init and arguments.seconds is None and not arguments.install:
+        parser.error("--init requires --seconds or --install")
+    trains = arguments.seconds is not None or arguments.init is None
+    if trains and not (prepared / "vocabulary.safetensors").exists():
         prepare(arguments.corpus, prepared)
-    model = train(arguments, prepared) if arguments.seconds is None else train_by_time(arguments, prepared)
+    if arguments.seconds is not None:
+        model = train_by_time(arguments, prepared)
+    else:
+        model = arguments.init or train(arguments, prepared)
     print(f"{model}: {time.process_time() - begun:.0f} CPU s in this call", flush=True)
     if arguments.install:
         model = install(arguments, prepared, model)

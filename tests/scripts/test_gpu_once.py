@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
+from scdiva.models import load_model
 from scdiva.tokenizer import load_vocabulary
 
 _spec = importlib.util.spec_from_file_location(
@@ -34,6 +36,31 @@ def carried(script, tmp_path):
     return tmp_path / "carried"
 
 
+def test_runs_by_time_continue_a_model_and_are_summed_in_its_card(carried, script, tmp_path, monkeypatch):
+    paper = script("train_paper")
+    init = paper.BUNDLED
+    monkeypatch.setattr(paper, "BUNDLED", tmp_path / "installed")
+    weights = []
+    for number in range(2):
+        out = tmp_path / f"run{number}"
+        options = ["--seconds", "4", "--toy", "--accelerator", "cpu", "--prepared", str(carried.parent / "prepared")]
+        monkeypatch.setattr("sys.argv", ["train_paper.py", *options, "--init", str(init), "--out", str(out)])
+        paper.main()
+        init = out / "gpu" / "model"
+        weights.append(load_model(init).embedding.gene.weight)
+    assert not torch.equal(*weights)
+    runs = load_model(init).metadata["by_time"]
+    assert [run["training"]["seed"] for run in runs] == [0, runs[0]["cells"]]
+    monkeypatch.setattr("sys.argv", ["train_paper.py", "--init", str(init), "--install"])
+    paper.main()
+    card = (tmp_path / "installed" / "README.md").read_text()
+    steps, cells = (sum(run[name] for run in runs) for name in ("steps", "cells"))
+    assert f"| 2 by time | 64 | {steps:,} x up to 2,048 tokens | {cells:,} | " in card
+    assert "| short | 256 | 1,258 of 1,600 x 32 |" in card, "stages of the bundled model"
+    assert "120 human cells of 1 public studies" in card
+    assert torch.equal(load_model(tmp_path / "installed").embedding.gene.weight, weights[1])
+
+
 def test_every_step_runs_without_anndata_and_returns_small_files(carried, tmp_path):
     site, out = _of_gpu.bare_site(tmp_path / "site"), tmp_path / "out"
     command = ("scripts/gpu_once.py", "--dry-run", "--corpus", str(carried), "--seconds", "130", "--commit", "none")
@@ -42,11 +69,12 @@ def test_every_step_runs_without_anndata_and_returns_small_files(carried, tmp_pa
     rows = json.loads((out / "gpu.json").read_text())["rows"]
     sections = {row["section"] for row in rows}
     assert sections >= {"parity", "ceilings", "tuning", "train", "fit", "sdpa", "embed", "head", "finetune"}
+    assert sections >= {"flex", "fp8", "epilogue"}
     assert not [row for row in rows if "error" in row]
     files = list(out.rglob("*"))
     assert len(files) <= 8
     assert all(file.is_file() and file.stat().st_size <= 15 * 2**20 for file in files)
-    steps = json.loads((out / "config.json").read_text())["metadata"]["steps"]
+    steps = json.loads((out / "config.json").read_text())["metadata"]["by_time"][-1]["steps"]
     assert f" step: {steps} steps" in answer.stdout, "the number of steps follows from the rate"
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
-from scdiva.train import PretrainingModule
+from scdiva.models.layers import Block, Blocks
+from scdiva.train import PretrainingModule, fit
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -73,3 +74,66 @@ def test_bf16_autocast_gives_nearly_the_same_loss(tiny, config, batch):
     assert loss.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=0.03)
     assert all(p.grad.dtype == torch.float32 for p in module.parameters() if p.grad is not None)
+
+
+def gradients(module, batch, precision):
+    """Loss and all gradients, as one vector, of a step with this residual stream."""
+    module.zero_grad()
+    module.model.residual_dtype = torch.bfloat16 if precision == "bf16-residual" else None
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision != "fp32"):
+        loss, _ = module.compute_loss(batch, rng(2))
+    loss.backward()
+    assert all(p.grad.dtype == torch.float32 for p in module.parameters())
+    return float(loss.detach()), torch.cat([p.grad.flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_bf16_residual_stream_gives_the_gradients_up_to_rounding(tiny, config, batch, parts):
+    module = PretrainingModule(tiny(anchor="learned", n_layers=4), config(anchor_objective="genes"), n_studies=2)
+    torch.nn.init.normal_(module.decoder.linear.weight, std=0.1, generator=rng())
+    module.model.blocks.micro_batches = parts
+    streams = []
+    module.model.blocks[2].register_forward_pre_hook(lambda block, inputs: streams.append(inputs[0].dtype))
+    exact, gradient = gradients(module, batch, "fp32")
+    for precision, dtype in (("bf16", torch.float32), ("bf16-residual", torch.bfloat16)):
+        loss, rounded = gradients(module, batch, precision)
+        assert streams[-1] == dtype
+        assert loss == pytest.approx(exact, rel=2**-8)
+        assert float((rounded - gradient).norm() / gradient.norm()) < 0.02
+
+
+def test_training_with_a_bf16_residual_stream_follows_the_default(tiny, config, stream):
+    losses = {}
+    for precision in ("bf16", "bf16-residual"):
+        module = PretrainingModule(
+            tiny(anchor="learned"), config(steps=60, precision=precision, validate_every=60, anchor_objective="none")
+        )
+        losses[precision] = []
+        module.record = lambda means, to=losses[precision]: to.append(means["loss"])
+        fit(module, stream(), out_dir=None, accelerator="cpu", progress=False)
+        assert module.model.residual_dtype is None
+    default, other = (torch.tensor(each) for each in losses.values())
+    assert float(other[-10:].mean()) < 0.9 * float(other[:10].mean())
+    assert float((other - default).abs().max()) < 0.02 * float(default.mean())
+
+
+def kept_bytes(n_layers, dtype, dim=32, n_tokens=40):
+    """Bytes per token that compiled blocks keep for the backward pass."""
+    blocks = Blocks((Block(dim, 2, 2 * dim) for _ in range(n_layers)), backend="sdpa")
+    blocks.compile_each(backend="aot_eager_decomp_partition")  # Inductor's choice of saved tensors, without a compiler
+    kept = {}
+
+    def keep(tensor):
+        if tensor.shape[:1] == (n_tokens,):
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    x, residual = torch.randn(2, n_tokens, dim, requires_grad=True).unbind()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        blocks.stream(x.to(dtype), torch.tensor([0, n_tokens]).int(), n_tokens, residual=residual.bfloat16())
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / n_tokens
+
+
+def test_a_bf16_residual_stream_takes_two_bytes_less_per_token_block_and_number():
+    per_block = {dtype: kept_bytes(2, dtype) - kept_bytes(1, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    assert per_block[torch.float32] - per_block[torch.bfloat16] == 2 * 32

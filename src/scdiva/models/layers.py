@@ -51,6 +51,11 @@ def perceptron(n_in: int, hidden: int, n_out: int, activation: nn.Module | None 
     return nn.Sequential(nn.Linear(n_in, hidden), act, nn.Linear(hidden, hidden), act, nn.Linear(hidden, n_out))
 
 
+def normed(norm: nn.RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Norm of a stream and its residual, computed in the dtype of the weight if the stream has another one."""
+    return norm((x if residual is None else x + residual).to(norm.weight.dtype))
+
+
 class GeneValueEmbedding(nn.Module):
     r"""Sum of the embeddings of a gene and its value.
 
@@ -268,17 +273,17 @@ class Block(nn.Module):
         Stream and residual, both `(T, dim)`, whose sum is the output.
         """
         x = x if residual is None else x + residual
-        x = x + self.attention(self.attention_norm(x), cu_seqlens, cos, sin, backend, max_seqlen)
-        return x, self.ffn(self.ffn_norm(x))
+        x = x + self.attention(normed(self.attention_norm, x), cu_seqlens, cos, sin, backend, max_seqlen)
+        return x, self.ffn(normed(self.ffn_norm, x))
 
     def keys_and_values(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Keys and values, `(T, 2, H, D)`; arguments as in :meth:`forward`."""
-        return self.attention.keys_and_values(self.attention_norm(x if residual is None else x + residual))
+        return self.attention.keys_and_values(normed(self.attention_norm, x, residual))
 
     def of_first_tokens(self, x: Tensor, keys_and_values: Tensor, *attention: Any) -> Tensor:
         """Output for the first token of each cell, `(B, dim)`; arguments as in :meth:`Attention.of_first_tokens`."""
-        x = x + self.attention.of_first_tokens(self.attention_norm(x), keys_and_values, *attention)
-        return x + self.ffn(self.ffn_norm(x))
+        x = x + self.attention.of_first_tokens(normed(self.attention_norm, x), keys_and_values, *attention)
+        return x + self.ffn(normed(self.ffn_norm, x))
 
 
 class Blocks(nn.ModuleList):
@@ -414,7 +419,7 @@ class Blocks(nn.ModuleList):
         backend = self._resolved(None, x.device)
         for number, block in enumerate(self):
             assert isinstance(block, Block)
-            q, k, _ = block.attention.project(block.attention_norm(x)).unbind(1)
+            q, k, _ = block.attention.project(normed(block.attention_norm, x)).unbind(1)
             weights = attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=cu_seqlens)
             for cell, of_cell in enumerate(weights):
                 yield number, cell, of_cell

@@ -26,7 +26,7 @@ from scdiva.kernels._attention import longest_cell
 from scdiva.models._folder import save_model
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.heads import DatasetComponents, DualHeads, Expected, IntegrationHead, StateHead, hidden_gene_logits
-from scdiva.models.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, SetEncoder, linear
+from scdiva.models.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, SetEncoder, linear, normed
 from scdiva.models.queries import QueryHead
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class ScDiVa(nn.Module):
     vocabulary: Vocabulary
     metadata: dict[str, Any] | None = None
     origin: str | None = None
+    residual_dtype: torch.dtype | None = None
+    """Data type of the residual stream between blocks; None: that of the weights. Set during training alone."""
 
     def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -192,7 +194,7 @@ class ScDiVa(nn.Module):
         if use_transformer:
             x, residual, gene_rows, lat_rows = self._embed(tokens, values, cu_seqlens, value_mask, anchor)
             stream = self.blocks.stream(x, bounds, longest + 1, backend, residual=residual)
-            x = self.blocks.call(_normed, self.norm, *stream)
+            x = self.blocks.call(normed, self.norm, *stream)
             hidden = x.index_select(0, gene_rows)
             cell_state = self._cell_state(x.index_select(0, lat_rows), anchor)
         else:
@@ -219,8 +221,8 @@ class ScDiVa(nn.Module):
         rows = torch.arange(tokens.numel() + lat.shape[0], device=tokens.device)
         gene_rows = rows[: tokens.numel()] + cell_of_token(cu_seqlens, tokens.numel()) + 1
         lat_rows = cu_seqlens[:-1].long() + rows[: lat.shape[0]]
-        x = genes.new_empty(len(rows), genes.shape[1])
-        x = x.index_copy_(0, lat_rows, lat).index_copy_(0, gene_rows, genes)
+        x = genes.new_empty(len(rows), genes.shape[1], dtype=self.residual_dtype)
+        x = x.index_copy_(0, lat_rows, lat.to(x.dtype)).index_copy_(0, gene_rows, genes.to(x.dtype))
         # only tensors with a row per token are compiled: sizes of 1, such as one cell, would be compiled anew
         residual = self.blocks.call(_values_in_rows, self.embedding, values, value_mask, gene_rows, x)
         return x, residual, gene_rows, lat_rows
@@ -323,7 +325,7 @@ class ScDiVa(nn.Module):
         x, residual, *_ = self._embed(tokens, values, starts, masked, anchor)
         bounds = _with_lat(cu_seqlens)
         lat = self.blocks.of_first_tokens(x, bounds, longest + 1, backend, residual=residual)
-        return self._cell_state(self.norm(lat), anchor)
+        return self._cell_state(normed(self.norm, lat), anchor)
 
     def read(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> ScDiVaOutput:
         """Run the network over uncorrupted cells; arguments as in :meth:`forward`.
@@ -546,11 +548,6 @@ def _values_in_rows(
     """Embeddings of values in the rows of their genes; 0 in the other rows of the stream `x`."""
     value = embedding.of_values(values, value_mask)
     return value.new_zeros(x.shape).index_copy_(0, gene_rows, value)
-
-
-def _normed(norm: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
-    """Final norm of stream and residual."""
-    return norm(x if residual is None else x + residual)
 
 
 def _with_lat(cu_seqlens: Tensor) -> Tensor:

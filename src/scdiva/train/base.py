@@ -175,16 +175,21 @@ class TaskModule(pl.LightningModule):
             if hasattr(part, "micro_batches"):
                 setattr(part, "micro_batches", number)  # noqa: B010, for mypy: a module's attributes are tensors
 
+    def _set_residual(self, dtype: torch.dtype | None) -> None:
+        setattr(self.model, "residual_dtype", dtype)  # noqa: B010, for mypy, as above
+
     def on_fit_start(self) -> None:
-        """Set the number of parts per batch, and forget an earlier run. Called by Lightning."""
+        """Set residual stream and number of parts per batch, and forget an earlier run. Called by Lightning."""
         self._window.clear()
         self._unread, self.stopping, self.saving = None, False, False
         self._run_in(self.micro_batches)
+        self._set_residual(torch.bfloat16 if self.config.precision == "bf16-residual" else None)
 
     def release(self) -> None:
         """Restore the network after a run: no batch is kept, and batches are processed whole."""
         self._window.clear()
         self._run_in(1)
+        self._set_residual(None)
 
     @property
     def _world_size(self) -> int:

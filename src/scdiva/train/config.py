@@ -75,6 +75,10 @@ class OptimiserConfig:
         Maximum norm of the gradient; 0: no clipping.
     precision
         `"bf16"`: bfloat16 autocast; `"fp32"`; `"auto"`: bf16 if the device has bfloat16 arithmetic, else fp32.
+        `"bf16-residual"`: bfloat16 autocast with the residual stream in bfloat16 too; norms are computed in float32.
+        Compiled blocks keep the stream once per token and block for the backward pass, so that it takes 2 · `dim` bytes
+        instead of 4 · `dim`: 1 KiB less of about 22 KiB with `dim=512`, and 14 MiB less of 0.3 GiB per cell of 1,200
+        genes with the paper's model. Blocks that are not compiled need more memory instead.
     compile_blocks
         Whether to compile the transformer blocks (`torch.compile`, about a minute): `"yes"`, `"no"`, or `"auto"`, on
         CUDA devices only.
@@ -107,7 +111,7 @@ class OptimiserConfig:
     warmup_steps: int = 500
     weight_decay: float = 0.05
     clip: float = 1.0
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "bf16-residual"] = "auto"
     compile_blocks: Literal["auto", "yes", "no"] = "auto"
     autotune: bool = True
     seed: int = 0

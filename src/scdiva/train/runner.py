@@ -100,12 +100,12 @@ def resolve_precision(precision: str, accelerator: str) -> Literal["32-true", "b
     ----------
     precision
         `"auto"`: bfloat16 autocast if the device has bfloat16 matrix multiplication (CUDA from compute capability 8;
-        CPUs with AVX512-BF16 or AMX), else float32.
+        CPUs with AVX512-BF16 or AMX), else float32. `"bf16-residual"` is bfloat16 autocast too.
     accelerator
         As for :func:`fit`.
     """
     on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    in_bf16 = multiplies_bf16("cuda" if on_gpu else "cpu") if precision == "auto" else precision == "bf16"
+    in_bf16 = multiplies_bf16("cuda" if on_gpu else "cpu") if precision == "auto" else precision != "fp32"
     return "bf16-mixed" if in_bf16 else "32-true"
 
 

@@ -82,9 +82,8 @@ def by_hand(x, state, batch, n=20, k=15):
     values, vectors = np.linalg.eig(np.linalg.solve(inside, y.T @ y / len(y)))
     order = np.argsort(-values.real)[:n]
     directions = vectors.real[:, order]
-    ratio = values.real[order]
-    directions *= np.sqrt(np.maximum(ratio - 1, 0.01) / np.square(y @ directions).mean(axis=0))
-    return joint @ directions, ratio
+    directions /= np.sqrt(np.einsum("ij,ik,kj->j", directions, inside, directions))
+    return joint @ directions, values.real[order]
 
 
 @pytest.mark.parametrize("n_batches", [1, 3])

@@ -65,8 +65,7 @@ def adapt(
     2. 50 principal components of the model's cell state.
     3. The 50 joint principal components of both, each block scaled to unit total variance, the second with weight 0.7.
     4. The 20 directions with the largest ratio of the variance over all cells to the variance within neighbourhoods of
-       15 cells (linear discriminant analysis with neighbourhoods in the place of classes), each scaled to the
-       difference of the two, where the latter is 1: the variance between neighbourhoods.
+       15 cells, scaled to the latter (linear discriminant analysis with neighbourhoods in the place of classes).
 
     The first block describes the variation in these cells, the second what the model learned from its corpus. Nothing
     is trained. A cell's embedding does not depend on other cells.

@@ -36,8 +36,6 @@ N_NEIGHBORS = 15
 """Number of nearest neighbours of a neighbourhood."""
 RIDGE = 0.1
 """Ridge, relative to the mean variance within neighbourhoods."""
-LEAST_BETWEEN = 0.01
-"""Least variance between neighbourhoods of a direction, relative to that within them."""
 MOST_STATES = 5000
 """Maximum number of cells whose states are computed for the joint components."""
 
@@ -55,8 +53,7 @@ def with_dataset_components(
     4. The embedding: the 20 generalised eigenvectors of largest eigenvalue of :math:`\Sigma v = \lambda W v`, where
        :math:`\Sigma` is the covariance of y, and W that of a cell's difference from the mean of its 15 nearest
        neighbours in the first 20 components, times 15/16 (the mean of 15 has a variance of its own), with a tenth of
-       its mean variance added to the diagonal. Along each, the variance is :math:`\lambda - 1` (at least 0.01): that
-       between neighbourhoods, where the variance within them is 1, so that directions of noise contribute little.
+       its mean variance added to the diagonal. They are scaled to :math:`v^T W v = 1`.
 
     All covariances are computed within batches, and neighbours are found there after the means of batches are taken
     off. The mean that is subtracted is the mean over all cells, so that the embedding of a cell does not depend on its
@@ -74,8 +71,8 @@ def with_dataset_components(
 
     Returns
     -------
-    The model, on the device of the given one, and `n_components`, `n_genes`, `ratio` (of the total variance to that
-    within neighbourhoods, for each dimension).
+    The model, on the device of the given one, and `n_components`, `n_genes`, `ratio` (variance of each dimension, where
+    the variance within neighbourhoods is 1).
 
     Raises
     ------
@@ -193,8 +190,7 @@ def _components(x: np.ndarray, batch: np.ndarray, most: int) -> np.ndarray:
 def _between_neighborhoods(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Directions of largest total variance over variance within neighbourhoods, `(width, n)`, and these ratios.
 
-    Their variance is that between neighbourhoods, in units of the variance within. The columns of `y` are principal
-    components, so their covariance is diagonal.
+    The columns of `y` are principal components, so their covariance is diagonal.
     """
     from scipy.linalg import eigh
     from sklearn.neighbors import NearestNeighbors
@@ -210,7 +206,6 @@ def _between_neighborhoods(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         total, inside + ridge * np.eye(len(inside)), subset_by_index=(len(total) - n, len(total) - 1)
     )
     ratio, directions = ratio[::-1], directions[:, ::-1]
-    directions = directions * np.sqrt(np.maximum(ratio - 1, LEAST_BETWEEN) / ratio)
     return directions * np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(n)]), ratio
 
 

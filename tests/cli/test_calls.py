@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import anndata as ad
+import h5py
 import numpy as np
 import pytest
 
@@ -220,3 +221,21 @@ def test_as_a_process(small, cells, tmp_path, capsys):
     again = capsys.readouterr()
     assert again.out == ""
     assert again.err.endswith("exists. Pass another out, or --overwrite.\n")
+
+
+@pytest.mark.parametrize("damage", ["uns", "mod", "inside"])
+def test_files_that_are_no_anndata_are_refused_in_one_line(refused, small, tmp_path, damage):
+    words = ["--batch_key", "batch", "--steps", "2", "--model", small]
+    if damage == "inside":
+        ad.read_h5ad("cells.h5ad").write_zarr(tmp_path / "cells.zarr")
+        said = refused("integrate", tmp_path / "cells.zarr", *words, out="cells.zarr/inner.zarr")
+        assert "is inside the file that is read" in said
+        return
+    file = tmp_path / "broken.h5ad"
+    ad.read_h5ad("cells.h5ad").write_h5ad(file)
+    with h5py.File(file, "r+") as opened:
+        if damage == "uns":
+            opened["uns"].create_group("weird").attrs["encoding-type"] = "alien"
+        else:
+            opened.move("X", "mod/rna/X")
+    assert "broken.h5ad'" in refused("integrate", file, *words)

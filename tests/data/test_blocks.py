@@ -4,6 +4,7 @@ import re
 
 import anndata as ad
 import dask.array as da
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -165,6 +166,24 @@ def test_what_is_no_matrix_of_numbers_is_refused(x):
     damaged.indices[4] = 11
     with pytest.raises(ValueError, match=r"indices .*0 to 11.*11 columns"):
         list(row_blocks(damaged))
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize(("part", "value"), [("indptr", 10**8), ("indptr", -5), ("indices", 10**8)])
+@pytest.mark.parametrize("kind", ["csr", "csc"])
+def test_damaged_sparse_arrays_are_refused(x, tmp_path, kind, part, value, in_file):
+    """Scipy would read and write outside the arrays, which ends the process."""
+    matrix = sp.csr_matrix(x).asformat(kind)
+    if in_file:
+        ad.AnnData(matrix).write_h5ad(tmp_path / "cells.h5ad")
+        with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
+            file[f"X/{part}"][3] = value
+        with pytest.raises(ValueError, match="damaged"), open_matrix(tmp_path / "cells.h5ad") as opened:
+            list(row_blocks(opened.matrix))
+    else:
+        getattr(matrix, part)[3] = value
+        with pytest.raises(ValueError, match="damaged"):
+            list(row_blocks(matrix))
 
 
 @pytest.mark.parametrize("kind", ["object", "text", "nullable", "mask", "stray text", "missing"])

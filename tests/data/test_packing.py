@@ -176,7 +176,7 @@ def test_a_command_packs(files, vocabulary, tmp_path, capsys):
 
 @pytest.fixture
 def broken(files, tmp_path):
-    """A folder of two usable files, one with negative values and one that is no HDF5 file."""
+    """A folder of two usable files, one with negative values, one with complex ones and one that is no HDF5 file."""
     folder = tmp_path / "studies"
     folder.mkdir()
     for file in files[:2]:
@@ -184,14 +184,17 @@ def broken(files, tmp_path):
     negative = ad.read_h5ad(files[0])
     negative.X.data[:5] = -1
     negative.write_h5ad(folder / "negative.h5ad")
+    negative.X = negative.X.astype(complex)
+    negative.write_h5ad(folder / "complex.h5ad")
     (folder / "torn.h5ad").write_bytes(files[0].read_bytes()[:1000])
     return folder
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_check_lists_all_unusable_files_and_writes_nothing(broken, vocabulary, tmp_path, workers):
-    with pytest.raises(ValueError, match=r"2 of 4 files can't be packed\. negative.h5ad: .*negative.*; torn.h5ad: "):
+    with pytest.raises(ValueError, match=r"3 of 5 files .*complex.h5ad: .*complex.*; negative.h5ad: .*; torn.h5ad"):
         pack_files(broken, vocabulary, tmp_path / "corpus", check=True, workers=workers, **HOW)
+    (broken / "complex.h5ad").unlink()
     (broken / "negative.h5ad").unlink()
     (broken / "torn.h5ad").unlink()
     assert pack_files(broken, vocabulary, tmp_path / "corpus", check=True, workers=workers, **HOW) is None
@@ -199,12 +202,16 @@ def test_check_lists_all_unusable_files_and_writes_nothing(broken, vocabulary, t
 
 
 def test_unusable_files_are_skipped_on_request(broken, files, vocabulary, tmp_path):
-    with pytest.warns(UserWarning, match=r"2 of 4 files can't be packed and are left out\. negative.h5ad"):
+    with pytest.warns(UserWarning, match=r"3 of 5 files can't be packed and are left out\. complex.h5ad"):
         packed = pack_files(broken, vocabulary, tmp_path / "corpus", skip_unusable=True, **HOW)
     assert packed.study_names == [file.stem for file in files[:2]]
     pack_files(files[:2], vocabulary, tmp_path / "usable", **HOW)
     assert content(tmp_path / "corpus") == content(tmp_path / "usable")
+    (broken / files[0].name).write_bytes(b"being written")
+    with pytest.raises(ValueError, match=f"holds '{files[0].stem}', whose file can't be packed any more"):
+        pack_files(broken, vocabulary, tmp_path / "corpus", skip_unusable=True, **HOW)
+    assert content(tmp_path / "corpus") == content(tmp_path / "usable")
     for file in files[:2]:
         (broken / file.name).unlink()
-    with pytest.raises(ValueError, match="2 of 2 files can't be packed"):
+    with pytest.raises(ValueError, match="3 of 3 files can't be packed"):
         pack_files(broken, vocabulary, tmp_path / "none", skip_unusable=True, **HOW)

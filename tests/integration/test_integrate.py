@@ -288,6 +288,16 @@ def test_a_sample_is_fitted_to_and_all_cells_are_embedded(plain, cells, labels_k
     np.testing.assert_array_equal(backed.obsm["X_scdiva_integrated"], embedding)
 
 
+def test_a_sample_without_two_labels_is_refused_and_one_without_batches_named(plain, cells):
+    data = cells.copy()
+    data.obs["label"] = ["rare", *["common"] * (data.n_obs - 1)]
+    with pytest.raises(ValueError, match=r"have fewer than two labels: pass a larger fit_cells than 20"):
+        sd.tl.integrate(data, "batch", "label", model=plain, fit_cells=20, **QUICK)
+    data.obs["well"] = [f"w{number % 60}" for number in range(data.n_obs)]
+    with pytest.warns(UserWarning, match=r"20 cells, in which 40 of the batches have none"):
+        sd.tl.integrate(data, "well", model=plain, fit_cells=20, **QUICK)
+
+
 def test_large_data_are_sampled_by_default(plain, cells, monkeypatch):
     monkeypatch.setattr(_integrate, "MOST_CELLS", 239)
     monkeypatch.setattr(_integrate, "SAMPLED_CELLS", 90)

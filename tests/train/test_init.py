@@ -198,6 +198,8 @@ def test_a_resumed_run_keeps_the_batches_that_cells_per_step_were_divided_into(f
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["training"]
     assert (written["batch_size"], written["accumulate"], written["cells_per_step"]) == (4, 3, 12)
     monkeypatch.setattr("scdiva.train.config.CPU_CELLS", 16)
+    with pytest.raises(ValueError, match="cells_per_step: 12 then, 24 now"):
+        run(file, tmp_path / "run", replace(training, cells_per_step=24), resume=True, **options)
     folder = run(file, tmp_path / "run", training, resume=True, **options)
     assert (folder / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
 

@@ -94,6 +94,9 @@ def test_losses_are_logged_where_the_caller_says(run, tmp_path):
     run(tmp_path / "elsewhere", settings=settings, logger=CSVLogger(tmp_path / "mine", name="log"))
     assert column(tmp_path / "mine", "train/loss") == csv[0]
     assert (tmp_path / "mine" / "log" / "version_0" / "validation.csv").exists()
+    for wrong in (None, True, ["csv"]):
+        with pytest.raises(TypeError, match="logger"):
+            run(tmp_path / "wrong", settings=settings, logger=wrong)
     run(tmp_path / "none", settings=settings, logger=False)
     assert [file.name for file in (tmp_path / "none").iterdir()] == ["last.ckpt"]
 

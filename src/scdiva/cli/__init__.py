@@ -81,7 +81,8 @@ def _run(command: str, options: dict[str, Any]) -> Any:
             from scdiva.data.packing import pack_files
 
             options["species"] = read_species(options.get("species"))
-            return getattr(pack_files(**options), "path", None)
+            packed = pack_files(**options)
+            return "all files can be packed" if options.get("check") else getattr(packed, "path", None)
         return info(**options) if command == "info" else run_call(command, options)
 
 

@@ -84,7 +84,7 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     if "model" in options:
         find_model(options["model"])
     with contextlib.ExitStack() as stack:
-        options |= {name: stack.enter_context(_opened(path)) for name, path in files.items()}
+        options |= {name: stack.enter_context(_opened(path, options)) for name, path in files.items()}
         adata = options["adata"]
         fitted = getattr(tl, command)(**options)
         key = INTEGRATE if command == "integrate" else options.get("key_added", OBS_LABEL)
@@ -111,7 +111,7 @@ def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[AnnData]:
+def _opened(file: Path, options: dict[str, Any]) -> Iterator[AnnData]:
     """Cells of a file whose matrices stay on disk and are read by blocks; errors name it."""
     import anndata
     from anndata.io import read_elem, sparse_dataset
@@ -119,6 +119,7 @@ def _opened(file: Path) -> Iterator[AnnData]:
     def on_disk(matrix: Any) -> Any:
         return sparse_dataset(matrix) if hasattr(matrix, "keys") else matrix
 
+    open_matrix(file, options.get("layer"), options.get("use_raw", False)).close()  # checks the structure of the file
     root, opened = open_root(file)
     with opened or contextlib.nullcontext():
         try:
@@ -127,7 +128,7 @@ def _opened(file: Path) -> Iterator[AnnData]:
             if "raw/X" in root:
                 parts["raw"] = {"X": on_disk(root["raw/X"]), "var": read_elem(root["raw/var"])}
             adata = anndata.AnnData(on_disk(root["X"]) if "X" in root else None, **parts)
-        except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        except Exception as error:
             raise ValueError(f"{str(file)!r} can't be read: {error}") from error
         yield adata
 

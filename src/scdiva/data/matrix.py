@@ -264,6 +264,8 @@ def row_readable(matrix: Any) -> Any:
         return StoredRows(matrix.group)
     if stored and matrix.format == "csc":
         return _csc_to_memory(matrix)
+    if sp.issparse(matrix) and matrix.format == "csc":
+        return _csc_to_csr(matrix, "the matrix")
     if sp.issparse(matrix) and matrix.format != "csr":
         return matrix.tocsr()
     return matrix
@@ -278,7 +280,33 @@ def _csc_to_memory(matrix: Any) -> sp.csr_matrix:
             f"converting it would take about {2 * n_bytes / 2**30:.1f} GiB of memory. Write it anew by rows: "
             "adata = anndata.read_h5ad(path); adata.X = adata.X.tocsr(); adata.write_h5ad(new)."
         )
-    return matrix.to_memory().tocsr()
+    return _csc_to_csr(matrix.to_memory(), f"{group.name.strip('/')} of {file_of(group)!r}")
+
+
+def _csc_to_csr(matrix: Any, where: str) -> sp.csr_matrix:
+    """Convert to CSR after checking the arrays, since scipy would read and write outside them."""
+    _check_pointers(matrix.indptr, matrix.indices, int(matrix.shape[1]), where)
+    _check_indices(matrix.indices, int(matrix.shape[0]), where, "row")
+    return matrix.tocsr()
+
+
+def _check_pointers(indptr: np.ndarray, indices: np.ndarray, n: int, where: str) -> None:
+    """Raise ValueError unless the pointers of `n` rows or columns ascend from 0 to the number of stored values."""
+    if len(indptr) != n + 1 or indptr[0] != 0 or indptr[-1] != len(indices) or bool((indptr[1:] < indptr[:-1]).any()):
+        raise ValueError(
+            f"{where}: indptr does not ascend from 0 to the {len(indices)} stored values. The file or matrix is "
+            "damaged; write it anew from its source."
+        )
+
+
+def _check_indices(indices: np.ndarray, n: int, where: str, what: str) -> None:
+    """Raise ValueError if an index is negative or not below `n`."""
+    # negative indices are the largest unsigned numbers: one pass is enough
+    if len(indices) and int(indices.view(f"u{indices.dtype.itemsize}").max()) >= n:
+        raise ValueError(
+            f"{where}: sparse {what} indices run from {int(indices.min())} to {int(indices.max())}, but "
+            f"the matrix has {n} {what}s. The file or matrix is damaged; write it anew from its source."
+        )
 
 
 def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
@@ -333,12 +361,8 @@ def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars
     _check_numbers(data)
     if not (data.dtype.isnative and indices.dtype.isnative and indptr.dtype.isnative):  # a file from another machine
         data, indices, indptr = (part.astype(part.dtype.newbyteorder("=")) for part in (data, indices, indptr))
-    # negative indices are the largest unsigned numbers: one pass is enough
-    if len(indices) and int(indices.view(f"u{indices.dtype.itemsize}").max()) >= n_vars:
-        raise ValueError(
-            f"{where}: sparse column indices run from {int(indices.min())} to {int(indices.max())}, but "
-            f"the matrix has {n_vars} columns. The file or matrix is damaged; write it anew from its source."
-        )
+    _check_pointers(indptr, indices, len(indptr) - 1, where)
+    _check_indices(indices, n_vars, where, "column")
     index_dtype = np.int32 if n_vars <= np.iinfo(np.int32).max and len(indices) <= np.iinfo(np.int32).max else np.int64
     # small dtypes may overflow when duplicate entries are summed, and scipy does not support float16
     block = sp.csr_matrix(

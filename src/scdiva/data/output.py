@@ -48,6 +48,8 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
         If its folder is not writable.
     """
     refuse_unwritable(out)
+    if any(isinstance(source, Path) and source.resolve() in out.resolve().parents for source in sources):
+        raise FileExistsError(f"{str(out)!r} is inside the file that is read. Pass an out elsewhere.")
     if not out.exists():
         return
     if any(isinstance(source, Path) and source.exists() and out.samefile(source) for source in sources):

@@ -182,7 +182,7 @@ class PackedCells:
         if vocabulary.fingerprint != self.fingerprint or self.n_tokens != vocabulary.n_genes + N_SPECIAL:
             raise ValueError(
                 f"{str(self.path)!r} was packed with another vocabulary (fingerprint {self.fingerprint[:12]}, not "
-                f"{vocabulary.fingerprint[:12]}); pack it anew."
+                f"{vocabulary.fingerprint[:12]}). Pass that vocabulary (vocabulary=, --vocabulary), or pack it anew."
             )
         if not np.array_equal(self.denominator, score_denominator(vocabulary.entropy, self.entropy_floor)):
             raise ValueError(f"{str(self.path)!r} was packed with other entropies than the vocabulary's; pack it anew.")

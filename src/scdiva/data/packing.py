@@ -159,6 +159,11 @@ def pack_files(
         if check:
             logger.info("all %d files can be packed", len(names))
             return None
+        if kept := [] if append else sorted(set(unusable).intersection(before.values())):
+            raise ValueError(
+                f"{str(out)!r} holds {kept[0]!r}, whose file can't be packed any more, and leaving it out would delete "
+                f"its cells: {unusable[kept[0]][1]} Repair the file, or pass another out."
+            )
         if unusable:
             warn(f"{len(unusable)} of {len(names)} files can't be packed and are left out. {listed}.")
         files = [file for name, file in zip(names, files, strict=True) if name not in unusable]
@@ -261,8 +266,11 @@ def _reason(path: Path, job: _Job | None, quiet: bool) -> str:
             if quiet:
                 warnings.simplefilter("ignore")
             open_cells(path, job.vocabulary, job.reading, keep=False, **how).close()
-    except (KeyError, ValueError, OSError) as error:
-        return " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split()) or type(error).__name__
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the file can't be packed
+        said = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+        return f"{said[:500]} ..." if len(said) > 500 else said or type(error).__name__
     return ""
 
 

@@ -221,6 +221,16 @@ def integrate(
     cells, rows = read_cells(source, combined_batch, most=fit_cells, balanced=group, seed=seed)
     is_sample = cells.n_cells < np.count_nonzero(source.lengths)
     labels = None if labels is None else labels[rows]
+    if is_sample and labels is not None and len(np.unique(labels[labels >= 0])) < 2:
+        raise ValueError(
+            f"the {cells.n_cells} cells to which the model would be fitted have fewer than two labels: pass a larger "
+            f"fit_cells than {fit_cells}, or omit labels_key."
+        )
+    if is_sample and (n_lost := len(np.unique(combined_batch)) - cells.n_batches):
+        warn(
+            f"the model is fitted to {cells.n_cells} cells, in which {n_lost} of the batches have none: pass a larger "
+            f"fit_cells than {fit_cells}."
+        )
     batches = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
     if cells.n_batches > 1 and association > CONFOUNDED:
         warn(

@@ -21,10 +21,10 @@ Result = TypeVar("Result")
 
 MAY_CHANGE = {
     "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "checkpoint_minutes",
-    "micro_batches", "accumulate", "cells_per_step",
+    "micro_batches", "accumulate",
 }  # fmt: skip
 """Fields of a configuration that a resumed run may change, since the weights do not depend on them. For `accumulate`
-and `cells_per_step` this is true if they compensate for another number of processes."""
+this is true if it compensates for another number of processes."""
 BETAS = (0.9, 0.95)
 """Decay rates of AdamW's moments."""
 STREAM = "train/0"

@@ -28,7 +28,12 @@ LOGGERS = ("csv", "tensorboard", "wandb")
 
 
 def check_logger(logger: Any) -> None:
-    """Check the name of a logger: ValueError if there is none, ImportError if its package is not installed."""
+    """Check a logger: ValueError for an unknown name, ImportError without its package, TypeError for another object."""
+    several = logger if isinstance(logger, list | tuple) else [logger]
+    if not isinstance(logger, str | bool) and not all(hasattr(one, "log_metrics") for one in several):
+        raise TypeError(f"logger must be one of {LOGGERS}, a logger of Lightning or several, or False; got {logger!r}.")
+    if logger is True:
+        raise TypeError(f"logger=True is no logger: pass one of {LOGGERS}, or False for none.")
     if isinstance(logger, str):
         check_choices(logger=(logger, LOGGERS))
         if logger != "csv" and find_spec(logger) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -217,7 +218,7 @@ def pretrain(
     from scdiva.data.datamodule import CellDataModule
     from scdiva.models.pretrained import fingerprint, load_model
     from scdiva.train.callbacks import CHECKPOINT_KEY, find_checkpoint, read_checkpoint
-    from scdiva.train.runner import device_gib, fit, make_trainer
+    from scdiva.train.runner import device_gib, fit, is_first_process, make_trainer
 
     checkpoint = find_checkpoint(folder) if resume else None
     saved = {} if checkpoint is None else read_checkpoint(checkpoint)
@@ -255,10 +256,13 @@ def pretrain(
         entropy_floor=config.entropy_floor,
         **reading.arguments(),
     )
-    data.vocabulary = genes = _with_entropies(genes, training_files, min_genes, reading, n_old)
     if saved:  # before the data are read
         data.load_state_dict(saved.get("CellDataModule", {}))
-    data.setup()
+    with warnings.catch_warnings():
+        if not is_first_process():  # all processes read the same files
+            warnings.simplefilter("ignore", UserWarning)
+        data.vocabulary = genes = _with_entropies(genes, training_files, min_genes, reading, n_old)
+        data.setup()
     if species is not None and not isinstance(species, str):
         options["species"] = reading.species
     resolved = options | {"out": out, "model": config.to_dict(), "training": training.to_dict()}

@@ -177,8 +177,10 @@ class Vocabulary:
                 for token, names in zip(unique, kept[column], strict=True)
             ]
         part, stay = Vocabulary(kept), set(unique.tolist())
-        dropped = (name for name, (token, _) in self._names.items() if token not in stay)
-        doubtful = (name for name in dropped if name in part._names or name in self._respelled)
+        dropped = [name for name, (token, _) in self._names.items() if token not in stay]
+        doubtful = [name for name in dropped if name in part._names or name in self._respelled]
+        upper = [name.upper() for name in dropped if usual_spelling(name.upper()) == name]  # "C1ORF5" for C1orf5
+        doubtful += [name for name in upper if name not in self._names]
         return Vocabulary(kept, (name for name in doubtful if part._resembles(name)))
 
     def with_genes_of(self, other: Vocabulary) -> Vocabulary:

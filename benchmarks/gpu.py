@@ -830,20 +830,20 @@ def block_rows(setting: Setting) -> tuple[int, int, int]:
 
 
 def gain(what: str, times: Times, above: str, below: str) -> dict:
-    """Best time of `above` over that of `below`, which is no goal; an arm that did not run has its row."""
+    """Ratio of the best times of two arms, without a goal; the row names an arm that did not run."""
     one, other = times[above], times[below]
     ran = isinstance(one, list) and isinstance(other, list)
     return {"what": f"{what}: {above} over {below}", "value": min(one) / min(other) if ran else None}
 
 
 def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A tensor in float8 (e4m3), and its scale: its largest absolute value becomes the largest number of the type."""
+    """Convert a tensor to float8 (e4m3) and return the scale, chosen so that its maximum is that of the type."""
     scale = (x.abs().amax().float() / torch.finfo(FP8).max).clamp_min(1e-12)
     return (x.float() / scale).to(FP8), scale
 
 
 def transposed(x: Tensor) -> Tensor:
-    """A transposed copy."""
+    """Copy a tensor, transposed."""
     return x.t().contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Everything that a GPU at hand for ten minutes can give, in one call: measurements, then a trained model.
+"""Measure kernels, training and embedding on a GPU, then train a model, within ten minutes.
 
     PYTHONPATH=src python scripts/gpu_once.py [--corpus CARRIED] [--init FOLDER] [--seconds 540] [--skip STEP ...]
                                               [--commit SHA]
@@ -42,15 +42,15 @@ STEPS = {
 }  # fmt: skip
 """Sections of benchmarks/gpu.py in the order of their priority, and the most seconds of each."""
 LIMIT = 540.0
-"""Seconds of the whole call."""
+"""Maximum number of seconds of the call."""
 LEAST_TRAINING = 60.0
-"""Seconds below which nothing is trained."""
+"""Minimum number of seconds for training."""
 CLOSING = 15.0
-"""Seconds kept for copying results."""
+"""Seconds reserved for copying results."""
 PIECE = 15 * 2**20
-"""Most bytes of a returned file."""
+"""Maximum size of a returned file, in bytes."""
 MOST_FILES = 8
-"""Most files that are returned."""
+"""Maximum number of returned files."""
 
 
 def measure(setting: gpu.Setting, names: list[str], out: Path, seconds: float, of: str) -> tuple[list[dict], int]:

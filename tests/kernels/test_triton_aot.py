@@ -138,8 +138,8 @@ def test_backward_products_and_loads_on_hopper(kernel, most_registers, programs,
     copies = re.findall(r"\bLDGSTS\S*", code)
     assert copies, "tiles are copied to shared memory ahead"
     assert sum(".128" not in copy for copy in copies) <= 8
-    # programs of 4 warps that share a multiprocessor: 65,536 registers, allocated by 8 per thread; 228 KiB, 1 of each
-    # program reserved
+    # A multiprocessor has 65,536 registers and 228 KiB of shared memory. A thread gets a multiple of 8 registers, and
+    # 1 KiB is reserved for each program.
     assert programs * 128 * (-(-registers // 8) * 8) <= 65_536
     assert programs * (compiled.metadata.shared + 1024) <= 228 * 1024
 

@@ -323,7 +323,7 @@ def annotate(
         if reference is None:
             unlabelled = labels < 0
         if reference is None and len(reference_rows) == np.count_nonzero(source.lengths):
-            # all cells are in memory, with their states unless the model was fine-tuned
+            # the reference cells are all cells; their states are known unless the model was fine-tuned
             cells, rows = reference_cells, reference_rows
         else:
             states = None

@@ -538,7 +538,7 @@ def read_features(head: AnnotationHead, reference: Reference, rows: np.ndarray) 
 def read_inputs(
     head: AnnotationHead, reference: Reference, rows: np.ndarray, inputs: Callable[[Tensor, Tensor | None], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Features `(n, dim)` of some cells and what a method of the head makes of these and the genes, by blocks."""
+    """Features `(n, dim)` of some cells, and the result of a method of the head for them, computed by blocks."""
     u = torch.empty(len(rows), head.sizes.dim)
     x = torch.empty(len(rows), inputs(*read_features(head, reference, rows[:1])).shape[1])
     for start in range(0, len(rows), BLOCK_CELLS):

@@ -112,7 +112,7 @@ def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
 
 @contextlib.contextmanager
 def _opened(file: Path, options: dict[str, Any]) -> Iterator[AnnData]:
-    """Cells of a file whose matrices stay on disk and are read by blocks; errors name it."""
+    """Open a file as AnnData with matrices on disk, which are read by blocks; errors name the file."""
     import anndata
     from anndata.io import read_elem, sparse_dataset
 

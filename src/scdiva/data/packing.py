@@ -258,7 +258,7 @@ def _unusable(job: _Job, files: Mapping[str, Path], workers: int, *, quiet: bool
 
 
 def _reason(path: Path, job: _Job | None, quiet: bool) -> str:
-    """Why a file can't be packed; empty if it can."""
+    """Reason why a file can't be packed; empty if it can be packed."""
     job = job or _JOBS[0]
     how = {name: job.about[name] for name in ("max_length", "entropy_floor")}
     try:

@@ -175,7 +175,7 @@ def draw_partners(pairs: sp.csr_matrix, rows: NDArray[Any], generator: torch.Gen
 
 
 def _indicators(batch: NDArray[Any]) -> sp.csr_matrix:
-    """Batches as a sparse matrix of indicators, float64 `(n_cells, n_batches)`."""
+    """One-hot encode the batches as a sparse matrix, float64 `(n_cells, n_batches)`."""
     n = len(batch)
     return sp.csr_matrix((np.ones(n), batch, np.arange(n + 1)), shape=(n, int(batch.max()) + 1))
 

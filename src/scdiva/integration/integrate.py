@@ -31,7 +31,7 @@ CONFOUNDED = 0.5
 STEPS = 1000
 """Maximum number of training steps without fine-tuning."""
 MOST_CELLS, SAMPLED_CELLS = 100_000, 50_000
-"""Number of cells above which a sample is fitted to by default, and its size."""
+"""Number of cells above which the model is fitted to a sample by default, and the size of the sample."""
 
 
 @check_arguments

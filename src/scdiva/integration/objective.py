@@ -240,7 +240,7 @@ def of_cells(read: Callable[..., Tensor], cells: InMemoryCells, states: Tensor) 
 
 @torch.no_grad()
 def _fill_views(model: ScDiVa, head: IntegrationHead, cells: InMemoryCells, views: Tensor, seed: int) -> None:
-    """Write the input of the head for cells thinned at random; once, as encoding costs more than a training step."""
+    """Write the input of the head for randomly thinned cells, computed once because encoding is slow."""
     with progress_bar(desc="thinning", unit="cell", total=len(views) * cells.n_cells) as bar:
         for number, view in enumerate(views):
             generator = step_generator(seed, number, "views")

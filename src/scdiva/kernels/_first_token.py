@@ -1,4 +1,4 @@
-"""Attention of the first token of each packed cell, which is all that a cell state needs of the last block."""
+"""Attention of the first token of each packed cell, from which the last block computes the cell state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def first_token_attention(
     cu_seqlens: Tensor,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Attention of the first token of each cell to all tokens of the cell.
+    r"""Compute attention of the first token of each cell to all tokens of the cell.
 
-    The rows `cu_seqlens[:-1]` of :func:`scdiva.kernels.rope_attention`. Position 0 is not rotated, so only the keys
-    are. The host does not wait for the device.
+    Equal to the rows `cu_seqlens[:-1]` of :func:`scdiva.kernels.rope_attention`. RoPE does not change position 0, so
+    only keys are rotated. The call does not synchronise with the device.
 
     Parameters
     ----------

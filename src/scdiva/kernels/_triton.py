@@ -120,7 +120,7 @@ def _scales(head_dim: int) -> tuple[float, float]:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-    """Copy with every row rotated."""
+    """Copy rows, each rotated by its position."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     n_cells, (_, n_heads, head_dim) = cu_seqlens.numel() - 1, x.shape
     tile = 64
@@ -201,8 +201,8 @@ def _even(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-# One operator each way: torch.compile sees two nodes with known shapes and never looks inside. Queries, keys and values
-# are one tensor, and so is their gradient: three gradients of slices would be copied into one afterwards.
+# Forward and backward are one operator each, which torch.compile does not trace. Queries, keys and values are one
+# tensor, so that their gradients need not be concatenated.
 @torch.library.custom_op(
     "scdiva::rope_attention",
     mutates_args=(),

@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Plan:
-        """Read what :meth:`to_dict` gave; other keys, of plans by earlier versions, are ignored."""
+        """Build a plan from the result of :meth:`to_dict`; keys of earlier versions are ignored."""
         return cls(**{kernel: Tiles(*plain[kernel]) for kernel in KERNELS})
 
 

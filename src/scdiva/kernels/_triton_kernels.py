@@ -5,10 +5,10 @@ What the four kernels share:
 - A program owns one tile of rows of one head of one cell; tiles of a pair (cell, head) are neighbours in the grid, so
   that they find each other's keys and values in the L2 cache. Positions are rows of the cell. A program beyond its
   cell's end leaves at once.
-- Rows are rotated as two half-tiles `(rows, D/2)`, the two coordinates of each pair, which needs neither a shuffle nor
-  a second load. Each row is rotated once per pass: keys by :func:`rotate_kernel` before the forward kernel (saved for
-  the backward pass), queries in the prologue of the forward kernel and again in that of :func:`dq_kernel`, which
-  stores them for :func:`dkdv_kernel`.
+- Rows are rotated as two tiles `(rows, D/2)` that hold the first and the second coordinate of each pair, without a
+  shuffle or a second load. Each row is rotated once per pass: keys by :func:`rotate_kernel` before the forward kernel
+  (saved for the backward pass), queries in the prologue of the forward kernel and again in that of :func:`dq_kernel`,
+  which stores them for :func:`dkdv_kernel`.
 - The forward kernel multiplies the halves of queries and keys in two products. The backward kernels multiply whole
   tiles: on Hopper, products with 32 columns read shared memory faster than it delivers.
 - `Q̂` is the rotated query times `log2(e) / sqrt(D)`, so that the softmax is a bare `exp2`. It is rounded to the dtype
@@ -57,7 +57,7 @@ def _load(X, at, inside, MASKED: tl.constexpr):
 def _rotated_halves(
     X, Cos, Sin, rows, inside, stride, factor, HALF: tl.constexpr, ROTATE: tl.constexpr
 ):  # fmt: skip
-    """Both halves of some rows, rotated by their positions and multiplied by a factor."""
+    """Rotate rows by their positions and multiply them by a factor; returns both halves."""
     half = tl.arange(0, HALF)
     at = rows[:, None] * stride + half[None, :]
     first = _load(X, at, inside, True)
@@ -96,7 +96,7 @@ def _store_rotated_back(
 def rotate_kernel(
     X, Y, Cos, Sin, Cu, x_token, x_head, y_token, y_head, n_tiles, n_heads, HALF: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Y = X, rotated."""
+    """Write X, rotated, to Y."""
     head, start, length, first_row = _pair_of_program(Cu, n_tiles, n_heads, TILE)
     if first_row >= length:
         return

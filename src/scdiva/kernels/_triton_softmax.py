@@ -10,11 +10,11 @@ from torch import Tensor
 GROUPS, WARPS = 1024, 32
 """Loads of 16 bytes in a tile, one for each thread, and warps of a program.
 
-Two such programs fill a multiprocessor, and their rows (84 kB each for 41,818 genes in bfloat16) stay in its cache
-until the second pass reads them again. More programs of fewer warps would need more rows than the L2 cache holds.
+Two programs run on a multiprocessor. Their rows (84 kB each for 41,818 genes in bfloat16) remain in its cache until
+the second pass. With fewer warps, more programs would run at a time than the L2 cache has room for rows.
 """
 INTERPRETED_GROUPS = 16
-"""Small tiles, so that even a short row has several."""
+"""Size of a tile in the interpreter, where short rows should have several tiles."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e38)

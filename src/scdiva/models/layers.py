@@ -30,7 +30,7 @@ def linear(n_in: int, n_out: int, *, bias: bool = False, std: float = INIT_STD) 
 
 
 def rows_of(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
-    """Some of the outputs of a linear layer without bias, `(..., n)`; `rows` are rows of its weight."""
+    """Apply the rows `rows` of a linear layer without bias; returns `(..., n)`."""
     if isinstance(layer, nn.Linear):
         return F.linear(x.to(layer.weight.dtype), layer.weight[rows])
     y: Tensor = layer(x)
@@ -392,7 +392,7 @@ class Blocks(nn.ModuleList):
         *,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Output for the first token of each cell alone, `(B, dim)`; arguments as in :meth:`stream`.
+        """Compute the output for the first token of each cell only, `(B, dim)`; arguments as in :meth:`stream`.
 
         The last block then needs only keys and values of the other tokens. No cell may be empty. `micro_batches` is
         ignored.

@@ -339,7 +339,7 @@ class ScDiVa(nn.Module):
     def _with_anchor(
         self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Genes of each cell that the transformer reads, and the state of the set encoder, which reads all of them."""
+        """Select the genes that the transformer reads, and compute the state of the set encoder from all genes."""
         anchor = self.encode_anchor(tokens, values, cu_seqlens)
         if anchor is not None:
             starts, lengths = cu_seqlens[:-1], cu_seqlens.diff().clamp_max(self.config.max_length)

@@ -22,7 +22,7 @@ _WIDEST = 11
 """Maximum bits per digit: three digits make 32 bits, and 3 × 2,048 counters fit the L1 cache."""
 _INFINITY = np.float32(np.inf).view(np.uint32)
 IMPOSSIBLE = -2
-"""Result of :func:`check` for values that no expression matrix has."""
+"""Result of :func:`check` for values that are impossible in an expression matrix."""
 _JIT = partial(numba.njit, nogil=True, error_model="numpy")
 
 
@@ -216,7 +216,7 @@ def count(indices, data, is_measured, n_cells, per_width, highest, counts):
 
 @_JIT
 def _is_fraction(x):
-    """Whether a value is below 0.5 or no integer, up to the rounding of counts recovered from float32 logarithms."""
+    """Whether a value is not a positive integer, within the rounding error of counts computed from logarithms."""
     distance = abs(x - np.rint(x))
     return ((distance > 1e-3) & (distance > 1e-5 * x)) | (x < 0.5)
 

@@ -73,7 +73,7 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
 
 
 class Unread(NamedTuple):
-    """Losses and flags of an optimiser step on their way to the host.
+    """Losses and flags of an optimiser step that are being copied to the CPU.
 
     Attributes
     ----------
@@ -283,7 +283,7 @@ class TaskModule(pl.LightningModule):
         del self._window[:-1]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check that loss and gradient are finite, and clip. Called by Lightning.
+        """Check that loss and gradient are finite, and clip the gradient. Called by Lightning.
 
         One tensor with losses, terms and flags is read, the only one for which a step waits. With several processes it
         is summed first, so that each process knows whether another one has a loss that is not finite or shall stop. On
@@ -381,7 +381,7 @@ class TaskModule(pl.LightningModule):
         self.read_step()
 
     def logged_means(self) -> dict[str, float]:
-        """Loss and its terms since the last line of the log: means over processes, batches and optimiser steps."""
+        """Means of the loss and its terms over processes, batches and steps since the last line of the log."""
         return {name: total / n for name, (total, n) in self._logged.items()}
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:

@@ -50,7 +50,7 @@ class AtomicIO(TorchCheckpointIO):
     Attributes
     ----------
     background
-        Whether :meth:`save_checkpoint` returns once the content is in memory, and a thread writes it.
+        Whether a thread writes the file after :meth:`save_checkpoint` has returned.
     """
 
     background = False
@@ -230,7 +230,7 @@ class Keeper(Checkpoint):
         trainer.strategy.barrier("last checkpoint")
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Wait for the last checkpoint; the error that ended the run is the one to raise. Called by Lightning."""
+        """Wait for the last checkpoint and log its error, since that of the run is raised. Called by Lightning."""
         try:
             _writer(trainer).finish()
         except OSError as error:
@@ -238,7 +238,7 @@ class Keeper(Checkpoint):
 
 
 def _writer(trainer: pl.Trainer) -> AtomicIO:
-    """Plugin that writes the checkpoints; one without effect if the caller passed another CheckpointIO."""
+    """Return the plugin that writes checkpoints; a new one if the user passed another CheckpointIO."""
     writer = trainer.strategy.checkpoint_io
     return writer if isinstance(writer, AtomicIO) else AtomicIO()
 

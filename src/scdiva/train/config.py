@@ -61,8 +61,8 @@ class OptimiserConfig:
         Batches per optimiser step and process. Each needs a buffer of 4,096 cells, about 30 MB. Derived from
         `cells_per_step` if that is set.
     cells_per_step
-        Cells per optimiser step over all devices and nodes, from which :func:`scdiva.train.pretrain` derives
-        `accumulate`. None: `batch_size * accumulate * devices * nodes`.
+        Number of cells per optimiser step, over all devices and nodes. :func:`scdiva.train.pretrain` computes
+        `accumulate` from it. None: `batch_size * accumulate * devices * nodes`.
     micro_batches
         Parts of a batch that each transformer block processes in turn. From 2 on, only the input of each block is kept
         in memory, at the cost of one more forward pass; the step equals that of the whole batch. If memory runs out,

@@ -220,7 +220,7 @@ class PretrainingModule(TaskModule):
             self.model.compile_blocks()
 
     def on_train_end(self) -> None:
-        """Check the last step, and undo the compilation. Called by Lightning."""
+        """Check the last step and restore the blocks without compilation. Called by Lightning."""
         super().on_train_end()
         self.model.blocks.release_each()
 

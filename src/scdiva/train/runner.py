@@ -160,7 +160,7 @@ def device_gib(trainer: pl.Trainer) -> float | None:
 
 
 def _logger(logger: Any, out: Path | None, log_every: int) -> Any:
-    """Logger of a name, which writes into the folder of a run; anything else is returned unchanged."""
+    """Create the logger with this name in the folder of a run; return other loggers unchanged."""
     if not isinstance(logger, str):
         return logger
     if out is None:

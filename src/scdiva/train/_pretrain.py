@@ -310,6 +310,10 @@ def _refuse_folder(folder: Path, resume: bool) -> None:
 def _model_config(preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | None) -> ScDiVaConfig:
     if isinstance(model, ScDiVaConfig):
         return model
+    if isinstance(model, str):
+        raise TypeError(
+            f"model={model!r} must be a ScDiVaConfig or its fields. To start from a saved model, pass init."
+        )
     base = ScDiVaConfig() if preset is None else ScDiVaConfig.preset(preset)
     refuse_unknown(model or {}, [field.name for field in fields(base) if field.name != "n_genes"], "ScDiVaConfig")
     return replace(base, **(model or {}))

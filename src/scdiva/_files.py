@@ -123,9 +123,11 @@ def parse_yaml(path: str | os.PathLike[str], data: bytes, loader: Any = None) ->
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 def output_path(path: str | os.PathLike[str], name: str = "out") -> Path:
-    """Local path of an output; ValueError for a URL, TypeError for no path. `name` is the argument, for messages."""
+    """Local path of an output; ValueError for a URL or no text, TypeError for no path. `name` is the argument."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {type(path).__name__}.")
+    if not os.fspath(path):
+        raise ValueError(f"{name}='' is no path: pass that of a file or folder.")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # a Path merges the two slashes of a URL
         raise ValueError(
             f"{name}={str(path)!r} is a URL, and results are written to a local path: pass one, and copy the finished "

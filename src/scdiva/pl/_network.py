@@ -27,7 +27,7 @@ UP, DOWN = "#c8553d", "#3a7ca5"
 """Colours of positive and negative edges."""
 _COLOURED = 14
 """Number of modules with a colour, the largest; the others are grey."""
-_SIGNS = {1: "with more of the target", -1: "with less"}
+_SIGNS = {1: "increases with the factor", -1: "decreases with the factor"}
 _KNOWN = {1: "known, activates", -1: "known, represses", 0: "known"}
 """Legend of the lines and dots of a regulon."""
 _GREY, _ONE_COLOUR = (0.72, 0.72, 0.72), (0.30, 0.47, 0.66)
@@ -415,7 +415,7 @@ def regulon(
     axes.hlines(np.arange(n), 0, np.abs(weight), color=inks, linewidth=1.6, zorder=2)
     axes.scatter(np.abs(weight), np.arange(n), s=34, c=fills, edgecolors=inks, linewidths=1.2, zorder=3)
     axes.set_yticks(np.arange(n), rows["target"], fontsize=8)
-    axes.set(xlabel="size of the weight", xlim=(0, None), ylim=(n - 0.5, -0.5))
+    axes.set(xlabel="absolute weight", xlim=(0, None), ylim=(n - 0.5, -0.5))
     for text, mode in zip(axes.get_yticklabels(), known, strict=True):
         text.set_fontweight("normal" if np.isnan(mode) else "bold")
     handles = [Line2D([], [], color=_colour(one), label=_SIGNS[one]) for one in _SIGNS if (sign == one).any()]

@@ -279,6 +279,7 @@ def delta_scatter(
     named, points = best[:n_names], np.column_stack([x, y])
     inks = [_COLOURS[OURS]] * len(named)
     write_names(axes, points, points[named], list(names[responses.genes][named]), inks, fontsize=7, clear=3)
+    axes.set_adjustable("box")  # names stay at their dots if the layout changes later
     return fig
 
 
@@ -362,7 +363,7 @@ def hit_rate(
         if n > 1:
             error = rates.std(axis=0, ddof=1) / np.sqrt(n)
             axes.fill_between(k, curve - error, curve + error, color=_COLOURS[method], alpha=0.15, linewidth=0)
-    axes.set(xlabel="k, strongest genes", ylabel="share of them found", ylim=(0, None))
+    axes.set(xlabel="k (number of top genes)", ylabel="share of the observed top k found", ylim=(0, None))
     axes.set_title(f"hit rate, {n} condition{'s' * (n > 1)}, {n_genes:,} genes", fontsize=10)
     draw_legend(axes, reverse=True)
     return fig

@@ -13,8 +13,8 @@ Parts; a part whose checkpoint is complete is skipped with `--resume`:
 - transformer_long: the transformer continued on nearly whole cells; gene table, set encoder and state head frozen.
 - query_head: what cells express, given other cells of their study (36 minutes).
 
-The model folder is OUT/model; `--install` copies it into the package. The card is edited by hand. Without AnnData, on a
-corpus that `carry_corpus.py` packed:
+The model folder is OUT/model; `--install` copies it into the package. The card is edited by hand, apart from its table
+of the corpus by tissue (`corpus.py`). Without AnnData, on a corpus that `carry_corpus.py` packed:
 
     PYTHONPATH=src python scripts/train_mini.py --prepared CARRIED --out runs/mini --accelerator gpu
 """
@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from corpus import by_tissue, set_table
 from mini_objectives import (
     AnchorConfig,
     AnchorModule,
@@ -351,12 +352,15 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             "validation_studies": list(VALIDATION),
             "n_cells": cells.n_obs,
             "n_tokens": int(cells.lengths.sum(dtype=np.int64)),
+            "tissues": by_tissue(cells),
             **(json.loads(carried.read_text()) if carried.exists() else {}),
         },
         **parts,
     }
     (out / "metadata.json").write_text(json.dumps(metadata, indent=1))
-    return save_model(model, vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True)
+    folder = save_model(model, vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True)
+    set_table(folder, metadata["corpus"]["tissues"])
+    return folder
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from corpus import by_tissue, tissue_table
 from pytorch_lightning.callbacks import Callback
 from train_mini import VALIDATION, clean, pack_parts
 
@@ -180,7 +181,7 @@ def corpus_of(prepared: Path) -> dict[str, Any]:
     """Size and studies of the prepared corpus."""
     packed = PackedCells(prepared / "train.h5")
     n_tokens = int(packed.lengths.sum(dtype=np.int64))
-    about = {"n_cells": packed.n_obs, "n_tokens": n_tokens, "studies": packed.study_names}
+    about = {"n_cells": packed.n_obs, "n_tokens": n_tokens, "studies": packed.study_names, "tissues": by_tissue(packed)}
     packed.close()
     return {**about, "validation_studies": list(VALIDATION)}
 
@@ -220,6 +221,7 @@ def card(metadata: dict[str, Any], n_parameters: int, n_genes: int) -> str:
         lines += f"""
 | {len(runs)} by time | {last["context"]:,} | {steps:,} x up to {last["batch_tokens"]:,} tokens | {cells:,} \
 | {perplexity:,.0f} (training cells) |"""
+    tissues = tissue_table(corpus["tissues"]) + "\n" if "tissues" in corpus else ""
     return f"""# scdiva-paper-mini
 
 A small model of the kind that the ScDiVa paper describes: a bidirectional transformer over the top 1,200 genes of a
@@ -249,7 +251,7 @@ Command: `{metadata["command"]}` ({metadata["machine"]}).
 
 A uniform prediction has a perplexity of {n_genes:,}. Perplexities at different numbers of genes cannot be compared.
 
-## Limitations
+{tissues}## Limitations
 
 Human genes only. Not for diagnosis. Licence BSD-3-Clause; the cells come from public repositories under their own
 terms.

@@ -1,6 +1,6 @@
 """Learning curve of the linear cell state: quality of the embedding against cells and tissues of the corpus.
 
-    python benchmarks/learning_curve.py --data FOLDER [--out FOLDER] [--sets NAME ...] [--seeds 0 1 2] [--again]
+    python benchmarks/learning_curve.py --data FOLDER [--out FOLDER] [--sets NAME ...] [--seeds 0 1 2] [--workers 4]
 
 FOLDER holds `corpus` and `corpus_mouse`. Each labelled study is embedded by the corpus SVD (`fit_linear_map`, 128
 directions of 2,000 genes, cells at length 1, nothing else fitted) of other studies. Studies of blood are held out with
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import product
@@ -180,6 +181,16 @@ def rows_of_task(names: list[str], excluded: frozenset[str], curves: tuple[str, 
     return rows
 
 
+def results(tasks: dict, options: Namespace) -> Iterator[list[dict]]:
+    """Rows of each task as it ends."""
+    if options.workers == 1:
+        yield from (rows_of_task(names, *task, options) for task, names in tasks.items())
+        return
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("fork")) as pool:
+        jobs = [pool.submit(rows_of_task, names, *task, options) for task, names in tasks.items()]
+        yield from (job.result() for job in as_completed(jobs))
+
+
 def trend(rows: list[dict], curve: str, group: str, key: str) -> dict:
     """Straight line of the mean difference from pca20 over log10 of the cells or tissues, and where it is 0.
 
@@ -196,13 +207,11 @@ def trend(rows: list[dict], curve: str, group: str, key: str) -> dict:
     slope, start = np.polyfit(x, means.T, 1)
     zero = np.where(slope > 0, -start / np.where(slope > 0, slope, 1.0), NEVER)
     low, high = np.quantile(slope[1:], [0.025, 0.975])
-    row = {"part": "trend", "curve": curve, "group": group, "score": key, "slope": float(slope[0]), "n_sets": len(gaps)}
-    row |= {
-        "slope_interval": [float(low), float(high)],
-        "last": float(means[0, -1]),
-        "at_zero": None,
-        "at_zero_interval": None,
-    }
+    row = {
+        "part": "trend", "curve": curve, "group": group, "score": key, "n_sets": len(gaps), "slope": float(slope[0]),
+        "slope_interval": [float(low), float(high)], "last_at": float(x[-1]), "last": float(means[0, -1]),
+        "at_zero": None, "at_zero_interval": None,
+    }  # fmt: skip
     if low > 0:
         row |= {"at_zero": float(zero[0]), "at_zero_interval": np.quantile(zero[1:], [0.025, 0.975]).tolist()}
     return row
@@ -226,16 +235,15 @@ def main(argv: list[str] | None = None) -> int:
         if "same_tissue" in options.arms and not near:
             tasks.setdefault((held_out(name, with_tissue=False), ("same_tissue",)), []).append(name)
     tasks = dict(sorted(tasks.items(), key=lambda task: "same_tissue" in task[0][1]))
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("fork")) as pool:
-        jobs = [pool.submit(rows_of_task, some, *task, options) for task, some in tasks.items()]
-        for job in as_completed(jobs):
-            rows = [row for row in recorded_rows(NAME) if row.get("part") != "trend"]
-            for row in job.result():
-                rows = replaced(rows, row, ("curve", "set", "at"))
-                print(*row.values(), flush=True)
-            record(NAME, rows)
+    for found in results(tasks, options):
+        rows = [row for row in recorded_rows(NAME) if row.get("part") != "trend"]
+        for row in found:
+            rows = replaced(rows, row, ("curve", "set", "at"))
+            print(*row.values(), flush=True)
+        record(NAME, rows)
     groups = sorted({row["group"] for row in rows})
-    combinations = product(("cells", "tissues"), groups, ("accuracy", "average_bio"))
+    measured = [curve for curve in ("cells", "tissues") if {curve, "pca20"} <= {row["curve"] for row in rows}]
+    combinations = product(measured, groups, ("accuracy", "average_bio"))
     record(NAME, [*rows, *(trend(rows, *one) for one in combinations)])
     return 0
 

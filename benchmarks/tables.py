@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,8 @@ from _run import lead
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, TABLES = DOCS / "benchmarks.md", DOCS / "_static" / "benchmarks"
 FILES = {
-    "embedding": ("embedding",), "integration": ("integration",), "annotation": ("annotation",),
+    "embedding": ("embedding",), "learning_curve": ("learning_curve",),
+    "integration": ("integration",), "annotation": ("annotation",),
     "perturbation": ("perturbation",), "imputation": ("imputation",), "networks": ("networks",),
     "finetuning": ("finetuning",), "speed": ("speed", "scaling"), "gpu": ("gpu",),
     "reliability": ("faults", "faults_long", "fuzz"),
@@ -33,6 +35,8 @@ SHOWN = (
     "forward: compiled", "backward: cuDNN", "backward: compiled", "executions", "crashes",
 )  # fmt: skip
 """Beginnings of the goals on the page, apart from those that are missed."""
+FARTHEST = {"cells": 9, "tissues": 3}
+"""Powers of ten of cells and tissues that no corpus has."""
 INTERNAL = ("cells", "weights", "weights_from", "weights_note")
 KANG = {"kang_pbmc_12k_1287g": "Kang, 8 donors", "kang_ifnb_2800": "Kang, stimulated"}
 FOUR = {**KANG, "sc_mixology_cell_lines": "cell lines", "panc8_small_500": "pancreas"}
@@ -185,6 +189,55 @@ def embedding() -> str:
     return "\n".join([*parts, table(header, gains)])
 
 
+def learning_curve() -> str:
+    """Difference from PCA-20 at each point of the curves, with their lines."""
+    rows = rows_of("learning_curve")
+    scores = [(group, key) for group in ("other", "blood") for key in ("accuracy", "average_bio")]
+    pca20 = [row for row in rows if row.get("curve") == "pca20"]
+    base = {(row["set"], key): row[key] for row in pca20 for _, key in scores}
+    n_sets = Counter(row["group"] for row in pca20)
+    words = {
+        "cells": "cells of all tissues",
+        "tissues": "tissues, 3,000 cells",
+        "same_tissue": "cells, tissue not held out",
+    }
+    measured = [row for row in rows if row.get("curve") in words and "part" not in row]
+    points: dict[tuple[str, int], list[dict]] = {}
+    for row in measured:
+        same = sorted(one["at"] for one in measured if (one["curve"], one["set"]) == (row["curve"], row["set"]))
+        points.setdefault((row["curve"], same.index(row["at"])), []).append(row)
+    lines = []
+    for curve, place in sorted(points, key=lambda point: (list(words).index(point[0]), point[1])):
+        here = points[curve, place]
+        ends = sorted({min(row["at"] for row in here), max(row["at"] for row in here)})
+        line = [f"{' to '.join(f'{end:,}' for end in ends)} {words[curve]}".replace("1 tissues", "blood only")]
+        for group, key in scores:
+            apart = [row[key] - base[row["set"], key] for row in here if row["group"] == group]
+            whole = len(apart) == n_sets[group]
+            line.append(signed(float(np.mean(apart)), bootstrap(apart)) if whole else "")
+        lines.append(line)
+    trends = {(row["curve"], row["group"], row["score"]): row for row in rows if row.get("part") == "trend"}
+    for curve in ("cells", "tissues"):
+        some = [trends[curve, *score] for score in scores if (curve, *score) in trends]
+        slopes = [signed(row["slope"], row["slope_interval"]) for row in some]
+        lines.append([f"change for 10 times the {curve}", *slopes])
+        lines.append([f"{curve} at which it equals PCA-20", *(zero_of(row) for row in some)])
+    kinds = {"accuracy": "15-NN accuracy", "average_bio": "mean of NMI, ARI and silhouette"}
+    header = [f"{kinds[key]}, {'blood and marrow' if group == 'blood' else 'other tissues'}" for group, key in scores]
+    return table(["corpus: difference to PCA-20 (95% CI over datasets)", *header], lines)
+
+
+def zero_of(row: dict) -> str:
+    """Where the line of a curve reaches PCA-20; without a sensible upper limit, only a lower one beyond all points."""
+    if row["at_zero"] is None:
+        return "not known"
+    low, high = row["at_zero_interval"]
+    shown = [f"{float(f'{10 ** max(0, one):.2g}'):,.0f}" for one in (row["at_zero"], low, high)]
+    if high > FARTHEST[row["curve"]]:
+        return f"not known, at least {shown[1]}" if low > row["last_at"] else "not known"
+    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
 def rejection() -> str:
     """Shares of cells called unknown on another study."""
     lines = [
@@ -301,7 +354,8 @@ def page() -> str:
     """The page: its template with every `{{table}}` filled."""
     text = Path(__file__).with_name("benchmarks_page.md").read_text(encoding="utf-8")
     made = {name: compared(one) for name, one in COMPARISONS.items()} | {
-        "embedding": embedding(), "rejection": rejection(), "population": population(), "denoising": denoising(),
+        "embedding": embedding(), "learning_curve": learning_curve(), "rejection": rejection(),
+        "population": population(), "denoising": denoising(),
         "networks": networks(), "finetuning": finetuning(), "speed": goals("speed", "scaling"), "faults": faults(),
         "gpu": goals("gpu"), "fuzz": goals("fuzz"),
     }  # fmt: skip

@@ -38,8 +38,9 @@ NO_TYPE = ("", "nan", "None", "ND", "Other", "unknown", "Unknown", UNLABELLED)
 MIN_CELLS_PER_TYPE, MIN_LABELLED_CELLS = 5, 100
 N_HVG, N_PCS, CLIP = 2000, 50, 10.0
 RIVALS = {
-    "harmony": ("harmonypy", "harmonypy"), "scvi": ("scvi-tools", "scvi"), "scvi_batch": ("scvi-tools", "scvi"),
-    "scanvi": ("scvi-tools", "scvi"), "gears": ("cell-gears", "gears"),
+    "harmony": ("harmonypy", "harmonypy"), "harmony20": ("harmonypy", "harmonypy"), "scanorama": ("scanorama",) * 2,
+    "scvi": ("scvi-tools", "scvi"), "scvi_batch": ("scvi-tools", "scvi"), "scanvi": ("scvi-tools", "scvi"),
+    "celltypist": ("celltypist",) * 2, "magic": ("magic-impute", "magic"), "gears": ("cell-gears", "gears"),
 }  # fmt: skip
 """Package and module of the arms that need one."""
 Result = dict[str, Any]
@@ -138,11 +139,11 @@ def projected_pca(reference: ad.AnnData, query: ad.AnnData) -> tuple[np.ndarray,
     return work.obsm["X_pca"], (second - first.mean(axis=0)) @ work.varm["PCs"]
 
 
-def harmony(adata: ad.AnnData, seed: int) -> np.ndarray:
-    """Harmony on 50 principal components."""
+def harmony(components: np.ndarray, adata: ad.AnnData, seed: int) -> np.ndarray:
+    """Harmony on principal components."""
     import harmonypy
 
-    components = pca(adata).astype(np.float64)
+    components = components.astype(np.float64)
     corrected = np.asarray(harmonypy.run_harmony(components, adata.obs, BATCH, random_state=seed, verbose=False).Z_corr)
     return corrected if corrected.shape == components.shape else corrected.T  # versions differ
 
@@ -155,6 +156,14 @@ def combat(adata: ad.AnnData) -> np.ndarray:
     sc.pp.scale(work, max_value=CLIP)
     sc.pp.pca(work, n_comps=min(N_PCS, min(work.shape) - 1))
     return work.obsm["X_pca"]
+
+
+def scanorama(adata: ad.AnnData) -> np.ndarray:
+    """Scanorama on 20 principal components that are not scaled, as scanpy calls it."""
+    order = np.argsort(adata.obs[BATCH].astype(str).to_numpy(), kind="stable")  # it requires contiguous batches
+    work = ad.AnnData(obs=adata.obs.iloc[order], obsm={"X_pca": pca(adata, 20, scale=False)[order]})
+    sc.external.pp.scanorama_integrate(work, BATCH, verbose=0)
+    return work.obsm["X_scanorama"][np.argsort(order)]
 
 
 def fitted_scvi(adata: ad.AnnData, seed: int, genes: list[str] | None = None, batch_key: str | None = BATCH) -> Any:
@@ -209,7 +218,7 @@ def apart(function: Callable[..., Any], *arguments: Any, threads: int = 1) -> tu
     """Call a function of a module in its own process; its result, and the seconds and memory of the call."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = str(threads)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
         return pool.submit(_apart, function, arguments, threads).result()
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
-from math import sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -25,7 +24,6 @@ import scanpy as sc
 import scipy.sparse as sp
 import torch
 from _record import commit, machine, record, recorded_rows, replaced, resident
-from scipy.stats import t, ttest_rel
 
 import scdiva as sd
 
@@ -218,7 +216,7 @@ def apart(function: Callable[..., Any], *arguments: Any, threads: int = 1) -> tu
     """Call a function of a module in its own process; its result, and the seconds and memory of the call."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = str(threads)
-    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_apart, function, arguments, threads).result()
 
 
@@ -245,31 +243,6 @@ def _means(some: Sequence[Any]) -> Any:
         keys = dict.fromkeys(key for one in some for key in one)
         return {key: _means([one[key] for one in some if key in one]) for key in keys}
     return round(fmean(some), 4) if isinstance(some[0], float) else some[0]
-
-
-def lead(ours: dict, theirs: dict, key: str) -> tuple[float, tuple[float, float] | None]:
-    """Difference of a score between two rows, and its 95% interval over seeds; None where nothing was random.
-
-    Paired where both rows have the score of each seed, otherwise Welch's interval.
-    """
-    value = round(ours[key] - theirs[key], 5)
-    one, other = (row.get(f"{key}_seeds", []) for row in (ours, theirs))
-    if len(one) == len(other) > 1:
-        if np.ptp(np.subtract(one, other)) == 0:
-            return value, None
-        interval = ttest_rel(one, other).confidence_interval(0.95)
-        width = (interval.high - interval.low) / 2
-    else:
-        errors = []  # squared standard error and degrees of freedom of each row
-        for row in (ours, theirs):
-            n = int(row.get("n_seeds", len(row.get("seeds", ()))))
-            if n > 1 and row.get(f"{key}_sd"):
-                errors.append((row[f"{key}_sd"] ** 2 / (n - 1), n - 1))
-        if not errors:
-            return value, None
-        total = sum(square for square, _ in errors)
-        width = t.ppf(0.975, total**2 / sum(square**2 / n for square, n in errors)) * sqrt(total)
-    return value, (value - width, value + width)
 
 
 def measure(

@@ -159,7 +159,8 @@ def combat(adata: ad.AnnData) -> np.ndarray:
 def scanorama(adata: ad.AnnData) -> np.ndarray:
     """Scanorama on 20 principal components that are not scaled, as scanpy calls it."""
     order = np.argsort(adata.obs[BATCH].astype(str).to_numpy(), kind="stable")  # it requires contiguous batches
-    work = ad.AnnData(obs=adata.obs.iloc[order], obsm={"X_pca": pca(adata, 20, scale=False)[order]})
+    components = pca(adata, 20, scale=False)[order]
+    work = ad.AnnData(components, obs=adata.obs.iloc[order], obsm={"X_pca": components})
     sc.external.pp.scanorama_integrate(work, BATCH, verbose=0)
     return work.obsm["X_scanorama"][np.argsort(order)]
 

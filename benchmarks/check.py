@@ -69,7 +69,8 @@ def annotation(folder, rng):
 
 def perturbation(folder, rng):
     (row,) = rows("perturbation", set="kang_ifnb", arm="ours")
-    group = sorted(row["units"])[rng.integers(len(row["units"]))]
+    unit = sorted(row["units"])[rng.integers(len(row["units"]))]
+    group = unit.removeprefix("IFN-beta in ")
     adata = cells(folder, "kang_ifnb_2800", None)
     size = adata.obs.groupby(["cell_type", "perturbation"], observed=True).size().unstack().min(axis=1)
     adata = adata[adata.obs["cell_type"].isin(size.index[size >= 20])].copy()
@@ -81,7 +82,7 @@ def perturbation(folder, rng):
         train, "perturbation", "control", predict=["IFN-beta"], groupby="cell_type", groups=[group], rng=0
     )
     change = predicted.varm["scdiva_mean"][:, 0] - control
-    return f"perturbation, kang_ifnb, {group}", row["units"][group], np.corrcoef(change, observed - control)[0, 1]
+    return f"perturbation, kang_ifnb, {group}", row["units"][unit], np.corrcoef(change, observed - control)[0, 1]
 
 
 def main():

@@ -137,7 +137,7 @@ COMPARISONS = {
     "masked": Comparison(
         "Share of masked genes (30%) that `tl.reconstruct` recovers at one step", "imputation", {"part": "masked"},
         {"ours_no_places": "without ranks", "ours": "with true ranks"},
-        {"marginals": "frequency of genes", "type_means": "frequency in the true type"}, "masked_recall",
+        {"marginals": "frequency of genes", "type_means": "frequency in the true type"}, "masked_recall", brief=True,
     ),
     "tuned_annotation": Comparison(
         "Annotation, macro-F1", "finetuning", {"task": "annotation"}, {"scdiva-mini, linear (default)": "default"},
@@ -158,8 +158,8 @@ COMPARISONS = {
 }  # fmt: skip
 TASKS = {
     "embedding": ("embedding", "one embedding for several datasets; later cells"),
-    "integration": ("integration", "strong batch effects; later batches are mapped without refitting"),
-    "annotation": ("annotation", "few labels; types that are absent from the reference"),
+    "integration": ("integration", "strong batch effects in cells of the same types; later batches"),
+    "annotation": ("annotation", "types that are absent from the reference"),
     "perturbation": ("perturbation", "combinations of measured perturbations"),
     "imputation": ("imputation-reconstruction-and-generation", "ranking cells by one gene"),
 }
@@ -231,13 +231,18 @@ class Gap(NamedTuple):
 
 
 def gap(ours: Mapping[tuple[str, str], float], theirs: Mapping[tuple[str, str], float], within: bool = False) -> Gap:
-    """Difference over the units of both; datasets of a study are drawn together, unless units are `within` one."""
+    """Difference over the units of both.
+
+    Datasets of a study are drawn together. `within` a dataset, cells of a perturbation in several groups are.
+    """
     places = [place for place in ours if place in theirs]
     apart = [ours[place] - theirs[place] for place in places]
     study = [next((some for some in STUDIES if some in name and " + " not in name), name) for name, _ in places]
-    groups = [unit for _, unit in places] if within else study
+    groups = [unit.partition(" in ")[0] for _, unit in places] if within else study
+    if within and len(set(groups)) == 1:  # one perturbation in several cell types
+        groups = [unit for _, unit in places]
     interval = bootstrap(apart, groups) if len(set(groups)) >= MIN_UNITS else None
-    return Gap(float(np.mean(apart)), interval, len(places), len(set(study)))
+    return Gap(float(np.mean(apart)), interval, len(set(groups)) if within else len(places), len(set(study)))
 
 
 def gaps(one: Comparison, arm: str | None = None) -> dict[str, Gap]:

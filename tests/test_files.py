@@ -22,6 +22,8 @@ def test_a_url_is_no_output(path, kind):
 
 @pytest.mark.parametrize("path", ["a:b", "./s3:/o", "T cells: x/o.h5ad", "/tmp/x://o", "c/o.h5ad"])
 def test_other_names_are(path):
+    with pytest.raises(ValueError, match="where"):
+        output_path("", "where")
     assert output_path(path) == Path(path)
 
 

@@ -81,11 +81,13 @@ def test_verbosity_sets_what_the_logger_passes():
     assert logger.level == logging.INFO
 
 
-@pytest.mark.parametrize(("number", "name"), [(0, "error"), (1, "warning"), (2, "info"), (4, "debug"), (20, "info")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "error"), (1, "warning"), (2, "info"), (3, "hint"), (4, "debug"), (20, "info")]
+)
 def test_verbosity_takes_the_numbers_of_other_packages(number, name):
     settings.verbosity = number
     assert settings.verbosity == name
-    assert logger.level == getattr(logging, name.upper())
+    assert logger.level == (15 if name == "hint" else getattr(logging, name.upper()))
 
 
 def test_the_handler_prints_only_where_the_user_has_no_logging_of_their_own():
@@ -256,7 +258,7 @@ class TestTakesEffect:
             assert ("running the model" in capsys.readouterr().err) is progress
 
     def test_verbosity(self, cells, monkeypatch):
-        from scdiva.tl import generate
+        from scdiva.tl import embed, generate
 
         said = []
         (handler,) = logger.handlers
@@ -267,6 +269,20 @@ class TestTakesEffect:
             with settings.override(verbosity=verbosity):
                 generate(cells, 2)
             assert any("drew 2 cells" in line for line in said) is wanted
+        levels = ("error", "warning", "info", "hint", "debug")
+        for number in range(5):
+            said.clear()
+            with settings.override(verbosity=number):
+                embed(cells)
+            found = [
+                any(words in line for line in said)
+                for words in (
+                    f"adata.X: {cells.n_obs} cells",
+                    "tl.embed added obsm['X_scdiva']",
+                    "running the model on",
+                )
+            ]
+            assert found == [number >= levels.index(level) for level in ("info", "hint", "debug")]
 
 
 def test_torch_keeps_its_threads():

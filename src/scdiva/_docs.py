@@ -13,6 +13,18 @@ SHARED = {
 ax
     Matplotlib axes to draw on. None: a new figure.
 """,
+    "show": """
+show
+    Whether to call ``matplotlib.pyplot.show``. False: return the axes instead. None: neither; a notebook shows the
+    figure at the end of its cell.
+""",
+    "of_scanpy": """
+**kwargs
+    Passed to ``scanpy.pl.embedding``: ``palette``, ``cmap``, ``vmin``, ``vmax`` (numbers or percentiles such as
+    ``"p99"``, one or a list with one for each panel), ``vcenter``, ``norm``, ``groups``, ``size``, ``title``,
+    ``ncols``, ``frameon``, ``legend_loc``, ``legend_fontsize``, ``na_color``, ``alpha`` and others. By default,
+    ``legend_loc`` is ``"on data"`` for up to 14 groups, ``"right margin"`` for up to 100, else None.
+""",
     "return_fig": """
 return_fig
     Whether to return the figure.

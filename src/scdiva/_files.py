@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import html
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import stat
 import time
 import unicodedata
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,6 +44,17 @@ def printable(text: str) -> str:
         else one
         for one in text
     )
+
+
+def html_table(title: str, properties: Mapping[str, object]) -> str:
+    """HTML table of an object's properties, for `_repr_html_`; None is omitted."""
+    rows = (
+        f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+        f'<td style="text-align:left">{html.escape(printable(f"{value!s:.500}"))}</td></tr>'
+        for name, value in properties.items()
+        if value is not None
+    )
+    return f"<table><caption><b>{html.escape(title)}</b></caption>{''.join(rows)}</table>"
 
 
 def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> int:
@@ -123,9 +135,11 @@ def parse_yaml(path: str | os.PathLike[str], data: bytes, loader: Any = None) ->
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 def output_path(path: str | os.PathLike[str], name: str = "out") -> Path:
-    """Local path of an output; ValueError for a URL, TypeError for no path. `name` is the argument, for messages."""
+    """Local path of an output; ValueError for a URL or no text, TypeError for no path. `name` is the argument."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {type(path).__name__}.")
+    if not os.fspath(path):
+        raise ValueError(f"{name}='' is no path: pass that of a file or folder.")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # a Path merges the two slashes of a URL
         raise ValueError(
             f"{name}={str(path)!r} is a URL, and results are written to a local path: pass one, and copy the finished "

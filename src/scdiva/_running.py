@@ -13,7 +13,7 @@ import numpy as np
 
 from scdiva._checks import check_least
 from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
-from scdiva._settings import progress_bar, settings
+from scdiva._settings import logger, progress_bar, settings
 from scdiva.data.cells import CellSource, Ragged, open_cells, take_cells
 from scdiva.data.options import DEFAULT_INPUT, InputOptions
 
@@ -205,6 +205,11 @@ def run_cells(
     most = 1 if through_blocks and run_config.device.startswith("cpu") else run_config.batch_size
     total = (source.n_obs if stop is None else stop) if only is None else int(only.sum())
     compiled = on_cuda and through_blocks and total - start >= COMPILED_CELLS
+    logger.debug(
+        "running the model on %s in %s, %d cells in batches of up to %s, %s",
+        run_config.device, run_config.precision, total - start, most or f"{budget:,} genes",
+        "with the transformer" if through_blocks else "without the transformer",
+    )  # fmt: skip
     with (
         open_encoder(
             model,

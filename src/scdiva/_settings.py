@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("scdiva")
 """The package's logger, for progress; warnings about data are issued by `warnings`."""
 
-_VERBOSITY = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
-_NUMBERED = {0: "error", 1: "warning", 2: "info", 3: "info", 4: "debug"} | {n: name for name, n in _VERBOSITY.items()}
+HINT = (logging.INFO + logging.DEBUG) // 2
+"""Level of the keys that a call wrote, as in scanpy."""
+_VERBOSITY = {
+    "error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "hint": HINT, "debug": logging.DEBUG
+}  # fmt: skip
+_NUMBERED = dict(enumerate(_VERBOSITY)) | {n: name for name, n in _VERBOSITY.items()}
 """Verbosity levels of scanpy (0 to 4) and `logging`."""
 DELAY = 1.0
 """Delay in seconds before a bar is shown."""
@@ -58,9 +62,10 @@ class Settings:
         Whether the last model that was loaded by name stays in memory (4 bytes per parameter, 39 MB for the bundled
         model) for the next call with that name. It is read again if its files have changed.
     verbosity
-        Level of the logger: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``, or the numbers of scanpy (0 to 4)
-        or `logging`. Messages go to stderr, or to the handlers of `logging` if it is configured. Warnings about data
-        are issued by :mod:`warnings`.
+        Level of the logger, as in scanpy: ``"error"`` (0), ``"warning"`` (1), ``"info"`` (2: the data that a call
+        reads and the steps of long calls), ``"hint"`` (3: also the keys that a call wrote) or ``"debug"`` (4: also
+        device, precision and batches); the numbers of `logging` are accepted too. Messages go to stderr, or to the
+        handlers of `logging` if it is configured. Warnings about data are issued by :mod:`warnings`.
     data_dir
         Folder of published datasets, see :mod:`scdiva.datasets`. None: the environment variable
         ``SCDIVA_DATA_DIR``, or the user's cache folder.

@@ -13,6 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva.annotation import annotate as _annotate
+from scdiva.annotation.majority import majority_labels
 
 METHODS = ("linear", "knn", "probe", "finetune")
 KEYS = ("scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty")
@@ -259,3 +260,44 @@ def test_one_fault_is_told_of_once():
         warnings.simplefilter("error")
         with pytest.raises(ValueError, match="unlabeled_category='Unknown'"):
             sd.tl.annotate(query.copy(), "cell_type", known, unlabeled_category="unknown")
+
+
+def test_majority_labels_are_the_most_frequent_of_each_cluster():
+    rng = np.random.default_rng(0)
+    labels = pd.Categorical(rng.choice(["a", "b", None], 300), ["c", "b", "a"])
+    clusters = rng.integers(-1, 40, 300)
+    clusters[:3] = 77  # no cell with a label
+    labels[:3] = np.nan
+    found = majority_labels(labels, clusters)
+    for cluster in set(clusters):
+        votes = [name for name in labels[clusters == cluster] if isinstance(name, str)]
+        most = max(("b", "a"), key=votes.count) if votes and cluster >= 0 else None
+        assert set(found[clusters == cluster].dropna()) == ({most} if most else set())
+    assert list(found.categories) == ["b", "a"]
+
+
+def test_clusters_of_the_embedding_or_of_a_column_vote(query, reference, plain):
+    own = annotate(query, reference, plain)
+    assert not {"scdiva_label_majority", "scdiva_label_cluster"} & set(own.obs)
+    found = annotate(query, reference, plain, majority_voting=True)
+    again = annotate(query, reference, plain, majority_voting="leiden")
+    for key in KEYS:
+        pd.testing.assert_series_equal(found.obs[key], own.obs[key])
+    pd.testing.assert_frame_equal(found.obs, again.obs)
+    clusters = found.obs["scdiva_label_cluster"].cat.codes.to_numpy()
+    expected = majority_labels(found.obs["scdiva_label"].array, clusters)
+    assert list(found.obs["scdiva_label_majority"]) == list(expected)
+    assert found.uns["scdiva"]["scdiva_label"]["majority_voting"] == "leiden"
+
+    query = query.copy()
+    query.obs["mine"] = np.resize(["x", "y", "z"], query.n_obs)
+    annotator = sd.tl.annotate(query, "cell_type", reference, model=plain, rng=3, majority_voting=True)
+    sd.tl.annotate(query, model=annotator, majority_voting="mine")
+    assert "scdiva_label_cluster" not in query.obs  # of the earlier call
+    for name in "xyz":
+        of_cluster = query.obs[query.obs["mine"] == name]
+        assert set(of_cluster["scdiva_label_majority"]) == {of_cluster["scdiva_label"].value_counts().idxmax()}
+    with pytest.raises(KeyError, match="no column 'min'"):
+        sd.tl.annotate(query, model=annotator, majority_voting="min")
+    with pytest.raises(ValueError, match="at least 10 cells, and 9"):
+        annotate(query[:9].copy(), reference, plain, majority_voting=True)

@@ -51,6 +51,8 @@ def test_what_stands_is_not_replaced_unasked(one, file, tmp_path):
     assert "X_scdiva" in ad.read_h5ad(out).obsm
     with pytest.raises(FileExistsError, match="not the input"):
         sd.tl.embed_file(file, file, model=one, overwrite=True)
+    with pytest.raises(ValueError, match=r"\.zarr"):
+        sd.tl.embed_file(file, tmp_path / "z.csv", model=one)
 
 
 def test_a_run_that_did_nothing_leaves_nothing_behind(one, file, tmp_path, monkeypatch):

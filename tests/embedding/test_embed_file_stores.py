@@ -46,9 +46,9 @@ def test_a_zarr_is_replaced_whole_and_other_folders_never(one, folder, tmp_path)
     sd.tl.embed_file(folder / "cells.h5ad", out, model=one, overwrite=True)
     assert ad.read_zarr(out).shape == (90, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["z.zarr"]
-    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine.h5ad").mkdir()
     (tmp_path / "mine.zarr").mkdir()
-    for name in ("mine", "mine.zarr"):
+    for name in ("mine.h5ad", "mine.zarr"):
         with pytest.raises(FileExistsError, match=r"no \.zarr"):
             sd.tl.embed_file(folder / "cells.h5ad", tmp_path / name, model=one, overwrite=True)
     (tmp_path / "file.zarr").write_text("mine")

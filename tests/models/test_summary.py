@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import pytest
 import torch
 
@@ -36,6 +38,22 @@ def test_what_is_fitted_says_so():
     assert said["model"] == repr(annotator.model)
     annotator.labels = ("x" * 5000, "y")
     assert len(rows(annotator)["labels"]) == 200
-    more = rows(sd.tl.fit_perturbation(cells, "perturbation"))
+    fitted = sd.tl.fit_perturbation(cells, "perturbation")
+    more = rows(fitted)
     assert more["conditions"].startswith("5 of 1 group")
     assert more["fitted on"] == "50 perturbed and 10 control cells"
+    assert repr(fitted.screen) == (
+        "Screen(5 conditions, 1 group(s) of cells, 50 perturbed and 10 control cells, 80 genes)"
+    )
+
+
+def test_notebooks_show_the_same_as_a_table():
+    cells = sd.datasets.toy(60, 80, rng=3)
+    cells.obs["cell_type"] = cells.obs["cell_type"].astype(str).replace("type B", "<script>")
+    annotator = sd.tl.annotate(cells.copy(), "cell_type", cells.copy(), method="knn")
+    table = annotator._repr_html_()
+    for name, value in rows(annotator).items():
+        assert f">{name}</th>" in table
+        assert html.escape(value) in table
+    assert "<script>" not in table
+    assert "19,623" in annotator.model._repr_html_()

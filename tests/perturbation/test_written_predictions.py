@@ -98,6 +98,8 @@ def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, per
     np.testing.assert_array_equal(given.notes["validation"]["mse"], validation["mse"])
     condition = frame["condition"].iloc[0]
     for draw in (
+        lambda one: sd.pl.perturbation(one, condition, return_fig=True),
+        lambda one: sd.pl.perturbation(one, condition, data, return_fig=True),
         lambda one: sd.pl.delta_scatter(one, condition, data, return_fig=True),
         lambda one: sd.pl.hit_rate(one, data, return_fig=True),
         lambda one: sd.pl.discrimination(one, data, group="a", return_fig=True),
@@ -110,29 +112,6 @@ def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, per
             pictures.append(np.asarray(figure.canvas.buffer_rgba()))
             plt.close(figure)
         np.testing.assert_array_equal(*pictures)
-
-
-@pytest.mark.parametrize("observed", [False, True])
-def test_of_means_alone_dots_are_drawn_and_no_boxes(one, perturbed_cells, genes, observed):
-    data = perturbed_cells(n=24)
-    found = sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, rng=0)
-    figures = [
-        sd.pl.perturbation(of, genes[0], data if observed else None, n_genes=6, return_fig=True) for of in (found, data)
-    ]
-    boxes, drawn = ([len(figure.axes[0].patches) for figure in figures]), figures[1].axes[0]
-    assert boxes[0] - boxes[1] == 6
-    assert [t.get_text() for t in figures[0].axes[0].get_xticklabels()] == [
-        t.get_text() for t in drawn.get_xticklabels()
-    ]
-    labels = drawn.get_legend_handles_labels()[1]
-    assert "predicted mean ± sd" in labels
-    assert ("observed (24 cells)" in labels) == observed
-    bars = next(c for c in drawn.containers if c.get_label() == "predicted mean ± sd")
-    names = [t.get_text() for t in drawn.get_xticklabels()]
-    at = [genes.index(name) for name in names]
-    np.testing.assert_allclose(bars.lines[0].get_ydata(), found.varm["scdiva_mean"][at, 0], rtol=1e-6)
-    for figure in figures:
-        plt.close(figure)
 
 
 def test_a_later_call_replaces_what_stands_there_and_another_key_leaves_it(one, perturbed_cells, genes):

@@ -9,7 +9,7 @@ import pytest
 from scdiva.metrics import calibration
 from scdiva.pl import annotation, reliability
 
-GREY, BLACK = "#d4d4d4", "#262626"
+GREY, UNKNOWN = "#d4d4d4", "#999999"
 
 
 def colours_at(ax) -> dict[tuple, tuple]:
@@ -38,7 +38,7 @@ def test_a_name_has_one_colour_in_both_panels(annotated):
     assert {name: len(colours) for name, colours in of_name.items()} == dict.fromkeys(of_name, 1)
     assert len(set.union(*of_name.values())) == len(of_name) == 6
     assert of_name["nan"] == {GREY}
-    assert of_name["unknown"] == {BLACK}
+    assert of_name["unknown"] == {UNKNOWN}
     shown = fig.axes[2].collections[0]
     assert shown.get_clim() == (0.0, 1.0)
     np.testing.assert_allclose(np.sort(annotated.obs["scdiva_label_confidence"]), shown.get_array())

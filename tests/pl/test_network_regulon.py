@@ -61,10 +61,10 @@ def test_colours_are_signs_and_known_ones_are_marked(frame):
     bold = [text.get_text() for text in fig.axes[0].get_yticklabels() if text.get_fontweight() == "bold"]
     assert bold == ["TARGET0", "TARGET2", "TARGET3"]
     assert legend(fig) == [
-        "with more of the target", "with less", "known, activates", "known, represses", "known",
+        "increases with the factor", "decreases with the factor", "known, activates", "known, represses", "known",
     ]  # fmt: skip
     plain = regulon(frame.drop(columns=["known", "sign"]), return_fig=True)
-    assert legend(plain) == ["with more of the target", "with less"]
+    assert legend(plain) == ["increases with the factor", "decreases with the factor"]
     assert "known" not in plain.axes[0].get_title()
 
 

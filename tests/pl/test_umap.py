@@ -55,6 +55,10 @@ def test_the_map_that_is_drawn_is_that_of_tl_umap(drawn):
     adata = cells()
     sd.tl.umap(adata)
     np.testing.assert_array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
+    plain = cells()
+    other = sd.tl.umap(plain, copy=True)
+    assert set(plain.obsm) == {"X_scdiva"}
+    np.testing.assert_array_equal(other.obsm["X_umap"], adata.obsm["X_umap"])
     umap(adata)  # finds it
     assert adata.uns["scdiva"]["umap"] == drawn.uns["scdiva"]["umap"]
     before = {key: adata.obsm[key].copy() for key in adata.obsm}
@@ -70,7 +74,7 @@ def test_the_map_is_kept_under_its_own_key_and_nothing_else_changes(drawn):
     before = adata.copy()
     umap(adata, "kind")
     assert set(adata.obsm) == {"X_scdiva", "X_umap", "X_scdiva_umap"}
-    assert set(adata.uns) == {"scdiva"}
+    assert set(adata.uns) == {"scdiva", "kind_colors"}
     for key in before.obsm:
         assert np.array_equal(adata.obsm[key], before.obsm[key])
     pd.testing.assert_frame_equal(adata.obs, before.obs)
@@ -101,14 +105,14 @@ def test_the_map_is_reused_until_embedding_or_seed_changes(drawn, monkeypatch):
         lambda z, seed: made.append(seed) or np.random.default_rng(0).normal(size=(len(z), 2)),
     )
     adata = drawn.copy()
-    umap(adata, "kind", legend="none")
+    umap(adata, "kind", legend_loc="none")
     assert made == []
-    umap(adata, legend="none", rng=5)
+    umap(adata, legend_loc="none", rng=5)
     with settings.override(seed=5):
-        umap(adata, legend="none")
+        umap(adata, legend_loc="none")
     assert made == [5]
     adata.obsm["X_scdiva"] = adata.obsm["X_scdiva"] + 1
-    umap(adata, legend="none", rng=5)
+    umap(adata, legend_loc="none", rng=5)
     assert made == [5, 5]
 
 
@@ -131,7 +135,7 @@ def test_colours_follow_the_kind_of_column(drawn):
     dots = fig.axes[0].collections[0]
     assert len(np.unique(dots.get_facecolors(), axis=0)) == 3
 
-    fig = umap(adata, "flag", return_fig=True, legend="right")
+    fig = umap(adata, "flag", return_fig=True, legend_loc="right margin")
     assert [t.get_text() for t in fig.axes[0].get_legend().get_texts()] == ["False", "True"]
     assert len(fig.axes[0].texts) == 0
 
@@ -139,10 +143,9 @@ def test_colours_follow_the_kind_of_column(drawn):
         fig = umap(adata, number, return_fig=True)
         assert len(fig.axes) == 2  # the plot and its colour bar
         shown = np.asarray(fig.axes[0].collections[0].get_array())
-        expected = adata.obs["depth"] if number == "depth" else adata[:, "LYZ"].X.ravel()
-        assert np.allclose(shown, np.sort(expected))
-
-    assert "kind_colors" not in adata.uns
+        log = np.log1p(1e4 * adata.X[:, 2] / np.maximum(adata.X.sum(axis=1), 1))
+        assert np.allclose(shown, np.sort(adata.obs["depth"] if number == "depth" else log))
+        assert fig.axes[1].get_ylabel() == ("" if number == "depth" else "log-normalised")
 
 
 def test_all_cells_are_in_view_and_each_name_stands_at_its_group(drawn):
@@ -251,8 +254,8 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
         umap(adata, basis="X_pca")
     with pytest.raises(KeyError, match=r"'Kind' .*kind, depth, flag"):
         umap(adata, "Kind")
-    with pytest.raises(ValueError, match=r"legend .*'auto', .* got 'left'"):
-        umap(adata, "kind", legend="left")
+    with pytest.raises(ValueError, match=r"legend_loc .*'auto', .* got 'left'"):
+        umap(adata, "kind", legend_loc="left")
     for name in ("map", "map.docx"):
         with pytest.raises(ValueError, match="must end in a picture format"):
             umap(adata, "kind", save=tmp_path / name)
@@ -274,8 +277,11 @@ def test_a_gene_is_drawn_from_any_storage(drawn, store):
         "dask sparse": lambda: da.from_array(x, chunks=(20, 4)).map_blocks(sp.csr_matrix),
         "csr_array": lambda: sp.csr_array(x),
     }[store]()
-    np.testing.assert_array_equal(_umap._values(adata, "LYZ", None, False), x[:, 2])
+    log = np.log1p(1e4 * x[:, 2] / np.maximum(x.sum(axis=1), 1))
+    np.testing.assert_allclose(_umap._values(adata, ["LYZ"], None, False, None)["LYZ"][0], log)
     umap(adata, "LYZ")
+    adata.X = adata.X * 0.5  # not counts
+    np.testing.assert_allclose(_umap._values(adata, ["LYZ"], None, False, None)["LYZ"][0], x[:, 2] * 0.5)
 
 
 def test_a_gene_that_can_not_be_drawn_is_refused(drawn):
@@ -286,7 +292,7 @@ def test_a_gene_that_can_not_be_drawn_is_refused(drawn):
     with pytest.raises(ValueError, match="2 columns are called 'LYZ'"):
         umap(adata, "LYZ")
     adata.X = None
-    with pytest.raises(ValueError, match=r"adata\.X is None"):
+    with pytest.raises(ValueError, match="adata has no X"):
         umap(adata, "CD3E")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from matplotlib.colors import to_hex
 
 import scdiva as sd
 from scdiva.pl import umap
@@ -71,7 +72,7 @@ def test_other_plots_draw_a_map_as_it_is_too(adata):
     assert sorted(map(tuple, drawn_at(fig.axes[0])[:60])) == sorted(map(tuple, adata.obsm["X_umap"]))
     adata.obs["scdiva_label"] = adata.obs["kind"]
     assert sd.pl.annotation(adata, basis="X_umap", return_fig=True) is not None
-    assert dict(adata.uns) == {}
+    assert set(adata.uns) == {"batch_colors", "scdiva_label_colors"}
 
 
 @pytest.mark.usefixtures("no_umap")
@@ -128,7 +129,7 @@ def test_cells_without_a_number_are_grey_below_the_others_and_named(adata, lost)
 
 def test_a_legend_names_cells_without_a_group_and_no_group_without_cells(adata):
     adata.obs.loc[adata.obs_names[::3], "kind"] = np.nan
-    fig = umap(adata, "kind", basis="X_umap", legend="right", return_fig=True)
+    fig = umap(adata, "kind", basis="X_umap", legend_loc="right margin", return_fig=True)
     assert [text.get_text() for text in fig.axes[0].get_legend().get_texts()] == ["B cell", "Monocyte", "NA"]
     colours = fig.axes[0].collections[0].get_facecolors()
     assert np.isclose(colours, GREY, atol=0.005).all(axis=1).sum() == 20
@@ -139,7 +140,8 @@ def test_genes_are_read_where_it_is_asked(adata):
     adata.raw = adata.copy()
     adata.X = adata.X * 0
     adata.obsm["scdiva_imputed"] = pd.DataFrame({"LYZ": np.arange(60.0)}, index=adata.obs_names)
-    values = np.sort(adata.raw.X[:, 2].toarray().ravel())
+    counts = adata.raw.X.toarray()
+    values = np.sort(np.log1p(1e4 * counts[:, 2] / counts.sum(axis=1)))
 
     def shown(**where):
         return np.asarray(
@@ -147,8 +149,10 @@ def test_genes_are_read_where_it_is_asked(adata):
         )
 
     assert not shown().any()
-    np.testing.assert_array_equal(shown(use_raw=True), values)
-    np.testing.assert_array_equal(shown(layer="tenfold"), values * 10)
+    np.testing.assert_allclose(shown(use_raw=True), values)
+    np.testing.assert_allclose(shown(layer="tenfold"), values)  # of one total
+    adata.layers["log"] = np.log1p(counts)
+    np.testing.assert_allclose(shown(layer="log"), np.sort(np.log1p(counts[:, 2])))  # as it is
     np.testing.assert_array_equal(shown(layer="scdiva_imputed"), np.arange(60.0))
 
 
@@ -177,3 +181,90 @@ def test_colours_that_matplotlib_does_not_know_are_ignored_with_a_warning(adata,
     with pytest.warns(UserWarning, match=r"adata\.uns\['kind_colors'\] is ignored"):
         fig = umap(adata, "kind", basis="X_umap", return_fig=True)
     np.testing.assert_array_equal(fig.axes[0].collections[0].get_facecolors(), expected)
+
+
+def test_colours_are_kept_in_uns_and_shared_with_scanpy(adata, no_umap):
+    def of(axes):
+        dots = axes.collections[0]
+        return {tuple(p): tuple(c) for p, c in zip(dots.get_offsets(), dots.get_facecolors(), strict=True)}
+
+    import scanpy as sc
+
+    ours = of(umap(adata, "kind", basis="umap", show=False))
+    assert len(adata.uns["kind_colors"]) == 4  # "never seen" too, as scanpy
+    assert of(sc.pl.umap(adata, color="kind", show=False)) == ours
+    red = dict.fromkeys(adata.obs["kind"].cat.categories, "red")
+    assert set(of(umap(adata, "kind", basis="umap", palette=red, show=False)).values()) == {(1.0, 0.0, 0.0, 1.0)}
+    assert adata.uns["kind_colors"] == ["#ff0000"] * 4
+    for palette in ("tab10", ["r", "g", "b", "y"], plt.rcParams["axes.prop_cycle"]):
+        umap(adata, "kind", basis="umap", palette=palette)
+        ours = adata.uns.pop("kind_colors")
+        sc.pl.umap(adata, color="kind", palette=palette, show=False)
+        assert [to_hex(colour) for colour in adata.uns["kind_colors"]] == ours
+    view = adata[:30]
+    umap(view, "kind", basis="umap")
+    assert view.is_view
+    for palette, words in (("no such map", "palette must be one of"), ({"B cell": "red"}, "no colour in palette")):
+        with pytest.raises((KeyError, ValueError), match=words):
+            umap(adata, "kind", basis="umap", palette=palette)
+
+
+def test_unknown_cells_are_grey_unless_uns_has_their_colour(adata, no_umap):
+    adata.obs["label"] = adata.obs["kind"].astype(str).replace("B cell", "unknown")
+    umap(adata, "label", basis="umap")
+    assert dict(zip(sorted(set(adata.obs["label"])), adata.uns["label_colors"], strict=True))["unknown"] == "#999999"
+    adata.uns["label_colors"] = ["#111111", "#222222", "#333333"]
+    dots = umap(adata, "label", basis="umap", show=False).collections[0]
+    assert {to_hex(colour) for colour in dots.get_facecolors()} == {"#111111", "#222222", "#333333"}
+
+
+def test_arguments_of_scanpy_are_passed_on(adata, no_umap):
+    log = np.log1p(1e4 * adata.X.toarray() / np.asarray(adata.X.sum(axis=1)))
+    fig = umap(
+        adata, ["LYZ", "depth", "CD3E"], basis="umap", cmap="magma", vmin="p10", vmax=["p99", 0.5, None], ncols=2,
+        frameon=False, size=7, title=["a", "b", "c"], alpha=0.4, wspace=0.3, return_fig=True,
+    )  # fmt: skip
+    axes = [one for one in fig.axes if one.get_label() != "<colorbar>"]
+    assert [one.get_title() for one in axes] == ["a", "b", "c"]
+    assert {one.get_subplotspec().rowspan.start for one in axes} == {0, 1}
+    dots = [one.collections[0] for one in axes]
+    assert {one.get_cmap().name for one in dots} == {"magma"}
+    np.testing.assert_allclose(dots[0].get_clim(), np.percentile(log[:, 2], [10, 99]))
+    assert dots[1].get_clim() == (np.percentile(adata.obs["depth"], 10), 0.5)
+    assert {float(one.get_sizes()[0]) for one in dots} == {7.0}
+    assert {one.get_alpha() for one in dots} == {0.4}
+    assert not any(one.axison for one in axes)
+
+    axes = umap(adata, "kind", basis="umap", groups=["B cell"], legend_fontsize=5, legend_fontweight=300, show=False)
+    assert [(text.get_text(), text.get_fontsize(), text.get_weight()) for text in axes.texts] == [("B cell", 5, 300)]
+    grey = np.isclose(axes.collections[0].get_facecolors(), GREY, atol=0.005).all(axis=1)
+    assert grey.sum() == (adata.obs["kind"] != "B cell").sum()
+    axes = umap(adata, "kind", basis="umap", legend_loc="lower left", show=False)
+    assert len(axes.get_legend().get_texts()) == 3
+    for options, error, words in [
+        ({"groups": "B cells"}, KeyError, "did you mean 'B cell'"),
+        ({"vmax": [1, 2]}, ValueError, "vmax has 2 entries for 1 panels"),
+        ({"colour": "kind"}, TypeError, r"scdiva\.pl\.umap\(\) has no argument 'colour' \(did you mean 'color'"),
+        ({"edges": True}, TypeError, "no argument 'edges'"),
+    ]:
+        with pytest.raises(error, match=words):
+            umap(adata, "kind", basis="umap", **options)
+
+
+def test_genes_are_named_by_a_column_of_var(adata, no_umap):
+    adata.var["symbol"] = ["a", "b", "c", "d"]
+    umap(adata, ["a", "depth"], basis="umap", gene_symbols="symbol")
+    with pytest.raises(KeyError, match="CD3E"):
+        umap(adata, "CD3E", basis="umap", gene_symbols="symbol")
+
+
+def test_figures_axes_or_nothing_are_returned_as_asked(adata, no_umap, monkeypatch):
+    shown = []
+    monkeypatch.setattr(plt, "show", lambda: shown.append(len(plt.get_fignums())))
+    assert umap(adata, "kind", basis="umap") is None
+    assert shown == []
+    assert umap(adata, "kind", basis="umap", show=True) is None
+    assert len(shown) == 1
+    assert len(umap(adata, ["kind", "depth", "LYZ"], basis="umap", ncols=2, show=False)) == 3  # no colour bars
+    ax = plt.subplots()[1]
+    assert umap(adata, "depth", basis="umap", ax=ax, show=False) is ax

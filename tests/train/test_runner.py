@@ -66,6 +66,16 @@ def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop, late, monkeypat
         assert [v for _, v in two] == pytest.approx([v for _, v in one], rel=1e-5)
 
 
+def test_the_last_line_has_the_steps_that_are_left(run, tmp_path):
+    run(tmp_path / "each", settings={"steps": 7, "log_every": 1})
+    run(tmp_path / "threes", settings={"steps": 7, "log_every": 3})
+    losses = [loss for _, loss in column(tmp_path / "each", "train/loss")]
+    assert column(tmp_path / "threes", "train/loss") == [
+        (step, pytest.approx(sum(losses[first : step + 1]) / (step + 1 - first), rel=1e-5))
+        for first, step in ((0, 2), (3, 5), (6, 6))
+    ]
+
+
 class Lines(Logger):
     """A logger of the caller, which keeps its lines."""
 

@@ -66,8 +66,6 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     file, out = as_path(options.pop("file")).expanduser(), output_path(options.pop("out"))
     overwrite, save = options.pop("overwrite", False), options.pop("save", None)
     save = None if save is None else output_path(save, "save")
-    if out.suffix not in (".h5ad", ".zarr"):
-        raise ValueError(f"{str(out)!r} must end in .h5ad or .zarr.")
     if command == "embed":
         options["species"] = read_species(options.get("species"))
         return str(tl.embed_file(file, out, overwrite=overwrite, **options))

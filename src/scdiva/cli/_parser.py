@@ -100,7 +100,7 @@ def command_parser(command: str) -> ArgumentParser:
     texts = _descriptions(function) | HELP
     if command != "info":
         parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options below.")
-        parser.add_argument("-o", "--out", type=str, required=True, help=texts["out"])
+        parser.add_argument("-o", "--out", type=str, required=command != "pack", help=texts["out"])
     if command in ("embed", "integrate", "annotate"):
         parser.add_argument("--file", type=str, required=True, help=texts["file"])
         parser.add_argument("--overwrite", type=bool, default=False, help=texts["overwrite"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import scipy.sparse as sp
 
 from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
-from scdiva._settings import progress_bar
+from scdiva._settings import logger, progress_bar
 from scdiva._validate import Input, Scan
 from scdiva.data.backed import StoredNames
 from scdiva.data.genes import (
@@ -173,6 +174,12 @@ def open_cells(
     )  # fmt: skip
     if dropped is not None and scanned is None:  # the scan counted them as genes
         source.scan = replace(scan, known_per_cell=source.count_known())
+    if scanned is None:
+        logger.info(
+            "%s: %d cells × %d genes, %s; the model knows genes with %.0f%% of the counts",
+            opened.where, scan.n_obs, len(tokens), "counts" if scan.kind == "counts" else "log-normalised",
+            100 * report["share_counts"],
+        )  # fmt: skip
     if reading.empty == "error":
         _refuse_empty(source)
     if model is not None and embeds and scanned is None:
@@ -550,6 +557,42 @@ def log_normalised(
         found = opened.scan(blocks, input)
         var = opened.var
     return to_log([block for _, block in blocks], found.kind), var
+
+
+def counts_as_log(
+    adata: AnnData, columns: np.ndarray, *, layer: str | None = None, use_raw: bool = False
+) -> np.ndarray | None:
+    """Read some columns of a count matrix as log1p of counts per ten thousand, in one pass over its rows.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes.
+    columns
+        Numbers of the columns.
+    layer, use_raw
+        As for :func:`scdiva.tl.embed`.
+
+    Returns
+    -------
+    float64 `(n_obs, n_columns)`; None if the matrix does not hold counts, that is, integers of at least 0 that are
+    neither ranks nor only 0 and 1.
+    """
+    values, totals = [], []
+
+    def whole(matrix: Any) -> Iterator[tuple[int, sp.csr_matrix]]:
+        for start, block in row_blocks(matrix):
+            if (block.data % 1).any():
+                raise ValueError("not counts")
+            values.append(block[:, columns].toarray())
+            totals.append(np.asarray(block.sum(axis=1, dtype=np.float64)))
+            yield start, block
+
+    with open_matrix(adata, layer=layer, use_raw=use_raw) as opened, contextlib.suppress(ValueError):
+        opened.scan(whole(opened.matrix))
+        total = np.concatenate(totals)
+        return np.log1p(np.concatenate(values) * (TARGET_SUM / np.where(total > 0, total, 1.0)))
+    return None
 
 
 def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:

@@ -44,9 +44,13 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
     FileExistsError
         If it is an input, exists and may not be replaced, is a folder but no ``.zarr``, or is a file but should be a
         ``.zarr`` folder.
+    ValueError
+        If its name does not end in .h5ad or .zarr.
     OSError
         If its folder is not writable.
     """
+    if out.suffix not in (".h5ad", ".zarr"):
+        raise ValueError(f"{str(out)!r} must end in .h5ad or .zarr.")
     refuse_unwritable(out)
     if any(isinstance(source, Path) and source.resolve() in out.resolve().parents for source in sources):
         raise FileExistsError(f"{str(out)!r} is inside the file that is read. Pass an out elsewhere.")

@@ -51,7 +51,7 @@ _OURS = re.compile(r"(\.\w{32}\.)?(index.json|(lengths|study|measured|denominato
 def pack_files(
     paths: Sequence[str | Path] | str | Path,
     vocabulary: Vocabulary | str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     workers: int = 1,
     shard: tuple[int, int] | None = None,
@@ -83,7 +83,8 @@ def pack_files(
     vocabulary
         Genes and entropies.
     out
-        Local folder of the corpus, created if it does not exist. Its `index.json` is written last.
+        Local folder of the corpus, created if it does not exist. Its `index.json` is written last. Not required
+        with `check=True`.
     workers
         Number of processes, each packing one part at a time in up to 6 × `max_length` × `part_cells` bytes of memory.
         With more than one, call it under ``if __name__ == "__main__":``.
@@ -125,7 +126,7 @@ def pack_files(
         If another call is writing the same parts, or a process was killed, possibly for lack of memory: use fewer
         `workers` or smaller parts.
     ValueError
-        If `out` is a URL; if there are no files, two have the same name, one does not pass
+        If `out` is a URL or missing; if there are no files, two have the same name, one does not pass
         :func:`scdiva.data.cells.open_cells` (the message names it) or changes while it is packed; if the corpus to
         append to was packed with other arguments, or already has a study of that name.
 
@@ -142,14 +143,17 @@ def pack_files(
     check_least(min_genes=(min_genes, 1), max_length=(max_length, 1), part_cells=(part_cells, 1), workers=(workers, 1))
     number, n_shards = (0, 1) if shard is None else as_shard(shard)
     files = [as_path(path) for path in data_files(paths if isinstance(paths, list | tuple) else [paths])]
-    names, out, genes = study_names(files), output_path(out), load_vocabulary(vocabulary)
+    if out is None and not check:
+        raise ValueError("out is missing: pass the folder of the corpus, or check=True to only check the files.")
+    out = output_path("." if out is None else out)
+    names, genes = study_names(files), load_vocabulary(vocabulary)
     denominator = score_denominator(genes.entropy, entropy_floor)
     about = {"fingerprint": genes.fingerprint, "n_tokens": genes.n_genes + N_SPECIAL, "max_length": max_length}
     about |= {"entropy_floor": entropy_floor, "min_genes": min_genes, "ranked_by": digest(denominator.tolist())}
-    job = _Job(
-        out, genes, denominator, InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan"), about
-    )
-    refuse_unwritable(out / INDEX)
+    reading = InputOptions(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    job = _Job(out, genes, denominator, reading, about)
+    if not check:
+        refuse_unwritable(out / INDEX)
     before = {} if check else _before(job, names, append)
     if check or skip_unusable:
         unusable = _unusable(job, dict(zip(names, files, strict=True)), workers, quiet=not check)

@@ -11,6 +11,7 @@ import numpy as np
 
 from scdiva._checks import is_second_argument, warn
 from scdiva._constants import GENERATE, INTEGRATE, MATCH, PERTURBATION, UMAP, UNS, WRITTEN
+from scdiva._settings import HINT, logger
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -254,6 +255,9 @@ def write(
             for key, value in values.items():
                 getattr(target, part)[key] = value
         target.uns[UNS] = noted(target, call, entry, notes, **parts)
+    keys = [f"{part}[{key!r}]" for part, values in parts.items() for key in values]
+    keys += [] if entry is None else [f"uns[{UNS!r}][{entry!r}]"]
+    logger.log(HINT, "%s added %s", call, ", ".join(keys))
     return target if copy else None
 
 

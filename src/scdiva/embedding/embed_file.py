@@ -148,9 +148,9 @@ def embed_file(
     ImportError, TypeError
         With `client`, if distributed is not installed or `model` is a loaded model.
     KeyError, ValueError
-        If `out` is a URL; if `shard` is not a pair `(i, n)` or has more shards than windows of 4,096 cells; if `client`
-        is combined with `shard` or with cells of SOMA; if `path` is not a file that AnnData wrote, is damaged or
-        changes while it is read; and as :func:`embed`. The message names the file.
+        If `out` is a URL or does not end in .h5ad or .zarr; if `shard` is not a pair `(i, n)` or has more shards than
+        windows of 4,096 cells; if `client` is combined with `shard` or with cells of SOMA; if `path` is not a file that
+        AnnData wrote, is damaged or changes while it is read; and as :func:`embed`. The message names the file.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from scdiva._checks import check_arguments, no_entry, warn
 from scdiva._constants import OBSM_EMBEDDING, UMAP
 from scdiva._docs import with_shared_docs
 from scdiva._settings import settings, torch_threads_kept, tqdm_keywords
-from scdiva.data.results import check_anndata, check_writable, our_uns, write
+from scdiva.data.results import check_writable, our_uns, write
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -28,7 +28,7 @@ _N_NEIGHBORS, _MIN_DIST = 15, 0.5
 
 @check_arguments
 @with_shared_docs
-def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None) -> None:
+def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None, copy: bool = False) -> AnnData | None:
     """Compute the UMAP of an embedding, for `scdiva.pl.umap` and `scanpy.pl.umap`.
 
     15 neighbours, minimum distance 0.5 [1]_. Nothing is computed if `obsm` has the map of this embedding and seed, if
@@ -41,12 +41,13 @@ def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None)
     basis
         Key of the embedding in `adata.obsm`, (n_obs, dim), with or without ``X_``.
     %(rng)s
+    %(copy)s
 
     Returns
     -------
-    None. Written are ``adata.obsm[basis + "_umap"]``, float32 `(n_obs, 2)`, NaN for a cell without an embedding, its
-    parameters in ``adata.uns["scdiva"]["umap"]``, and a copy of the map in ``adata.obsm["X_umap"]``, where scanpy looks
-    for it. An ``X_umap`` that scdiva did not write is kept.
+    `None`, or the copy if `copy=True`. Written are ``adata.obsm[basis + "_umap"]``, float32 `(n_obs, 2)`, NaN for a
+    cell without an embedding, its parameters in ``adata.uns["scdiva"]["umap"]``, and a copy of the map in
+    ``adata.obsm["X_umap"]``, where scanpy looks for it. An ``X_umap`` that scdiva did not write is kept.
 
     Raises
     ------
@@ -77,8 +78,10 @@ def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None)
     >>> adata.obsm["X_umap"].shape
     (60, 2)
     """
-    check_anndata(adata)
-    coordinates(adata, basis_of(adata, basis), rng, for_scanpy=True)
+    check_writable(adata, copy=copy)
+    target = adata.copy() if copy else adata
+    coordinates(target, basis_of(adata, basis), rng, for_scanpy=True)
+    return target if copy else None
 
 
 def basis_of(adata: AnnData, basis: str) -> str:

@@ -47,7 +47,8 @@ def corrected_expression(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     key_added: str = C.CORRECTED,
-) -> None:
+    copy: bool = False,
+) -> AnnData | None:
     r"""Predict genes of each cell from its integrated state, as if it came from one batch.
 
     Ridge regression within batches. With integrated states :math:`s_i` and expression :math:`x_i`, each around the mean
@@ -77,13 +78,14 @@ def corrected_expression(
     %(reading)s
     key_added
         Key to write.
+    %(copy)s
 
     Returns
     -------
-    None. `adata.obsm[key_added]` is written, a table of float32 `(n_obs, len(genes))` in log1p of counts per ten
-    thousand, NaN for a cell without a state; `adata.obsm[key_added + "_sd"]`, the standard deviation of an observed
-    value around the predicted one, NaN where every batch that is averaged over has one cell; and
-    `adata.uns["scdiva"][key_added]`, the parameters of the call.
+    `None`, or the copy if `copy=True`. `adata.obsm[key_added]` is written, a table of float32 `(n_obs, len(genes))` in
+    log1p of counts per ten thousand, NaN for a cell without a state; `adata.obsm[key_added + "_sd"]`, the standard
+    deviation of an observed value around the predicted one, NaN where every batch that is averaged over has one cell;
+    and `adata.uns["scdiva"][key_added]`, the parameters of the call.
 
     Raises
     ------
@@ -105,7 +107,7 @@ def corrected_expression(
     ((80, 2), (80, 2))
     """
     keys = [key_added, f"{key_added}_{C.SD}"]
-    check_writable(adata, call="tl.corrected_expression", entry=key_added, obsm=keys)
+    check_writable(adata, copy=copy, call="tl.corrected_expression", entry=key_added, obsm=keys)
     if use_rep not in adata.obsm:
         near = or_nearest(use_rep, adata.obsm)
         raise KeyError(f"adata.obsm has no {use_rep!r}{near}: call sd.tl.integrate(adata, {batch_key!r}) first.")
@@ -145,7 +147,7 @@ def corrected_expression(
     notes = parameters | {
         "model": model_name(model), "batch_key": batch_key, "transform_batch": "".join(into), "use_rep": use_rep
     }  # fmt: skip
-    write(adata, "tl.corrected_expression", key_added, notes, obsm=tables)
+    return write(adata, "tl.corrected_expression", key_added, notes, copy=copy, obsm=tables)
 
 
 def predict_within(

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from scdiva._constants import DEFAULT_MODEL
-from scdiva._files import output_path, printable
+from scdiva._files import html_table, output_path, printable
 from scdiva._settings import logger, settings
 from scdiva._version import __version__
 from scdiva.models._folder import (
@@ -283,6 +283,9 @@ class Fitted:
         properties = {**self._about(), "model": self.model}
         lines = [printable(f"    {name}: {value!s:.200}") for name, value in properties.items() if value is not None]
         return "\n".join([type(self).__name__, *lines])
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, {**self._about(), "model": self.model})
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings, which :func:`plain` accepts, and arrays: everything except the model."""

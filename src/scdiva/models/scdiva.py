@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from scdiva._constants import FINETUNED, LAT, MASK, N_SPECIAL
 from scdiva._device import to_device
+from scdiva._files import html_table
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import gene_logits
 from scdiva.diffusion.ranks import Ranked
@@ -437,6 +438,21 @@ class ScDiVa(nn.Module):
         return (
             f"ScDiVa({self.n_parameters:,} parameters, {c.n_genes:,} genes, {c.n_layers} layers of width {c.dim}, "
             f"on {next(self.parameters()).device})"
+        )
+
+    def _repr_html_(self) -> str:
+        c = self.config
+        return html_table(
+            "ScDiVa",
+            {
+                "parameters": f"{self.n_parameters:,}",
+                "genes": f"{c.n_genes:,}",
+                "transformer": f"{c.n_layers} layers of width {c.dim}",
+                "device": next(self.parameters()).device,
+                "fine-tuned for": self.finetuned_for,
+                "adapted by": None if self.adaptation is None else "scdiva.tl.adapt",
+                "integrated by": None if self.integration is None else "scdiva.tl.integrate",
+            },
         )
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:

@@ -101,7 +101,7 @@ class Conditions:
         return np.array([sum(part in alone for part in parts) for parts in self.parts], dtype=np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScreenLayout:
     """Conditions of a screen and their numbers of cells; known without reading expression.
 
@@ -128,8 +128,14 @@ class ScreenLayout:
     n_cells: NDArray[np.int64]
     n_control: NDArray[np.int64]
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self.conditions)} conditions, {len(self.groups)} group(s) of cells, "
+            f"{self.n_cells.sum():,} perturbed and {self.n_control.sum():,} control cells, {len(self.genes):,} genes)"
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Screen(ScreenLayout):
     """Measurements of a screen. Expression is log1p of counts per ten thousand.
 

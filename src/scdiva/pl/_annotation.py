@@ -35,9 +35,10 @@ def confusion_matrix(
     key: str = OBS_LABEL,
     *,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Confusion matrix of true and predicted cell types, ordered by similarity.
 
     A row is a type of `labels_key`, a column a predicted type; numbers are cells, colours their share of the row. Rows
@@ -56,13 +57,14 @@ def confusion_matrix(
         A column of ``adata.obs`` with the predicted types, as `scdiva.tl.annotate` or any other annotator wrote it.
         Cells without one are counted as "no label".
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -131,9 +133,10 @@ def marker_heatmap(
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_symbols: str | None = None,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Heatmap of the top marker genes of each predicted type.
 
     Colours are the mean log-normalised expression of a type's cells (counts per ten thousand, log1p), as z-scores of
@@ -158,13 +161,14 @@ def marker_heatmap(
     gene_symbols
         A column of ``adata.var`` (of ``adata.raw.var`` with `use_raw`) with names to write instead of the var names.
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -246,9 +250,10 @@ def feature_heatmap(
     basis: str = OBSM_EMBEDDING,
     n_cells: int | None = None,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Heatmap of the features of an embedding by cell type, with hierarchically clustered rows and columns.
 
     Each feature (a column of the embedding) is standardised over all cells with a type. A row is the mean of the cells
@@ -269,13 +274,14 @@ def feature_heatmap(
     n_cells
         Maximum number of cells drawn per type, evenly spaced in the order of `adata`. None: the mean of each type.
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -352,9 +358,10 @@ def reliability(
     labels_key: str | None = None,
     *,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Reliability diagram: accuracy of predicted types by their confidence.
 
     On the diagonal, 70% of the predictions of 70% confidence are correct; below it, the annotator is overconfident. The
@@ -374,13 +381,14 @@ def reliability(
     labels_key
         A column of ``adata.obs`` with the true types, to draw these cells too; cells without one are ignored.
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------

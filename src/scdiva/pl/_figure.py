@@ -19,17 +19,24 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
-from scdiva._checks import check_arguments, refuse_unwritable
-from scdiva._constants import UNS
+from scdiva._checks import check_arguments, or_nearest, refuse_unwritable
 from scdiva._docs import with_shared_docs
 from scdiva._files import output_path, whole_or_not
 from scdiva.data.results import check_anndata
 
 Names: TypeAlias = Sequence[str] | NDArray[np.object_]
-F = TypeVar("F", bound=Callable[..., Figure | None])
+Drawn: TypeAlias = Figure | Axes | list[Axes] | None
+F = TypeVar("F", bound=Callable[..., Drawn])
 
-_REACH, _STEP = 150.0, 8.0
-"""Maximum distance of a label from its anchor, and step of the search, in pixels."""
+_REACH, _STEP, _MARGIN = 150.0, 8.0, 4.0
+"""Maximum distance of a label from its anchor, step of the search, and distance from the frame, in pixels."""
+OF_SCANPY = (
+    "add_outline", "alpha", "cmap", "color_map", "colorbar_loc", "edgecolors", "frameon", "groups", "hspace",
+    "legend_fontoutline", "legend_fontsize", "legend_fontweight", "legend_loc", "linewidths", "marker", "na_color",
+    "na_in_legend", "ncols", "norm", "outline_color", "outline_width", "palette", "rasterized", "scale_factor", "size",
+    "sort_order", "title", "vcenter", "vmax", "vmin", "wspace",
+)  # fmt: skip
+"""Arguments that plots of cells pass to ``scanpy.pl.embedding``."""
 _LEGENDS: dict[str, dict[str, Any]] = {
     "right": {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)},
     "above": {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2},
@@ -39,19 +46,22 @@ _LEGENDS: dict[str, dict[str, Any]] = {
 def plot(function: F) -> F:
     """Decorate a plot: check arguments and `save`, write and close the figure, and restore adata if drawing fails.
 
-    The function returns its figure; the decorated one returns it only if `return_fig`. Shared descriptions are filled
-    into the docstring.
+    The function returns its figure; the decorated one returns it only if `return_fig`, or its axes if `show` is False.
+    Shared descriptions are filled into the docstring.
     """
     signature = inspect.signature(function)
     cells = {name for name, parameter in signature.parameters.items() if "AnnData" in str(parameter.annotation)}
 
     @functools.wraps(function)
-    def drawn(*args: Any, **kwargs: Any) -> Figure | None:
+    def drawn(*args: Any, **kwargs: Any) -> Drawn:
         arguments = signature.bind(*args, **kwargs).arguments
+        if unknown := [name for name in arguments.get("kwargs", {}) if name not in OF_SCANPY]:
+            near = or_nearest(unknown[0], [*signature.parameters, *OF_SCANPY])
+            raise TypeError(f"scdiva.pl.{function.__name__}() has no argument {unknown[0]!r}{near}.")
         for name in cells & arguments.keys():
             if arguments[name] is not None or signature.parameters[name].default is inspect.Parameter.empty:
                 check_anndata(arguments[name])
-        save, return_fig = arguments.get("save"), arguments.get("return_fig", False)
+        save, show, return_fig = (arguments.get(name) for name in ("save", "show", "return_fig"))
         _check_file(save)
         with contextlib.ExitStack() as on_error:
             for name in cells & arguments.keys():
@@ -63,10 +73,16 @@ def plot(function: F) -> F:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with whole_or_not(path) as new:
                     fig.savefig(new, dpi=200, bbox_inches="tight")
-                if arguments.get("ax") is None and not return_fig:
-                    plt.close(fig)
             on_error.pop_all()
-        return fig if return_fig else None
+        if show:
+            plt.show()
+        if save is not None and arguments.get("ax") is None and not return_fig and show is not False:
+            plt.close(fig)
+        if return_fig or show is not False:
+            return fig if return_fig else None
+        ax = arguments.get("ax")
+        axes = [one for one in fig.axes if one.get_label() != "<colorbar>"] if ax is None else [ax]
+        return axes if len(axes) > 1 else axes[0]
 
     return with_shared_docs(check_arguments(cast("F", drawn)))
 
@@ -101,7 +117,9 @@ def write_names(
     names: Sequence[str],
     colours: Sequence[Any],
     *,
-    fontsize: float = 8.0,
+    fontsize: Any = 8.0,
+    weight: Any = "bold",
+    outline: float = 2.5,
     clear: float = 0.0,
 ) -> None:
     """Place each label close to its anchor without overlaps, connected by a thin line if it is moved.
@@ -117,7 +135,9 @@ def write_names(
     names, colours
         Labels and their colours; the first ones are placed first.
     fontsize
-        Font size in points.
+        Font size in points, or as matplotlib takes it.
+    weight, outline
+        Font weight, and width of the white outline in points.
     clear
         Distance from dots in pixels, if every dot should be visible; 0: labels may cover a small share of the dots.
     """
@@ -135,12 +155,12 @@ def write_names(
     lines = np.zeros((0, 2))
     for anchor, name, colour in zip(np.asarray(anchors, dtype=np.float64), names, colours, strict=True):
         text = axes.text(anchor[0], anchor[1], name, ha="center", va="center", color=colour, zorder=5)
-        outline = patheffects.withStroke(linewidth=2.5, foreground="white")
-        text.set(fontsize=fontsize, weight="bold", in_layout=False, path_effects=[outline])
+        stroke = patheffects.withStroke(linewidth=outline, foreground="white")
+        text.set(fontsize=fontsize, weight=weight, in_layout=False, path_effects=[stroke])
         half = np.array(text.get_window_extent().size) / 2 + 2
-        low = np.array(frame.min) + half
+        low = np.array(frame.min) + half + _MARGIN
         start = pixels.transform(anchor)
-        places = np.clip(start + steps, low, np.maximum(np.array(frame.max) - half, low))
+        places = np.clip(start + steps, low, np.maximum(np.array(frame.max) - half - _MARGIN, low))
         to_places = start + share * (places - start)
         hidden = (np.abs(places[:, None] - at_dots) < half + clear).all(axis=2).sum(axis=1)
         cost = hidden * (0.5 if clear else 40 / len(at_dots)) + np.linalg.norm(steps, axis=1) / _REACH
@@ -229,7 +249,7 @@ def _check_file(save: str | os.PathLike[str] | None) -> None:
 
 
 def _restore(adata: AnnData, obsm: dict[str, Any], uns: dict[str, Any]) -> None:
-    """Remove UMAPs that a plot computed before it failed."""
+    """Remove UMAPs and colours that a plot wrote before it failed."""
     if adata.is_view:  # writing to a view would make it a copy
         return
     for key in set(adata.obsm) - obsm.keys():
@@ -237,7 +257,6 @@ def _restore(adata: AnnData, obsm: dict[str, Any], uns: dict[str, Any]) -> None:
     for key, value in obsm.items():
         if adata.obsm[key] is not value:
             adata.obsm[key] = value
-    if UNS in uns:
-        adata.uns[UNS] = uns[UNS]
-    else:
-        adata.uns.pop(UNS, None)
+    for key in set(adata.uns) - uns.keys():
+        del adata.uns[key]
+    adata.uns.update(uns)

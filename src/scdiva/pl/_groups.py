@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
-from matplotlib.colors import to_rgb
+from matplotlib import colormaps
+from matplotlib.colors import to_hex, to_rgb
 from numpy.typing import NDArray
 
-from scdiva._checks import no_column, no_entry, warn
+from scdiva._checks import check_choices, no_column, no_entry, refuse_absent, warn
+from scdiva._constants import REJECTED
 from scdiva._labels import is_missing, refuse_continuous
 
 MAX_GROUPS = 100
 """Maximum number of groups in a figure."""
 MISSING = (0.83, 0.83, 0.83, 1.0)
 """Colour of cells without a value."""
+UNKNOWN = (0.6, 0.6, 0.6)
+"""Colour of cells that `tl.annotate` rejects."""
 _HUES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 """Colours for colour-blind readers (Okabe & Ito, Color Universal Design, 2008)."""
 
@@ -80,11 +84,47 @@ def predicted_groups(adata: AnnData, key: str) -> pd.Series:
     return groups_of(adata, key, made_by=f"scdiva.tl.annotate(adata, ..., key_added={key!r})")
 
 
-def palette(adata: AnnData, key: str, names: Sequence[Hashable]) -> dict[Hashable, Any]:
-    """Colour of each category: scanpy's in ``uns``, then distinct ones."""
-    stored = _stored_colours(adata, f"{key}_colors")
-    others = [colour for colour in distinct_colours(len(names)) if colour not in stored]
-    return dict(zip(names, itertools.cycle([*stored, *others]), strict=False))
+def palette(adata: AnnData, names: Mapping[str, Sequence[Hashable]], given: Any = None) -> dict[Hashable, Any]:
+    """Colour of each category of the columns `names`: from `given` as in scanpy, else those in ``uns``, else distinct.
+
+    Parameters
+    ----------
+    adata
+        Cells, maybe with colours in ``uns[column + "_colors"]``.
+    names
+        Categories of each column. A category of several columns has the colour of the first.
+    given
+        `palette` of scanpy: the name of a colour map, colours, a cycler, or a mapping from categories to colours.
+    """
+    every = list(dict.fromkeys(name for each in names.values() for name in each))
+    colours: dict[Hashable, Any] = {}
+    if isinstance(given, Mapping):
+        refuse_absent([str(name) for name in every], list(map(str, given)), "groups have no colour in palette")
+        by_name = {str(name): colour for name, colour in given.items()}
+        return {name: to_rgb(by_name[str(name)]) for name in every}
+    if isinstance(given, str):
+        check_choices(palette=(given, list(colormaps)))
+        return dict(zip(every, map(to_rgb, colormaps[given](np.linspace(0, 1, len(every)))), strict=True))
+    if given is not None:
+        one_by_one = given.by_key()["color"] if hasattr(given, "by_key") else given
+        return dict(zip(every, itertools.cycle(map(to_rgb, one_by_one)), strict=False))
+    for key, each in names.items():
+        colours = dict(zip(each, _stored_colours(adata, f"{key}_colors"), strict=False)) | colours
+    distinct = distinct_colours(len(every))
+    others = itertools.cycle([colour for colour in distinct if colour not in colours.values()] or distinct)
+    return {name: colours.get(name) or (UNKNOWN if name == REJECTED else next(others)) for name in every}
+
+
+def keep_colours(
+    adata: AnnData, names: Mapping[str, Sequence[Hashable]], colours: Mapping[Hashable, Any], given: Any = None
+) -> None:
+    """Write the colours of categories to ``uns[column + "_colors"]``, as scanpy; nothing into a view.
+
+    Colours that are there are replaced by those of a `given` palette only.
+    """
+    for key, each in names.items():
+        if not adata.is_view and (given is not None or f"{key}_colors" not in adata.uns):
+            adata.uns[f"{key}_colors"] = [to_hex(colours[name]) for name in each]
 
 
 def _stored_colours(adata: AnnData, key: str) -> list[tuple[float, float, float]]:

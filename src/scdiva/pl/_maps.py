@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -11,13 +11,17 @@ from anndata import AnnData
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from numpy.typing import NDArray
 
+from scdiva._checks import check_choices, check_least, refuse_absent
 from scdiva.pl._figure import axes_for, grid_of_axes, text_inches, write_names
 from scdiva.pl._groups import MAX_GROUPS, MISSING
 
 ON_DATA = 14
 """Maximum number of groups whose names are written on the cells by default."""
+_LIMITS = ("vmin", "vmax", "vcenter", "norm")
+"""Arguments that may be a list with an entry for each panel."""
 
 
 class Panel(NamedTuple):
@@ -31,10 +35,12 @@ class Panel(NamedTuple):
     colours: Mapping[Hashable, Any] = {}
     """Colour of each category."""
     legend: str = "auto"
-    """Place of the names of groups: "on data", "right", "none", or "auto", by their number."""
+    """`legend_loc` of scanpy, "none", or "auto": by the number of groups."""
     axis_names: tuple[str, str] = ("", "")
     limits: tuple[float | None, float | None] = (None, None)
     """Limits of the colour scale; None: those of the cells."""
+    unit: str = ""
+    """Label of the colour bar."""
 
     @property
     def groups(self) -> list[Hashable]:
@@ -45,28 +51,61 @@ class Panel(NamedTuple):
         return [name for name in self.column.cat.categories if name in used]
 
 
-def draw_maps(
-    panels: Sequence[Panel], *, n_columns: int = 4, size: float | None = None, ax: Axes | None = None
-) -> Figure:
-    """Draw panels in rows of `n_columns`, with space for legends; a single one is larger, or drawn on `ax`."""
+def draw_maps(panels: Sequence[Panel], *, ax: Axes | None = None, ncols: int = 4, **look: Any) -> Figure:
+    """Draw panels in rows of `ncols`, with space for legends; a single one is larger, or drawn on `ax`.
+
+    Parameters
+    ----------
+    panels
+        What to draw.
+    ax
+        The user's axes.
+    ncols, **look
+        Arguments of scanpy's ``pl.embedding``; colours of groups are those of the panels.
+    """
+    n = len(panels)
+    check_look(n, ncols=ncols, **look)
+    if (title := look.pop("title", None)) is not None:
+        titles = [title] if isinstance(title, str) else title
+        panels = [panel._replace(title=one) for panel, one in zip(panels, titles, strict=True)]
+    if "legend_loc" in look:
+        panels = [panel._replace(legend=look["legend_loc"] or "none") for panel in panels]
     panels = [panel._replace(legend=_legend_place(panel)) for panel in panels]
-    n_columns = min(n_columns, len(panels))
-    legends = sum(max(map(_legend_inches, panels[i::n_columns])) for i in range(n_columns))
-    if len(panels) == 1:
+    if groups := [look["groups"]] if isinstance(look.get("groups"), str) else list(look.get("groups") or ()):
+        refuse_absent(groups, {str(name) for panel in panels for name in panel.groups}, "groups have no cell")
+    spaces = {name: look.pop(name) for name in ("hspace", "wspace") if name in look}
+    ncols = min(ncols, n)
+    legends = sum(max(map(_legend_inches, panels[i::ncols])) for i in range(ncols))
+    if n == 1:
         fig, axes = axes_for(ax, (6.0 + legends, 5.0), framed=True)
         grid = [axes]
     else:
-        n_rows = -(-len(panels) // n_columns)
-        fig, all_axes = grid_of_axes(n_rows, n_columns, (4.0 * n_columns + legends, 4.0 * n_rows))
+        n_rows = -(-n // ncols)
+        fig, all_axes = grid_of_axes(n_rows, ncols, (4.0 * ncols + legends, 4.0 * n_rows))
         grid = list(all_axes.flat)
-    for axes, panel in zip(grid, panels, strict=False):
-        _draw_cells(axes, panel, size)
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
+        cast(Any, fig.get_layout_engine()).set(**spaces)
+    for axes in grid[n:]:
+        axes.remove()
+    for i, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
+        limits = {name: look[name][i] for name in _LIMITS if isinstance(look.get(name), list | tuple)}
+        _draw_cells(axes, panel, **{**look, **limits})
     for axes, panel in zip(grid, panels, strict=False):  # once the legends have changed the size of the axes
         if panel.legend == "on data":
-            _name_groups(axes, panel)
+            _name_groups(axes, panel, groups, **look)
     return fig
+
+
+def check_look(n: int, *, ncols: int = 4, legend_loc: str | None = None, **look: Any) -> None:
+    """Raise an error if an argument of scanpy is invalid for `n` panels."""
+    check_least(ncols=(ncols, 1))
+    places = ("auto", "on data", "right margin", "on data export", "none", None, *Legend.codes)
+    check_choices(legend_loc=(legend_loc, places))
+    listed = {name: value for name, value in look.items() if name in _LIMITS and isinstance(value, list | tuple)}
+    if (title := look.get("title")) is not None:
+        listed["title"] = [title] if isinstance(title, str) else title
+    for name, values in listed.items():
+        if len(values) != n:
+            raise ValueError(f"{name} has {len(values)} entries for {n} panels: give one for each")
 
 
 def _legend_place(panel: Panel) -> str:
@@ -74,7 +113,7 @@ def _legend_place(panel: Panel) -> str:
     if panel.legend != "auto":
         return panel.legend
     n = len(panel.groups)
-    return "on data" if n <= ON_DATA else "right" if n <= MAX_GROUPS else "none"
+    return "on data" if n <= ON_DATA else "right margin" if n <= MAX_GROUPS else "none"
 
 
 def _legend_inches(panel: Panel) -> float:
@@ -83,10 +122,10 @@ def _legend_inches(panel: Panel) -> float:
     if not names:
         return 0.7
     n_columns = 1 + (len(names) > 14) + (len(names) > 30)
-    return n_columns * (text_inches(names) + 0.4) if panel.legend == "right" else 0.0
+    return n_columns * (text_inches(names) + 0.4) if panel.legend == "right margin" else 0.0
 
 
-def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
+def _draw_cells(axes: Axes, panel: Panel, **look: Any) -> None:
     """Draw the cells of a panel with scanpy, cells without a value first."""
     import scanpy as sc
 
@@ -103,33 +142,36 @@ def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
         known = np.isfinite(numbers)
         bar, missing = known.any(), not known.all()
         cells.obs["value"] = np.where(known, numbers, np.nan)
+    bar_at = look.pop("colorbar_loc", "right") if bar else None
+    size = look.pop("size", None)
+    defaults: dict[str, Any] = {"vmin": panel.limits[0], "vmax": panel.limits[1]} if look.get("norm") is None else {}
+    defaults |= {"na_color": "0.5" if panel.column is None else MISSING, "legend_fontsize": 8}
+    place = {"legend_loc": None if panel.legend in ("on data", "none") else panel.legend, "title": panel.title}
     sc.pl.embedding(
         cells,
         "map",
         color=None if panel.column is None else "value",
-        title=panel.title,
-        size=float(np.clip(48_000 / len(shown), 4, 72)) if size is None else size,
-        na_color="0.5" if panel.column is None else MISSING,
-        vmin=panel.limits[0],
-        vmax=panel.limits[1],
-        legend_loc="right margin" if panel.legend == "right" else None,
-        legend_fontsize=8,
+        size=float(np.clip(48_000 / len(shown), 4, 72)) if size is None else size if np.isscalar(size) else size[shown],
         colorbar_loc=None,
         ax=axes,
         show=False,
         save=False,  # overrides scanpy's settings
+        **{**defaults, **look, **place},
     )
-    if bar:  # scanpy would draw it in pyplot's current figure
-        axes.figure.colorbar(axes.collections[-1], ax=axes, pad=0.02, shrink=0.7)
+    if bar_at is not None:  # scanpy would draw it in pyplot's current figure
+        axes.figure.colorbar(axes.collections[-1], ax=axes, pad=0.02, shrink=0.7, location=bar_at, label=panel.unit)
     axes.set(xlabel=panel.axis_names[0] + "\ngrey: NA" * missing, ylabel=panel.axis_names[1])
 
 
-def _name_groups(axes: Axes, panel: Panel) -> None:
+def _name_groups(axes: Axes, panel: Panel, chosen: Sequence[str], **look: Any) -> None:
     """Write the names of groups at their median cell, in darker colours that are legible on white."""
     shown = np.isfinite(panel.xy).all(axis=1)
+    names = [name for name in panel.groups if not chosen or str(name) in chosen]
     anchors = []
-    for name in panel.groups:
+    for name in names:
         xy = panel.xy[shown & np.asarray(panel.column == name)]
         anchors.append(xy[np.abs(xy - np.median(xy, axis=0)).sum(axis=1).argmin()])
-    colours = [tuple(0.7 * part for part in to_rgb(panel.colours[name])) for name in panel.groups]
-    write_names(axes, panel.xy[shown], anchors, [str(name) for name in panel.groups], colours)
+    colours = [tuple(0.7 * part for part in to_rgb(panel.colours[name])) for name in names]
+    fonts = {"fontsize": "legend_fontsize", "weight": "legend_fontweight", "outline": "legend_fontoutline"}
+    given = {name: look[key] for name, key in fonts.items() if look.get(key) is not None}
+    write_names(axes, panel.xy[shown], anchors, [str(name) for name in names], colours, **given)

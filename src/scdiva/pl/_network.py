@@ -27,7 +27,7 @@ UP, DOWN = "#c8553d", "#3a7ca5"
 """Colours of positive and negative edges."""
 _COLOURED = 14
 """Number of modules with a colour, the largest; the others are grey."""
-_SIGNS = {1: "with more of the target", -1: "with less"}
+_SIGNS = {1: "increases with the factor", -1: "decreases with the factor"}
 _KNOWN = {1: "known, activates", -1: "known, represses", 0: "known"}
 """Legend of the lines and dots of a regulon."""
 _GREY, _ONE_COLOUR = (0.72, 0.72, 0.72), (0.30, 0.47, 0.66)
@@ -47,9 +47,10 @@ def grn(
     n_labels: int = 30,
     gene_symbols: str | None = None,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Graph of the strongest edges of a gene network, arranged by module.
 
     Lines are edges; stronger edges are wider and darker, and if weights have a sign, positive edges are red and
@@ -79,13 +80,14 @@ def grn(
     gene_symbols
         Column of ``adata.var`` with labels. None: var names.
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -233,9 +235,10 @@ def attention(
     n_genes: int = 40,
     gene_symbols: str | None = None,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Heatmap of the weights between genes, ordered by similarity.
 
     To plot single layers or heads, select them when attention is computed:
@@ -264,13 +267,14 @@ def attention(
     gene_symbols
         Column of ``adata.var`` with labels. None: var names.
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -353,9 +357,10 @@ def regulon(
     *,
     n_targets: int = 20,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Strongest targets of a transcription factor, ordered by weight.
 
     Lines are red for targets that increase with the factor and blue for those that decrease. With known regulation
@@ -372,13 +377,14 @@ def regulon(
     n_targets
         Maximum number of targets.
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -409,7 +415,7 @@ def regulon(
     axes.hlines(np.arange(n), 0, np.abs(weight), color=inks, linewidth=1.6, zorder=2)
     axes.scatter(np.abs(weight), np.arange(n), s=34, c=fills, edgecolors=inks, linewidths=1.2, zorder=3)
     axes.set_yticks(np.arange(n), rows["target"], fontsize=8)
-    axes.set(xlabel="size of the weight", xlim=(0, None), ylim=(n - 0.5, -0.5))
+    axes.set(xlabel="absolute weight", xlim=(0, None), ylim=(n - 0.5, -0.5))
     for text, mode in zip(axes.get_yticklabels(), known, strict=True):
         text.set_fontweight("normal" if np.isnan(mode) else "bold")
     handles = [Line2D([], [], color=_colour(one), label=_SIGNS[one]) for one in _SIGNS if (sign == one).any()]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 from anndata import AnnData
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from scdiva import metrics
 from scdiva._checks import check_least, nearest
-from scdiva._constants import OBS_CONDITION, PREDICTED
+from scdiva._constants import PREDICTED
 from scdiva.data.genes import check_unique
 from scdiva.get import perturbation_df
 from scdiva.perturbation.conditions import ScreenDesign, same_genes, species_of
@@ -43,8 +41,7 @@ _COLOURS = {
     "expected": "#3d5a80",
 }
 """Colour of each method in all plots."""
-_KINDS = {"control": "0.6", "predicted": _COLOURS[OURS], "observed": "#30638e"}
-"""Colour of each kind of cells."""
+_OBSERVED = "#30638e"
 _TOP = 20
 """Number of top differentially expressed genes that are coloured and scored separately."""
 
@@ -62,20 +59,19 @@ def perturbation(
     input: Literal["auto", "counts", "lognorm"] = "auto",
     key: str = PREDICTED,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
-    """Draw the expression of the top genes of a perturbation in control, predicted and observed cells.
+) -> Figure | Axes | list[Axes] | None:
+    """Dot plot of the predicted and observed change of the top genes of a perturbation.
 
-    Boxes show quartiles, whiskers the central 90% of the cells, and dots the means. Expression is log1p of counts per
-    ten thousand. Names of perturbed genes are bold.
+    Dots are changes of mean expression (log1p of counts per ten thousand) from the control cells of the group. Bars are
+    one standard deviation of the predicted mean, if there is one, and the 95% confidence interval of the observed
+    change. Names of perturbed genes are bold.
 
     With `observed`, the genes with the largest absolute Welch t between the observed perturbed and control cells of the
     group are shown, in descending order. Without it, those with the largest predicted change (divided by its standard
-    deviation if there is one), and control cells are a line at their mean.
-
-    The adata that `scdiva.tl.predict_perturbation` was called on contains means only: the prediction is then drawn as a
-    dot with a bar of one standard deviation of the mean.
+    deviation if there is one).
 
     Parameters
     ----------
@@ -90,13 +86,14 @@ def perturbation(
     %(observed_matrix)s
     %(prediction_key)s
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -105,8 +102,8 @@ def perturbation(
     TypeError
         If `condition` is not a string.
     ValueError
-        If `n_genes` is below 1, no cell of the condition or no control cell was observed, `predicted` has no cell of
-        the condition, the two share no gene, or the suffix of `save` is not a picture format.
+        If `n_genes` is below 1, no cell of the condition or no control cell was observed, the two share no gene, or
+        the suffix of `save` is not a picture format.
 
     Examples
     --------
@@ -121,48 +118,44 @@ def perturbation(
     check_least(n_genes=(n_genes, 1))
     prediction = read_prediction(predicted, key)
     at = _find_condition(prediction, condition)
-    name, label, group = prediction.conditions.loc[at, ["condition", "perturbation", "group"]]
+    name, label = prediction.conditions.loc[at, ["condition", "perturbation"]]
     symbols = gene_names(prediction.var, gene_symbols, "predicted.var")
-    predicted_cells = _predicted_cells(prediction, name)
-    cells: dict[str, sp.csr_matrix] = {}
+    drawn: dict[str, tuple[NDArray[np.floating], NDArray[np.floating] | None]] = {}
     if observed is None:
         check_unique(prediction.genes, "predicted")
         top = perturbation_df(predicted, condition=name, top=n_genes, key=key)["gene"]
         genes = prediction.genes.get_indexer(top)
+        change = prediction.mean[genes, at] - prediction.control[genes, at]
     else:
         responses = observed_responses(prediction, observed, layer=layer, use_raw=use_raw, input=input, only=[at])
         best = np.argsort(-np.abs(_score_of(responses, at)), kind="stable")[:n_genes]
         genes = responses.genes[best]
-        cells["control"] = responses.expression[responses.control_rows[group]][:, best]
-        cells["observed"] = responses.expression[responses.rows[at]][:, best]
-    if predicted_cells is not None:
-        cells["predicted"] = sp.csr_matrix(predicted_cells.X[:, genes])
+        cells, control = responses.perturbed[at], responses.control_of(at)
+        change = (responses.means[OURS][:, at] - control.mean)[best]
+        interval = None
+        if min(cells.n, control.n) > 1:
+            interval = 1.96 * np.sqrt(cells.variance / cells.n + control.variance / control.n)[best]
+        text = f"observed{', 95% CI' * (interval is not None)}\n({cells.n:,} cells, {control.n:,} control)"
+        drawn[text] = (cells.mean - control.mean)[best], interval
+    sd = None if prediction.sd is None else prediction.sd[genes, at]
+    sd = sd if sd is not None and np.isfinite(sd).any() else None
+    drawn["predicted" + " ± sd" * (sd is not None)] = change, sd
 
-    fig, axes = axes_for(ax, (max(0.42 * len(genes) + 1.0, 4.6), 3.8))
-    x = np.arange(len(genes))
-    for odd in x[1::2]:
-        axes.axvspan(odd - 0.5, odd + 0.5, color="0.96", linewidth=0, zorder=0)
-    kinds = [kind for kind in _KINDS if kind in cells or kind == "predicted"]
-    step = 0.84 / max(len(kinds), 2)  # genes are 1 apart
-    shifts = dict(zip(kinds, step * (np.arange(len(kinds)) - (len(kinds) - 1) / 2), strict=True))
-    for kind, shift in shifts.items():
-        if kind in cells:
-            _draw_boxes(axes, cells[kind].toarray(), x + shift, 0.8 * step, kind)
-        else:
-            sd = None if prediction.sd is None else prediction.sd[genes, at]
-            text = "predicted mean" + (" ± sd" if sd is not None and np.isfinite(sd).any() else "")
-            style: dict[str, Any] = {"fmt": "o", "color": _KINDS[kind], "markersize": 4.5, "zorder": 4}
-            axes.errorbar(x + shift, prediction.mean[genes, at], yerr=sd, label=text, **style)
-    if observed is None:
-        control = prediction.control[genes, at]
-        axes.hlines(control, x - 0.4, x + 0.4, color="0.35", label="mean of control cells")
-    axes.set_xticks(x, symbols[genes], rotation=90, fontsize=8)
+    n = len(genes)
+    fig, axes = axes_for(ax, (4.2 + text_inches(list(symbols[genes])), max(0.24 * n, 1.2) + 1.0))
+    axes.axvline(0, color="0.6", linewidth=0.9, linestyle="--", zorder=1)
+    axes.grid(axis="y", color="0.93", linewidth=0.8)
+    for i, (text, (x, error)) in enumerate(drawn.items()):
+        colour = _OBSERVED if text.startswith("observed") else _COLOURS[OURS]
+        y = np.arange(n) + 0.24 * (i - (len(drawn) - 1) / 2)
+        axes.errorbar(x, y, xerr=error, fmt="o", color=colour, markersize=5, elinewidth=1.0, label=text, zorder=2 + i)
+    axes.set_yticks(np.arange(n), symbols[genes], fontsize=8)
     perturbed = _parts_of(prediction, label)
-    for tick, symbol, gene in zip(axes.get_xticklabels(), symbols[genes], prediction.genes[genes], strict=True):
+    for tick, symbol, gene in zip(axes.get_yticklabels(), symbols[genes], prediction.genes[genes], strict=True):
         tick.set_fontweight("bold" if symbol in perturbed or gene in perturbed else "normal")
-    axes.set(xlim=(-0.6, len(genes) - 0.4), ylabel="log-normalised expression")
-    axes.set_title(name, fontsize=10)
-    draw_legend(axes)
+    axes.set(ylim=(n - 0.4, -0.6), xlabel="change from control cells\n(log-normalised expression)")
+    axes.set_title(f"{name}: change of {n} top gene{'s' * (n > 1)}", fontsize=10)
+    draw_legend(axes, reverse=True)
     return fig
 
 
@@ -195,34 +188,6 @@ def _parts_of(prediction: Prediction, label: str) -> tuple[str, ...]:
     return ScreenDesign.from_notes(prediction.notes).naming.parts(label)
 
 
-def _predicted_cells(prediction: Prediction, condition: str) -> AnnData | None:
-    """Predicted cells of a condition; None if only means are stored."""
-    if prediction.cells is None:
-        return None
-    labels = prediction.cells.obs.get(OBS_CONDITION, pd.Series(dtype=object))
-    rows = np.flatnonzero(labels.astype(str) == condition)
-    if not len(rows):
-        raise ValueError(
-            f"predicted has no cell of {condition!r} in obs[{OBS_CONDITION!r}]. Pass all cells that "
-            "scdiva.tl.predict_perturbation returned."
-        )
-    return prediction.cells[rows]
-
-
-def _draw_boxes(axes: Axes, values: NDArray[Any], x: NDArray[np.float64], width: float, kind: str) -> None:
-    """Draw a box and the mean of each column of `values`, `(n_cells, n_genes)`."""
-    colour = _KINDS[kind]
-    line: dict[str, Any] = {"color": colour, "linewidth": 0.8}
-    axes.boxplot(
-        values, positions=x, widths=width, whis=(5, 95), showfliers=False, showcaps=False, patch_artist=True,
-        manage_ticks=False, boxprops={"facecolor": to_rgba(colour, 0.35), "edgecolor": colour, "linewidth": 0.8},
-        whiskerprops=line, medianprops={"color": colour, "linewidth": 1.6}, zorder=2,
-    )  # fmt: skip
-    label = f"{kind} ({len(values):,} cells)"
-    mean = values.mean(axis=0)
-    axes.scatter(x, mean, s=13, color=colour, edgecolors="white", linewidths=0.5, zorder=4, label=label)
-
-
 @plot
 def delta_scatter(
     predicted: AnnData,
@@ -236,9 +201,10 @@ def delta_scatter(
     input: Literal["auto", "counts", "lognorm"] = "auto",
     key: str = PREDICTED,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Draw the predicted change of every gene against the observed change.
 
     Changes are differences of mean log-normalised expression (log1p of counts per ten thousand) from the observed
@@ -257,13 +223,14 @@ def delta_scatter(
     %(observed_matrix)s
     %(prediction_key)s
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -312,6 +279,7 @@ def delta_scatter(
     named, points = best[:n_names], np.column_stack([x, y])
     inks = [_COLOURS[OURS]] * len(named)
     write_names(axes, points, points[named], list(names[responses.genes][named]), inks, fontsize=7, clear=3)
+    axes.set_adjustable("box")  # names stay at their dots if the layout changes later
     return fig
 
 
@@ -331,9 +299,10 @@ def hit_rate(
     input: Literal["auto", "counts", "lognorm"] = "auto",
     key: str = PREDICTED,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Draw the share of the top k observed genes that are among the top k predicted genes.
 
     Predicted genes are ranked by the absolute change of mean log-normalised expression from the control cells, observed
@@ -349,13 +318,14 @@ def hit_rate(
     %(observed_matrix)s
     %(prediction_key)s
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -393,7 +363,7 @@ def hit_rate(
         if n > 1:
             error = rates.std(axis=0, ddof=1) / np.sqrt(n)
             axes.fill_between(k, curve - error, curve + error, color=_COLOURS[method], alpha=0.15, linewidth=0)
-    axes.set(xlabel="k, strongest genes", ylabel="share of them found", ylim=(0, None))
+    axes.set(xlabel="k (number of top genes)", ylabel="share of the observed top k found", ylim=(0, None))
     axes.set_title(f"hit rate, {n} condition{'s' * (n > 1)}, {n_genes:,} genes", fontsize=10)
     draw_legend(axes, reverse=True)
     return fig
@@ -406,9 +376,10 @@ def perturbation_scores(
     *,
     reference: Literal["control", "mean"] = "control",
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Draw a score of every condition by each method, the best method on top.
 
     Dots are conditions, and lines their means. Only methods that are defined for all conditions are drawn, so that
@@ -423,13 +394,14 @@ def perturbation_scores(
     reference
         Reference of changes.
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -488,9 +460,10 @@ def discrimination(
     input: Literal["auto", "counts", "lognorm"] = "auto",
     key: str = PREDICTED,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Draw the discrimination score of each predicted condition against each observed condition.
 
     Rows are predicted and columns observed conditions, ordered by average linkage of the observed means. The colour is
@@ -508,13 +481,14 @@ def discrimination(
     %(observed_matrix)s
     %(prediction_key)s
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------

@@ -29,9 +29,10 @@ def reconstruction(
     adata: AnnData,
     keys: Sequence[str] | str | None = None,
     *,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """Reconstructed cells compared with the input cells, one column for each reconstruction.
 
     Each point is a gene of a cell that the reconstructed cell also has: grey if it was visible, red if it was masked;
@@ -52,13 +53,14 @@ def reconstruction(
     keys
         `key_added` of one or several reconstructions, in the order of the columns. None: all, sorted by mask ratio and
         number of steps.
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -181,9 +183,10 @@ def gene_overlap(
     gene_sets: Mapping[str, Iterable[str]],
     *,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+) -> Figure | Axes | list[Axes] | None:
     """UpSet plot of the overlaps of gene sets, such as well-reconstructed genes of several datasets.
 
     Each column [1]_ is an intersection: the genes that are in the sets with a dark dot and in no other, so every gene
@@ -195,13 +198,14 @@ def gene_overlap(
         Names of the genes of each set, by the name of the set, such as results of `scdiva.get.reconstructed_genes`. All
         sets must use the same type of gene names.
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -242,6 +246,7 @@ def gene_overlap(
     above = axes.inset_axes((0.0, share, 1.0, 1.0 - share), sharex=below)
     above.bar_label(above.bar(places, sizes, color="0.25"), fmt="{:,.0f}", fontsize=7)
     above.set_ylabel("genes of the overlap")
+    above.locator_params(axis="y", integer=True)
     above.spines[["top", "right", "bottom"]].set_visible(False)
     inside = np.array(sizes.index.tolist())
     for x, y in np.ndindex(inside.shape):

@@ -14,15 +14,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from scdiva._checks import check_choices, no_entry, or_nearest, speaking_of
-from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED
+from scdiva._checks import no_entry, or_nearest, speaking_of
+from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._settings import settings
-from scdiva.data.cells import log_normalised
+from scdiva.data.cells import counts_as_log, log_normalised
 from scdiva.data.genes import check_unique
 from scdiva.embedding.umap import MIN_CELLS, basis_of, coordinates, embedding_of, is_map, umap_of
 from scdiva.pl._figure import plot
-from scdiva.pl._groups import as_groups, column_of, groups_of, is_number, palette, predicted_groups
-from scdiva.pl._maps import ON_DATA, Panel, draw_maps
+from scdiva.pl._groups import (
+    as_groups,
+    column_of,
+    gene_names,
+    groups_of,
+    is_number,
+    keep_colours,
+    palette,
+    predicted_groups,
+)
+from scdiva.pl._maps import ON_DATA, Panel, check_look, draw_maps
 
 
 @plot
@@ -33,14 +42,14 @@ def umap(
     basis: str = OBSM_EMBEDDING,
     layer: str | None = None,
     use_raw: bool = False,
-    legend: str = "auto",
-    size: float | None = None,
-    title: str | Sequence[str] | None = None,
+    gene_symbols: str | None = None,
     rng: int | None = None,
     ax: Axes | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+    **kwargs: Any,
+) -> Figure | Axes | list[Axes] | None:
     """Draw cells on the UMAP of an embedding, coloured by columns of obs or by genes.
 
     UMAP coordinates, (n_obs, 2), are computed from ``obsm[basis]`` [1]_ (15 neighbours, minimum distance 0.5, as in
@@ -59,31 +68,29 @@ def umap(
     color
         A column of ``adata.obs`` (text, categories and booleans as groups, numbers on a scale) or a gene of
         ``adata.var_names``; or several of them, with a panel each. None draws all cells grey. Groups have the colours
-        of scanpy in ``uns[color + "_colors"]`` if they exist. Cells without a value are grey, below the others, and
-        named ``NA`` in the legend.
+        in ``uns[color + "_colors"]``, where new ones are written, as in scanpy. Cells without a value are grey, below
+        the others, and named ``NA`` in the legend.
     basis
         Key of the embedding in ``adata.obsm``, (n_obs, dim), with or without ``X_``: ``"umap"`` is ``"X_umap"``.
     layer
         Values of genes: a key of ``adata.layers``, or of a table in ``adata.obsm`` with a column for each gene, as
-        `scdiva.tl.impute` writes it. None: ``adata.X``. Values are not normalised.
+        `scdiva.tl.impute` writes it. None: ``adata.X``. Counts are drawn as log1p of counts per ten thousand, other
+        values as they are stored.
     use_raw
         Whether to read genes and their values from ``adata.raw``.
-    legend
-        Place of group names: ``"on data"``, ``"right"``, ``"none"``, or ``"auto"``: on the data for up to 14 groups, at
-        the right for up to 100, else none.
-    size
-        Area of a dot in points squared. None: chosen by the number of cells.
-    title
-        Title, or one for each panel. None: `color`.
+    gene_symbols
+        Column of ``adata.var`` (of ``adata.raw.var`` with `use_raw`) with the gene names in `color`. None: var names.
     %(rng)s
     %(ax)s
+    %(show)s
     %(return_fig)s
     %(save)s
+    %(of_scanpy)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -93,8 +100,8 @@ def umap(
         If `color` is neither a name nor names.
     ValueError
         If there are fewer than five cells with a finite embedding, or none on a map; `color` is empty, or several with
-        `ax`; there are not as many titles as panels; a gene's name repeats or `layer` and `use_raw` are both given;
-        `legend` is none of the above; or `save` ends in no picture format.
+        `ax`; there are not as many titles or limits as panels; a gene's name repeats; `layer` and `use_raw` are both
+        given; `groups` or `palette` are not known; or `save` ends in no picture format.
 
     References
     ----------
@@ -108,27 +115,29 @@ def umap(
     >>> sd.tl.embed(adata)
     >>> sd.pl.umap(adata, color=["cell_type", "CD3D"], save="umap.png")
     """
-    check_choices(legend=(legend, ("auto", "on data", "right", "none")))
     colors = _listed(color)
-    titles = [c or "" for c in colors] if title is None else [title] if isinstance(title, str) else list(title)
-    if len(titles) != len(colors):
-        raise ValueError(f"title has {len(titles)} entries for {len(colors)} panels: give one for each")
     if ax is not None and len(colors) > 1:
         raise ValueError(f"ax is one panel and color names {len(colors)}: call umap once for each, or leave ax out")
+    check_look(len(colors), **kwargs)
     _check_layer(adata, layer, use_raw)
     basis = basis_of(adata, basis)
     embedding_of(adata, basis)
-    values = [None if name is None else _values(adata, name, layer, use_raw) for name in colors]
+    values = _values(adata, colors, layer, use_raw, gene_symbols)
+    given = kwargs.pop("palette", None)
+    names = {name: list(column.cat.categories) for name, (column, _) in values.items() if hasattr(column, "cat")}
+    colours = {name: palette(adata, {name: each}, given) for name, each in names.items()}
     xy = coordinates(adata, basis, rng)
     drawn_as_is = is_map(adata, basis) and not basis.lower().endswith("umap")
     axis = basis.removeprefix("X_") if drawn_as_is else "UMAP"
     panels = []
-    for name, text, column in zip(colors, titles, values, strict=True):
-        colours: dict[Hashable, Any] = {}
-        if column is not None and isinstance(column.dtype, pd.CategoricalDtype):
-            colours = palette(adata, str(name), column.cat.categories)
-        panels.append(Panel(text, xy, column, colours, legend, (f"{axis} 1", f"{axis} 2")))
-    return draw_maps(panels, size=size, ax=ax)
+    for name in colors:
+        column, unit = values.get(name or "", (None, ""))
+        axis_names = f"{axis} 1", f"{axis} 2"
+        panels.append(Panel(name or "", xy, column, colours.get(name or "", {}), axis_names=axis_names, unit=unit))
+    fig = draw_maps(panels, ax=ax, **kwargs)
+    for name in names:
+        keep_colours(adata, {name: names[name]}, colours[name], given)
+    return fig
 
 
 @plot
@@ -140,9 +149,11 @@ def integration(
     before: str | None = None,
     after: str = OBSM_INTEGRATED,
     rng: int | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+    **kwargs: Any,
+) -> Figure | Axes | list[Axes] | None:
     """Draw UMAPs before and after integration, coloured by batch and by cell type.
 
     The left column shows the embedding before integration, the right column after; there is a row for each batch column
@@ -168,13 +179,15 @@ def integration(
     after
         Key of the embedding after integration in ``adata.obsm``, (n_obs, dim).
     %(rng)s
+    %(show)s
     %(return_fig)s
     %(save)s
+    %(of_scanpy)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -195,6 +208,7 @@ def integration(
     batches = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not batches:
         raise ValueError("batch_key must name a column of adata.obs, or several; got none.")
+    check_look(2 * (len(batches) + (labels_key is not None)), **kwargs)
     rows = {key: groups_of(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
     # both are checked before UMAP is computed
     after = basis_of(adata, after)
@@ -204,6 +218,9 @@ def integration(
     if before is not None:
         before = basis_of(adata, before)
         embedding_of(adata, before)
+    given = kwargs.pop("palette", None)
+    names = {key: list(values.cat.categories) for key, values in rows.items()}
+    colours = {key: palette(adata, {key: names[key]}, given) for key in rows}
     panels = []
     for when, basis in (("before", before), ("after", after)):
         if basis is None:
@@ -214,12 +231,16 @@ def integration(
         for key, values in rows.items():
             # mixed batches have no centre for their names
             on_data = key not in batches and values.nunique() <= ON_DATA
-            legend = "on data" if on_data else "none" if when == "before" else "right"
-            names = ("", key if when == "before" else "")
-            panels.append(Panel(title, xy, values, palette(adata, key, values.cat.categories), legend, names))
+            legend = "on data" if on_data else "none" if when == "before" else "right margin"
+            axis_names = ("", key if when == "before" else "")
+            panels.append(Panel(title, xy, values, colours[key], legend, axis_names))
             title = ""
     n = len(rows)
-    return draw_maps([panel for pair in zip(panels[:n], panels[n:], strict=True) for panel in pair], n_columns=2)
+    pairs = [panel for pair in zip(panels[:n], panels[n:], strict=True) for panel in pair]
+    fig = draw_maps(pairs, **{"ncols": 2, **kwargs})
+    for key in rows:
+        keep_colours(adata, {key: names[key]}, colours[key], given)
+    return fig
 
 
 def _map_of_expression(adata: AnnData, rng: int | None) -> NDArray[np.floating]:
@@ -247,12 +268,14 @@ def annotation(
     key: str = OBS_LABEL,
     basis: str = OBSM_EMBEDDING,
     rng: int | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+    **kwargs: Any,
+) -> Figure | Axes | list[Axes] | None:
     """Draw annotated and predicted cell types, and the confidence of the prediction, on a UMAP.
 
-    A cell type has the same colour in both panels. "unknown" is near black; cells without a label are light grey. UMAP
+    A cell type has the same colour in both panels. "unknown" is grey; cells without a label are light grey. UMAP
     coordinates are computed and stored as by `scdiva.pl.umap`, (n_obs, 2) in ``obsm[basis + "_umap"]``.
 
     Parameters
@@ -267,13 +290,15 @@ def annotation(
     basis
         Key of the embedding in ``adata.obsm``, (n_obs, dim).
     %(rng)s
+    %(show)s
     %(return_fig)s
     %(save)s
+    %(of_scanpy)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -295,15 +320,20 @@ def annotation(
     columns = {} if labels_key is None else {f"annotated: {labels_key}": groups_of(adata, labels_key)}
     columns[f"predicted: {key}"] = predicted_groups(adata, key)
     confidence = adata.obs.get(f"{key}_{CONFIDENCE}")
+    check_look(len(columns) + (confidence is not None), **kwargs)
     xy = coordinates(adata, basis_of(adata, basis), rng)
     columns = {title: values.cat.rename_categories(str) for title, values in columns.items()}
     # the same colour in both panels
-    names = list(dict.fromkeys(name for values in columns.values() for name in values.cat.categories))
-    colours = palette(adata, labels_key or key, names) | {REJECTED: "#262626"}
+    keys = [key] if labels_key is None else [labels_key, key]
+    names = {key: list(values.cat.categories) for key, values in zip(keys, columns.values(), strict=True)}
+    given = kwargs.pop("palette", None)
+    colours = palette(adata, names, given)
     maps = [Panel(title, xy, values, colours) for title, values in columns.items()]
     if confidence is not None:
         maps.append(Panel(CONFIDENCE, xy, confidence, limits=(0.0, 1.0)))
-    return draw_maps(maps)
+    fig = draw_maps(maps, **kwargs)
+    keep_colours(adata, names, colours, given)
+    return fig
 
 
 @plot
@@ -313,9 +343,11 @@ def generated(
     *,
     color: str | None = None,
     rng: int | None = None,
+    show: bool | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
+    **kwargs: Any,
+) -> Figure | Axes | list[Axes] | None:
     """Draw generated and real cells on a joint UMAP, coloured by origin and by group.
 
     UMAP [1]_ of all cells is computed from the first 30 principal components of the real cells' log-normalised
@@ -334,13 +366,15 @@ def generated(
         A column of obs of both, such as a cell type, for the second panel, in the colours of scanpy in
         ``real.uns[color + "_colors"]`` if they exist. Cells without a value are grey. None: the first panel only.
     %(rng)s
+    %(show)s
     %(return_fig)s
     %(save)s
+    %(of_scanpy)s
 
     Returns
     -------
-    Figure or None
-        The figure if `return_fig`, else None.
+    Figure, Axes, list of Axes or None
+        The figure if `return_fig`, else the axes if ``show=False`` (a list if there are several panels), else None.
 
     Raises
     ------
@@ -378,6 +412,7 @@ def generated(
         )
     real = real[:, shared]  # generated cells have only genes of the model
     groups = None if color is None else _groups_of_both(real, generated, color)
+    check_look(1 + (color is not None), **kwargs)
     seed = settings.seed if rng is None else int(rng)
     with speaking_of("real"):
         real_values = log_normalised(real)[0]
@@ -390,10 +425,11 @@ def generated(
     names = [f"real ({real.n_obs:,})", f"generated ({generated.n_obs:,})"]
     origin = pd.Series(pd.Categorical.from_codes(np.repeat([0, 1], [real.n_obs, generated.n_obs]), names))
     colours: dict[Hashable, str] = dict(zip(names, ("0.6", "#d1495b"), strict=True))
-    maps = [Panel("real and generated cells", xy, origin, colours, "right")]
+    given = kwargs.pop("palette", None)
+    maps = [Panel("real and generated cells", xy, origin, colours, "right margin")]
     if groups is not None:
-        maps.append(Panel(str(color), xy, groups, palette(real, str(color), groups.cat.categories)))
-    return draw_maps(maps)
+        maps.append(Panel(str(color), xy, groups, palette(real, {str(color): list(groups.cat.categories)}, given)))
+    return draw_maps(maps, **kwargs)
 
 
 def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
@@ -429,31 +465,45 @@ def _check_layer(adata: AnnData, layer: str | None, use_raw: bool) -> None:
         raise KeyError(f"adata has no layer {layer!r}{or_nearest(layer, adata.layers)}, nor such a table in adata.obsm")
 
 
-def _values(adata: AnnData, color: str, layer: str | None, use_raw: bool) -> pd.Series:
-    """Values that colour the cells: a categorical series for groups, or a numeric one."""
-    if color in adata.obs:
-        values = column_of(adata, color)
-        return values if is_number(values) else as_groups(values, color)
+def _values(
+    adata: AnnData, colors: Sequence[str | None], layer: str | None, use_raw: bool, gene_symbols: str | None
+) -> dict[str, tuple[pd.Series, str]]:
+    """Values that colour the cells, categorical for groups or numeric, and their unit, by name."""
     cells = adata.raw if use_raw else adata
     table = adata.obsm[layer] if layer is not None and layer not in adata.layers else None
-    names = cells.var_names if table is None else table.columns
-    n = int((names == color).sum())
-    if not n:
-        in_raw = not use_raw and adata.raw is not None and color in adata.raw.var_names
-        raise KeyError(
-            f"color={color!r} is neither a gene of {'adata.raw' if use_raw else layer or 'adata'} nor a "
-            f"column of adata.obs{or_nearest(color, [*adata.obs.columns, *names])}, which has "
-            f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
-            f"{'; adata.raw has that gene: pass use_raw=True' if in_raw else ''}"
-        )
-    if n > 1:
-        raise ValueError(f"{n} columns are called {color!r}: call adata.var_names_make_unique(), or choose one")
-    if table is not None:
-        return table[color]
-    gene = cells[:, color]
+    names = np.asarray(gene_names(cells.var, gene_symbols) if table is None else table.columns, dtype=object)
+    values: dict[str, tuple[pd.Series, str]] = {}
+    genes: dict[str, int] = {}
+    for color in filter(None, colors):
+        if color in adata.obs:
+            column = column_of(adata, color)
+            values[color] = (column if is_number(column) else as_groups(column, color)), ""
+            continue
+        found = np.flatnonzero(names == color)
+        if not len(found):
+            in_raw = not use_raw and adata.raw is not None and color in adata.raw.var_names
+            raise KeyError(
+                f"color={color!r} is neither a gene of {'adata.raw' if use_raw else layer or 'adata'} nor a "
+                f"column of adata.obs{or_nearest(color, [*adata.obs.columns, *names])}, which has "
+                f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
+                f"{'; adata.raw has that gene: pass use_raw=True' if in_raw else ''}"
+            )
+        if len(found) > 1:
+            raise ValueError(
+                f"{len(found)} columns are called {color!r}: call adata.var_names_make_unique(), or choose one"
+            )
+        genes[color] = int(found[0])
+    at = np.array(list(genes.values()), dtype=int)
+    logs = counts_as_log(adata, at, layer=layer, use_raw=use_raw) if genes and table is None else None
+    for i, (gene, column) in enumerate(genes.items()):
+        each = logs[:, i] if logs is not None else _column(cells, column, layer) if table is None else table[gene]
+        values[gene] = pd.Series(np.asarray(each), adata.obs_names), "log-normalised" if logs is not None else ""
+    return values
+
+
+def _column(cells: Any, number: int, layer: str | None) -> NDArray[Any]:
+    """A column of a matrix as it is stored."""
+    gene = cells[:, number]
     column = gene.X if layer is None else gene.layers[layer]
-    if column is None:
-        raise ValueError(f"adata.X is None, so there are no values of {color!r}: put the layer to draw there")
     column = column.compute() if hasattr(column, "compute") else column
-    column = column.toarray() if hasattr(column, "toarray") else column
-    return pd.Series(np.asarray(column).ravel(), adata.obs_names)
+    return np.asarray(column.toarray() if hasattr(column, "toarray") else column).ravel()

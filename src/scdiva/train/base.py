@@ -372,13 +372,21 @@ class TaskModule(pl.LightningModule):
         if self.trainer.should_stop:  # Lightning writes a line
             self.read_step()
         if self._unread is None and self._logged:
-            values = self.logged_means() | {"learning_rate": self._rate}
             # Lightning would create a tensor on the device from a number, and wait for it
-            self.log_dict({f"train/{name}": torch.tensor(value) for name, value in values.items()}, batch_size=1)
+            values = {f"train/{name}": torch.tensor(value) for name, value in self._line().items()}
+            self.log_dict(values, batch_size=1)
 
     def on_train_end(self) -> None:
-        """Check the last step. Called by Lightning."""
+        """Check the last step, and log steps after the last full `log_every`. Called by Lightning."""
         self.read_step()
+        step = self.trainer.global_step
+        if step == self.config.steps and step % self.config.log_every:
+            values = {f"train/{name}": value for name, value in self._line().items()}
+            for log in self.trainer.loggers:
+                log.log_metrics(values, step=step - 1)
+
+    def _line(self) -> dict[str, float]:
+        return self.logged_means() | {"learning_rate": self._rate}
 
     def logged_means(self) -> dict[str, float]:
         """Means of the loss and its terms over processes, batches and steps since the last line of the log."""

@@ -118,11 +118,13 @@ def record(name: str, rows: list[dict], folder: Path | None = None, **notes: obj
 # intervals and goals
 
 
-def bootstrap(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of independent units, such as datasets or cell types."""
-    units = np.asarray(values, dtype=float)
-    means = units[np.random.default_rng(0).integers(len(units), size=(DRAWS, len(units)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+def bootstrap(values: Sequence[float], groups: Sequence[object] | None = None) -> tuple[float, float]:
+    """95% percentile bootstrap interval of a mean over independent groups of values, by default over the values."""
+    names = range(len(values)) if groups is None else [str(group) for group in groups]
+    _, group = np.unique(names, return_inverse=True)
+    sums, sizes = np.bincount(group, np.asarray(values, dtype=float)), np.bincount(group)
+    drawn = np.random.default_rng(0).integers(len(sizes), size=(DRAWS, len(sizes)))
+    low, high = np.quantile(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1), (0.025, 0.975))
     return float(low), float(high)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
-from math import sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -25,7 +24,6 @@ import scanpy as sc
 import scipy.sparse as sp
 import torch
 from _record import commit, machine, record, recorded_rows, replaced, resident
-from scipy.stats import t, ttest_rel
 
 import scdiva as sd
 
@@ -38,8 +36,9 @@ NO_TYPE = ("", "nan", "None", "ND", "Other", "unknown", "Unknown", UNLABELLED)
 MIN_CELLS_PER_TYPE, MIN_LABELLED_CELLS = 5, 100
 N_HVG, N_PCS, CLIP = 2000, 50, 10.0
 RIVALS = {
-    "harmony": ("harmonypy", "harmonypy"), "scvi": ("scvi-tools", "scvi"), "scvi_batch": ("scvi-tools", "scvi"),
-    "scanvi": ("scvi-tools", "scvi"), "gears": ("cell-gears", "gears"),
+    "harmony": ("harmonypy", "harmonypy"), "harmony20": ("harmonypy", "harmonypy"), "scanorama": ("scanorama",) * 2,
+    "scvi": ("scvi-tools", "scvi"), "scvi_batch": ("scvi-tools", "scvi"), "scanvi": ("scvi-tools", "scvi"),
+    "celltypist": ("celltypist",) * 2, "magic": ("magic-impute", "magic"), "gears": ("cell-gears", "gears"),
 }  # fmt: skip
 """Package and module of the arms that need one."""
 Result = dict[str, Any]
@@ -138,11 +137,11 @@ def projected_pca(reference: ad.AnnData, query: ad.AnnData) -> tuple[np.ndarray,
     return work.obsm["X_pca"], (second - first.mean(axis=0)) @ work.varm["PCs"]
 
 
-def harmony(adata: ad.AnnData, seed: int) -> np.ndarray:
-    """Harmony on 50 principal components."""
+def harmony(components: np.ndarray, adata: ad.AnnData, seed: int) -> np.ndarray:
+    """Harmony on principal components."""
     import harmonypy
 
-    components = pca(adata).astype(np.float64)
+    components = components.astype(np.float64)
     corrected = np.asarray(harmonypy.run_harmony(components, adata.obs, BATCH, random_state=seed, verbose=False).Z_corr)
     return corrected if corrected.shape == components.shape else corrected.T  # versions differ
 
@@ -155,6 +154,15 @@ def combat(adata: ad.AnnData) -> np.ndarray:
     sc.pp.scale(work, max_value=CLIP)
     sc.pp.pca(work, n_comps=min(N_PCS, min(work.shape) - 1))
     return work.obsm["X_pca"]
+
+
+def scanorama(adata: ad.AnnData) -> np.ndarray:
+    """Scanorama on 20 principal components that are not scaled, as scanpy calls it."""
+    order = np.argsort(adata.obs[BATCH].astype(str).to_numpy(), kind="stable")  # it requires contiguous batches
+    components = pca(adata, 20, scale=False)[order]
+    work = ad.AnnData(components, obs=adata.obs.iloc[order], obsm={"X_pca": components})
+    sc.external.pp.scanorama_integrate(work, BATCH, verbose=0)
+    return work.obsm["X_scanorama"][np.argsort(order)]
 
 
 def fitted_scvi(adata: ad.AnnData, seed: int, genes: list[str] | None = None, batch_key: str | None = BATCH) -> Any:
@@ -236,31 +244,6 @@ def _means(some: Sequence[Any]) -> Any:
         keys = dict.fromkeys(key for one in some for key in one)
         return {key: _means([one[key] for one in some if key in one]) for key in keys}
     return round(fmean(some), 4) if isinstance(some[0], float) else some[0]
-
-
-def lead(ours: dict, theirs: dict, key: str) -> tuple[float, tuple[float, float] | None]:
-    """Difference of a score between two rows, and its 95% interval over seeds; None where nothing was random.
-
-    Paired where both rows have the score of each seed, otherwise Welch's interval.
-    """
-    value = round(ours[key] - theirs[key], 5)
-    one, other = (row.get(f"{key}_seeds", []) for row in (ours, theirs))
-    if len(one) == len(other) > 1:
-        if np.ptp(np.subtract(one, other)) == 0:
-            return value, None
-        interval = ttest_rel(one, other).confidence_interval(0.95)
-        width = (interval.high - interval.low) / 2
-    else:
-        errors = []  # squared standard error and degrees of freedom of each row
-        for row in (ours, theirs):
-            n = int(row.get("n_seeds", len(row.get("seeds", ()))))
-            if n > 1 and row.get(f"{key}_sd"):
-                errors.append((row[f"{key}_sd"] ** 2 / (n - 1), n - 1))
-        if not errors:
-            return value, None
-        total = sum(square for square, _ in errors)
-        width = t.ppf(0.975, total**2 / sum(square**2 / n for square, n in errors)) * sqrt(total)
-    return value, (value - width, value + width)
 
 
 def measure(

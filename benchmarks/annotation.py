@@ -3,9 +3,13 @@
     python benchmarks/annotation.py --data FOLDER [--sets kang_ifnb_2800 ...] [--part full few rejection]
         [--arms ours logistic ...] [--seeds 0 1 2] [--again]
 
-All methods receive the same cells, at most 6,000 of a dataset, and rivals the reference's 2,000 most variable genes.
+All methods receive the same cells, at most 6,000 of a dataset (1,500 of each in a pair of studies), and rivals the
+reference's 2,000 most variable genes, scaled. logistic_genes is a logistic regression on all log-normalised genes, and
+celltypist trains CellTypist on the reference. Rivals that are missing are named and skipped:
+`pip install -c constraints.txt celltypist scvi-tools`.
 
-- full: the whole reference is labelled. Of panc8_small_500 each technology is the query in turn.
+- full: the whole reference is labelled. Of panc8_small_500 each technology is the query in turn; pairs of studies have
+  their common genes.
 - few: 1, 5, 10 and 20% of the reference's cells keep their label, different cells for each seed.
 - rejection: `tl.annotate(reject=...)` on another study, with at most 1,500 cells of each. Shares of cells called
   unknown among cell types of the reference and among cells of a removed type, with Wilson's intervals over cells and a
@@ -28,6 +32,7 @@ from _run import (
     TRAINING_LABELS,
     UNLABELLED,
     Result,
+    cell_types,
     fingerprint,
     fitted_scanvi,
     log_normalised,
@@ -52,15 +57,26 @@ SETS: dict[str, tuple[str, dict[str, list[str]]]] = {
     "kang_pbmc_12k_1287g": ("batch", {"the last four donors": ["107", "1244", "1256", "1488"]}),
     "kang_ifnb_2800": ("batch", {"STIM": ["STIM"]}),
     "sc_mixology_cell_lines": ("assay", {"Drop-seq": ["Drop-seq"]}),
-    "panc8_small_500": (
+    "panc8_small_500": ("assay", {name: [name] for name in ("celseq", "celseq2", "fluidigmc1", "indrop", "smartseq2")}),
+    "sc_mixology_cell_lines, back": ("assay", {"CEL-seq2": ["CEL-seq2"]}),
+    "panc8_small_500, one technology": (
         "assay",
-        {name: [name] for name in ("celseq", "celseq2", "fluidigmc1", "indrop", "smartseq2")},
+        {f"{first} → {second}": [second] for some in (("smartseq2", "indrop"), ("celseq2", "fluidigmc1"))
+         for first, second in (some, some[::-1])},
     ),
-}
-"""Column of each dataset that splits it, and the values of each query; the other cells are the reference."""
-ARMS = ("ours", "ours_knn", "ours_probe", "ours_finetune", "logistic", "logistic_balanced", "svm", "centroid", "knn",
-        "scanvi")  # fmt: skip
-DETERMINISTIC = ("logistic", "logistic_balanced", "svm", "centroid", "knn")
+    "kang_scgen_valid_1975": ("batch", {"stimulated": ["stimulated"]}),
+    **{
+        " + ".join(some): ("study", {f"{first} → {second}": [second] for first, second in (some, some[::-1])})
+        for some in (("kang_ifnb_2800", "pbmc3k_raw"), ("baron2016_mouse_pancreas", "mouse_pancreas_bastidasponce_739"))
+    },
+}  # fmt: skip
+"""Column of each dataset or pair of studies that splits it, and the values of each query.
+
+The other cells are the reference, or those before the arrow in the name of a query.
+"""
+ARMS = ("ours", "ours_knn", "ours_probe", "ours_finetune", "logistic", "logistic_balanced", "logistic_genes", "svm",
+        "celltypist", "centroid", "knn", "scanvi")  # fmt: skip
+DETERMINISTIC = ("logistic", "logistic_balanced", "logistic_genes", "svm", "celltypist", "centroid", "knn")
 SHARES = (0.01, 0.05, 0.1, 0.2)
 NEIGHBORS = 15
 
@@ -79,15 +95,17 @@ def tasks(adata: ad.AnnData, split: str, queries: dict[str, list[str]], share: f
     labels = adata.obs[LABELS].astype(str).to_numpy()
     tasks = []
     for name, values in queries.items():
-        in_query = adata.obs[split].astype(str).isin(values).to_numpy()
-        rows = np.flatnonzero(~in_query & labelled(labels))
+        groups, (source, arrow, _) = adata.obs[split].astype(str), name.partition(" → ")
+        in_query = groups.isin(values).to_numpy()
+        in_reference = (groups == source).to_numpy() if arrow else ~in_query
+        rows = np.flatnonzero(in_reference & labelled(labels))
         if share is not None:
             drawn, n = np.random.default_rng(seed).permutation(rows), max(round(share * len(rows)), 2)
             rows = drawn[:n]
             if len(np.unique(labels[rows])) < 2:
                 other = drawn[n:][labels[drawn[n:]] != labels[rows[0]]]
                 rows = np.concatenate([rows, other[:1]])
-        tasks.append(Task(name, np.flatnonzero(in_query), np.flatnonzero(~in_query), np.sort(rows)))
+        tasks.append(Task(name, np.flatnonzero(in_query), np.flatnonzero(in_reference), np.sort(rows)))
     return tasks
 
 
@@ -132,7 +150,17 @@ def predict(adata: ad.AnnData, task: Task, arm: str, model: str, seed: int) -> R
         means = np.stack([first[has_label][types == name].mean(axis=0) for name in names])
         correlation = np.nan_to_num(np.corrcoef(second, means)[: len(second), len(second) :])
         return {"predicted": names[correlation.argmax(axis=1)]}
-    first, second = scaled(reference, query)
+    if arm == "celltypist":
+        import celltypist
+
+        first, second = log_normalised(reference)[has_label], log_normalised(query)
+        trained = celltypist.train(first, labels=types, n_jobs=1)
+        table = celltypist.annotate(second, model=trained).probability_matrix
+        return most_probable(table.to_numpy(), table.columns.to_numpy().astype(str))
+    if arm == "logistic_genes":
+        first, second = (log_normalised(cells).X for cells in (reference, query))
+    else:
+        first, second = scaled(reference, query)
     if arm == "svm":
         return {"predicted": LinearSVC(dual=True, random_state=0).fit(first[has_label], types).predict(second)}
     balance = "balanced" if arm == "logistic_balanced" else None
@@ -183,6 +211,26 @@ PBMC3K = {
     "CD8 T": "CD8 T", "B": "B", "NK": "NK", "DC": "dendritic", "Platelet": "megakaryocyte",
 }  # fmt: skip
 """Labels of each study to cell types that both have; cells with other labels are removed."""
+
+
+TYPES = {**{name: name.lower() for name in ("Alpha", "Beta", "Delta", "Ductal")}, **KANG, **PBMC3K}
+"""Labels of pairs of studies to cell types that both have."""
+
+
+def cells_of(folder: Path, name: str) -> ad.AnnData:
+    """A dataset, or a pair of studies joined on common genes, with cells of types that both have."""
+    names = name.split(",")[0].split(" + ")
+    if len(names) == 1:
+        return ad.read_h5ad(folder / f"{names[0]}.h5ad")
+    parts = []
+    for one in names:
+        cells = subsampled(ad.read_h5ad(folder / f"{one}.h5ad"), MAX_CELLS_OF_STUDY)
+        types = [TYPES.get(label, label) for label in cell_types(cells.obs)]
+        batch = f"{one} " + cells.obs[BATCH].astype(str) if BATCH in cells.obs else one
+        cells.obs = pd.DataFrame({LABELS: types, "study": one, BATCH: batch}, index=cells.obs_names)
+        parts.append(cells)
+    both = set.intersection(*(set(cells.obs[LABELS]) for cells in parts)) - {""}
+    return ad.concat([cells[cells.obs[LABELS].isin(both)] for cells in parts], index_unique="-")
 
 
 def studies(folder: Path, pair: str) -> tuple[ad.AnnData, ad.AnnData, str | None]:
@@ -264,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
     parts = {part: [None] if part == "full" else options.shares for part in options.part if part != "rejection"}
     for name in options.sets if parts else []:
         split, queries = SETS[name]
-        adata = prepared(ad.read_h5ad(options.data / f"{name}.h5ad"), options.max_cells, split)
+        adata = prepared(cells_of(options.data, name), options.max_cells, split)
         same = {"cells": fingerprint(adata), "queries": list(queries)}
         for part, shares in parts.items():
             for arm in options.arms:

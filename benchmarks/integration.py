@@ -1,12 +1,15 @@
-"""Integration of batches compared with Harmony, scVI, scANVI, ComBat and PCA.
+"""Integration of batches compared with Harmony, Scanorama, scVI, scANVI, ComBat and PCA.
 
     python benchmarks/integration.py --data FOLDER [--sets kang_pbmc_12k_1287g ...] [--part unlabelled labelled]
         [--arms ours harmony ...] [--seeds 0 1 2] [--again]
 
-All methods receive the same cells, at most 6,000 of a dataset, and rivals the same 2,000 highly variable genes.
+All methods receive the same cells, at most 6,000 of a dataset, and rivals the same 2,000 highly variable genes. Rivals
+that are missing are named and skipped: `pip install -c constraints.txt harmonypy scanorama scvi-tools`. BBKNN is not
+included, since its result is a graph without an embedding.
 
 - unlabelled: no method receives labels. ours (`tl.integrate`), ours_hvg (on the rivals' genes only), ours_finetune
-  (`finetune=True`), scdiva (`tl.embed`, no batches), pca, combat, harmony, scvi.
+  (`finetune=True`), scdiva (`tl.embed`, no batches), pca (50 scaled components), pca20 (20, not scaled), combat,
+  harmony and harmony20 (on these), scanorama (on pca20), scvi.
 - labelled: half of the labels are hidden, a different half for each seed, and only hidden cells are scored. ours,
   ours_finetune, scanvi.
 """
@@ -32,6 +35,7 @@ from _run import (
     parser_of,
     pca,
     prepared,
+    scanorama,
     variable_genes,
 )  # fmt: skip
 from scib_metrics import ilisi_knn
@@ -43,13 +47,27 @@ import scdiva as sd
 from scdiva.metrics.annotation import labelled
 
 NAME = "integration"
-SETS = ("kang_pbmc_12k_1287g", "sc_mixology_cell_lines", "panc8_small_500", "kang_ifnb_2800")
+SETS = ("kang_pbmc_12k_1287g", "sc_mixology_cell_lines", "panc8_small_500", "kang_ifnb_2800", "kang_scgen_valid_1975",
+        "baron2016_mouse_pancreas", "darmanis_brain_320", "han2018_mca_stomach_intestine")  # fmt: skip
+"""The labelled datasets in which half of the cell types have cells of two batches."""
 PARTS = {
-    "unlabelled": ("ours", "ours_hvg", "ours_finetune", "scdiva", "pca", "combat", "harmony", "scvi"),
+    "unlabelled": (
+        "ours",
+        "ours_hvg",
+        "ours_finetune",
+        "scdiva",
+        "pca",
+        "pca20",
+        "combat",
+        "harmony",
+        "harmony20",
+        "scanorama",
+        "scvi",
+    ),
     "labelled": ("ours", "ours_finetune", "scanvi"),
 }
 ARMS = PARTS["unlabelled"] + ("scanvi",)
-DETERMINISTIC = ("scdiva", "pca", "combat")
+DETERMINISTIC = ("scdiva", "pca", "pca20", "combat", "scanorama")
 
 
 def hidden_half(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -84,9 +102,10 @@ def fit(adata: ad.AnnData, part: str, arm: str, model: str, seed: int) -> Result
         return {"embedding": fitted_scvi(adata, seed).get_latent_representation()}
     if arm == "scdiva":
         return {"embedding": sd.tl.embed(adata, model, copy=True).obsm["X_scdiva"]}
-    if arm == "harmony":
-        return {"embedding": harmony(adata, seed)}
-    return {"embedding": combat(adata) if arm == "combat" else pca(adata)}
+    if arm in ("combat", "scanorama"):
+        return {"embedding": {"combat": combat, "scanorama": scanorama}[arm](adata)}
+    components = pca(adata, 20, scale=False) if arm.endswith("20") else pca(adata)
+    return {"embedding": harmony(components, adata, seed) if arm.startswith("harmony") else components}
 
 
 def ilisi(embedding: np.ndarray, batches: np.ndarray) -> float:

@@ -232,6 +232,8 @@ def fit(adata: ad.AnnData, by: str, arm: str, model: str, gene_sets: Path | None
 def summary(frames: list[pd.DataFrame], by: str) -> dict:
     """Scores of one method over conditions, then over seeds; the same of each part in `each`.
 
+    `units` has the correlation of each perturbation, or of each group where there is only one perturbation.
+
     Parts are groups, or singles and doubles by how many of their genes were seen alone. The first scores are those of
     the conditions that the split holds out: singles for folds of singles, doubles for doubles.
     """
@@ -250,7 +252,10 @@ def summary(frames: list[pd.DataFrame], by: str) -> dict:
     held_out = [frame[(by == "group") | ((frame["n_parts"] == 1) == (by == "single"))] for frame in frames]
     of_part = {name: [means(frame[frame["part"] == name]) for frame in frames] for name in parts}
     each = {name: over_seeds(some) for name, some in of_part.items()}
-    return {**over_seeds(list(map(means, held_out))), "each": each}
+    every = pd.concat(held_out)
+    by_unit = "condition" if len(set(every["condition"])) > 1 else "group"
+    units = every.groupby(by_unit)["pearson_delta"].mean().round(4)
+    return {**over_seeds(list(map(means, held_out))), "units": units.to_dict(), "each": each}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,21 +6,21 @@ import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from scipy.stats import ttest_ind, ttest_rel
 
 import scdiva as sd
 
 
-def test_a_lead_has_the_interval_of_students_t(script):
-    tasks = script("_run")
-    runs = [[{"a": value} for value in values] for values in ((0.80, 0.83, 0.86, 0.81), (0.78, 0.82, 0.83, 0.80))]
-    one, other = ({**tasks.over_seeds(run), "seeds": [0, 1, 2, 3]} for run in runs)
-    values = [[run["a"] for run in some] for some in runs]
-    expected = ttest_rel(*values).confidence_interval(0.95)
-    assert tasks.lead(one, other, "a") == (pytest.approx(0.0175), pytest.approx(tuple(expected), abs=1e-4))
-    del one["a_seeds"]  # rows of earlier results have deviations only
-    expected = ttest_ind(*values, equal_var=False).confidence_interval(0.95)
-    assert tasks.lead(one, other, "a")[1] == pytest.approx(tuple(expected), abs=2e-4)
+def test_differences_are_paired_and_datasets_of_a_study_drawn_together(script):
+    tables, values = script("tables"), np.random.default_rng(0).normal(0.1, 0.1, 6)
+    interval = script("_record").bootstrap(values)
+    assert script("_record").bootstrap(np.repeat(values, 3), np.repeat(list("abcdef"), 3)) == pytest.approx(interval)
+    names = [f"kang_{i}" for i in range(3)] + [f"other_{i}" for i in range(4)]
+    ours, theirs = ({(name, ""): x for name in names} for x in (0.9, 0.8))
+    found = tables.gap(ours, {**theirs, ("only_theirs", ""): 0.0})
+    assert (found.value, found.n, found.n_studies, found.verdict()) == (pytest.approx(0.1), 7, 5, "better")
+    assert tables.gap(dict(list(ours.items())[:6]), theirs).verdict() == "no interval"  # four studies
+    signs = {place: 0.8 + 0.3 * (-1) ** i for i, place in enumerate(ours)}
+    assert tables.gap(signs, theirs).verdict() == "no difference"
 
 
 def test_hidden_labels_are_hidden_and_ilisi_is_its_definition(script):
@@ -47,6 +47,8 @@ def test_annotation_is_scored_on_types_of_the_reference(script):
     assert scores["f1"] == {"a": pytest.approx(2 / 3), "b": pytest.approx(2 / 3)}
     (task,) = annotation.tasks(adata, "assay", {"q": ["q"]}, 0.4, 0)
     assert set(adata.obs["cell_type"].iloc[task.labelled]) == {"a", "b"}  # two types in any share
+    (task,) = annotation.tasks(adata, "assay", {"r → q": ["q"]}, None, 0)
+    assert (task.reference.tolist(), task.query.tolist()) == ([0, 1, 2], [3, 4, 5, 6, 7])
 
 
 @pytest.mark.parametrize("by", ["single", "combination"])
@@ -80,3 +82,6 @@ def test_the_page_and_its_csv_files_are_those_of_the_results(script):
     assert tables.PAGE.read_text(encoding="utf-8") == tables.page()
     for name, results in tables.FILES.items():
         assert (tables.TABLES / f"{name}.csv").read_text(encoding="utf-8") == tables.csv_of(results)
+    for name in tables.TASKS:
+        assert f"(_static/benchmarks/{name}.svg)" in tables.page()
+        assert (tables.TABLES / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")

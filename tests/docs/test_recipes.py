@@ -54,5 +54,20 @@ def test_corrected_expression_doublets_clusters_and_a_saved_model(adata, tmp_pat
 
 
 def test_counts_from_seurat_are_embedded(folder):
-    assert run(BLOCKS[5:], {"sd": sd})["adata"].obsm["X_scdiva"].shape[0] == 60
+    assert run(BLOCKS[5:6], {"sd": sd})["adata"].obsm["X_scdiva"].shape[0] == 60
     assert Path("scdiva.csv").exists()
+
+
+def test_embeddings_are_scored_by_scib_metrics(adata):
+    pytest.importorskip("scib_metrics")
+    block = BLOCKS[6].replace('integrate(adata, "donor")', 'integrate(adata, "donor", steps=5)')
+    assert {"X_scdiva", "X_scdiva_integrated"} <= set(run([block], {"adata": adata, "sd": sd})["table"].index)
+
+
+def test_predicted_perturbations_are_scored_by_cell_eval(given, tmp_path, monkeypatch):
+    pytest.importorskip("cell_eval")
+    import scanpy as sc
+
+    monkeypatch.chdir(tmp_path)
+    names = run(BLOCKS[7:], {"screen": given()["screen"], "sd": sd, "sc": sc})
+    assert set(names["scores"]["perturbation"]) == {"KLF1+SET", "GATA1+SET"}

@@ -53,7 +53,7 @@ demo: $(VENV)/.core
 test: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not fault"
 
-# The variants of the fault table, a quarter of all tests' time.
+# Bad input and broken machines.
 test-faults: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m fault
 
@@ -84,11 +84,11 @@ bench: $(VENV)/.bench
 	done; \
 	rm -r "$$SCDIVA_RESULTS"; exit $$status
 
-# Runs killed, stopped and out of room at random moments, against runs that were not: about four minutes. Then the fault
-# table: each class of bad input and of broken machine, in several variants.
+# Runs killed, stopped and out of disk space at random moments, compared with undisturbed runs: about four minutes. Then
+# the tests of each class of bad input and of broken machines.
 faults: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
-	OMP_NUM_THREADS=1 $(PY) scripts/fault_table.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -q -m fault
 
 # Over a million broken model folders, ten to twenty minutes; the first crash or executed code fails the call.
 fuzz: $(VENV)/.core

@@ -20,13 +20,12 @@ import argparse
 import hashlib
 import io
 import json
-import mmap
+import multiprocessing
 import os
 import random
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -58,18 +57,15 @@ class Board:
     """Memory shared with the process that kills a run: steps done, and whether a checkpoint is being written."""
 
     def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, 16)
-
-    def write(self, place: int, value: int) -> None:
-        struct.pack_into("q", self.memory, 8 * place, value)
+        self.shared = multiprocessing.RawArray("q", 2)
 
     @property
     def done(self) -> int:
-        return struct.unpack_from("q", self.memory, 0)[0]
+        return self.shared[0]
 
     @property
     def saving(self) -> bool:
-        return bool(struct.unpack_from("q", self.memory, 8)[0])
+        return bool(self.shared[1])
 
 
 class Reporting(AtomicIO):
@@ -85,9 +81,9 @@ class Reporting(AtomicIO):
         super().save_checkpoint(checkpoint, path, storage_options)
 
     def write(self, content: io.BytesIO, path: Path, step: int | None) -> None:
-        self.board.write(1, 1)
+        self.board.shared[1] = 1
         super().write(content, path, step)
-        self.board.write(1, 0)
+        self.board.shared[1] = 0
 
 
 class Counting(pl.Callback):
@@ -97,7 +93,7 @@ class Counting(pl.Callback):
         self.board, self.at, self.do = board, at, do
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
-        self.board.write(0, trainer.global_step)
+        self.board.shared[0] = trainer.global_step
         if trainer.global_step == self.at:
             self.do()
 

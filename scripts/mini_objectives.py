@@ -195,19 +195,12 @@ class StateHeadConfig(OptimiserConfig):
 
     Attributes
     ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        With defaults of their own.
     value_weight
         λ of the value term.
     min_time
         Least diffusion time.
     """
 
-    batch_size: int = 256
-    learning_rate: float = 2e-3
-    warmup_steps: int = 20
-    weight_decay: float = 0.1
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
     value_weight: float = 1.0
     min_time: float = 1e-3
 
@@ -226,26 +219,16 @@ class StateHeadModule(TaskModule):
         frozen, and stay so: `model.requires_grad_(True)` before another training.
     config
         See :class:`StateHeadConfig`.
-    measured
-        int64, tokens that the data have a column for; None: all. No other gene is predicted, or learns.
     """
 
     config: StateHeadConfig
     model: ScDiVa
 
-    def __init__(self, model: ScDiVa, config: StateHeadConfig, measured: np.ndarray | None = None) -> None:
+    def __init__(self, model: ScDiVa, config: StateHeadConfig) -> None:
         super().__init__(model, config)
         assert model.state_head is not None
         model.requires_grad_(False)
         model.state_head.requires_grad_(True)
-        every = np.arange(N_SPECIAL, model.config.n_tokens)
-        genes = torch.from_numpy(np.array(every if measured is None else measured, dtype=np.int64)) - N_SPECIAL
-        column = torch.full((model.config.n_genes,), -1)
-        column[genes] = torch.arange(len(genes))
-        self.genes: Tensor
-        self.column: Tensor
-        self.register_buffer("genes", genes, persistent=False)
-        self.register_buffer("column", column, persistent=False)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean over cells of the cross-entropy of a masked gene plus λ times the squared error of its value.
@@ -274,13 +257,13 @@ class StateHeadModule(TaskModule):
         shown = ~seen.masked
         number = torch.bincount(cells[seen.masked], minlength=batch.n_cells)
         share = number / batch.cu_seqlens.diff().clamp_min(1)
-        logits = hidden_gene_logits(head.log_odds(read, self.genes), share)
+        logits = hidden_gene_logits(head.log_odds(read), share)
         taken = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        taken[cells[shown], self.column[genes[shown]]] = True
+        taken[cells[shown], genes[shown]] = True
         log_p = torch.log_softmax(logits.masked_fill(taken, -torch.inf), dim=1)
         masked, of_cell = genes[seen.masked], cells[seen.masked]
         weight = 1 / (number.clamp_min(1) * (number > 0).sum().clamp_min(1))
-        identity = -(log_p[of_cell, self.column[masked]] * weight[of_cell]).sum()
+        identity = -(log_p[of_cell, masked] * weight[of_cell]).sum()
         error = (read[of_cell] * head.value[masked]).sum(dim=1) - batch.values[seen.masked]
         value = (error.square() * weight[of_cell]).sum()
         return identity + c.value_weight * value, {"identity": identity.detach(), "value": value.detach()}
@@ -673,7 +656,7 @@ class StudyBatches(IterableDataset[CellBatch]):
     """Endless batches of one study each, the first cells asked about, the others their context.
 
     Batch s is a function of (cells, sizes, seed, s) and of nothing else. Of the context there are as many cells as are
-    drawn log-uniformly from 16 to `context_cells`, fewer in a small study. Of W processes each takes every W-th batch.
+    drawn log-uniformly from 16 to `context_cells`, fewer in a small study.
 
     Parameters
     ----------
@@ -684,7 +667,7 @@ class StudyBatches(IterableDataset[CellBatch]):
     seed
         Of the draws.
     start_step
-        First batch, counted over all processes.
+        First batch.
     """
 
     def __init__(self, cells: PackedCells, batch_size: int, context_cells: int, seed: int, start_step: int = 0) -> None:
@@ -697,9 +680,6 @@ class StudyBatches(IterableDataset[CellBatch]):
         if not weight.any():
             raise ValueError(f"no study has {2 * MIN_CONTEXT} cells: a batch is of one study, with others around.")
         self.share = weight / weight.sum()
-        self.rank, self.world_size = 0, 1
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def batch(self, number: int) -> CellBatch:
         """Make one batch; :func:`n_query_cells` says how many of its cells are asked about."""
@@ -713,8 +693,7 @@ class StudyBatches(IterableDataset[CellBatch]):
         return from_ragged(*take_cells(self.ragged, rows), self.study[rows], copy=False)
 
     def __iter__(self) -> Iterator[CellBatch]:
-        for number in itertools.count(self.start_step + self.rank, self.world_size):
-            yield self.batch(number)
+        yield from map(self.batch, itertools.count(self.start_step))
 
 
 class StudyDataModule(pl.LightningDataModule):

@@ -198,6 +198,7 @@ def state_head_module(model: ScDiVa, *, steps: int, validate_every: int, seed: i
         batch_size=256,
         learning_rate=3e-3,
         weight_decay=0.05,
+        precision="fp32",
         warmup_steps=min(20, max(1, steps // 16)),
         validate_every=validate_every,
         seed=seed,

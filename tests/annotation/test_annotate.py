@@ -15,7 +15,8 @@ import scdiva as sd
 from scdiva.annotation import annotate as _annotate
 from scdiva.annotation.majority import majority_labels
 
-METHODS = ("linear", "knn", "probe", "finetune")
+from .conftest import SHORT
+
 KEYS = ("scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty")
 NOTES = {
     "labels", "method", "labels_key", "temperature", "ece", "accuracy", "n_held_out", "reliability", "max_novelty",
@@ -23,7 +24,7 @@ NOTES = {
     "n_labelled", "own_directions", "model", "seed", "seconds", "finetuned", "loss",
 }  # fmt: skip
 NOTES_OF_TRAINING = {"steps", "history", "loss_before", "accuracy_before"}
-pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not lower")
+pytestmark = [pytest.mark.filterwarnings("ignore:fine-tuning did not lower"), pytest.mark.usefixtures("short_probe")]
 
 
 @pytest.fixture(scope="module")
@@ -34,33 +35,18 @@ def query(cells):
     return data
 
 
-@pytest.fixture(scope="module")
-def truth(cells):
-    return cells.obs["cell_type"][cells.obs["batch"] == "batch 3"].astype(str).to_numpy()
-
-
-@pytest.fixture(scope="module")
-def reference(cells):
-    return cells[cells.obs["batch"] != "batch 3"].copy()
-
-
-def how(method):
-    """Arguments of a method."""
-    return {"finetune": True} if method == "finetune" else {"method": method}
-
-
 def annotate(data, reference, model, method="linear", **arguments):
     """Annotate a copy; the copy."""
     data = data.copy()
-    sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3} | how(method) | arguments)
+    sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3} | SHORT[method] | arguments)
     return data
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHORT)
 def test_what_is_documented_is_written_and_nothing_else(plain, query, reference, method, contents, weights, same):
     data, before, given = query.copy(), weights(plain), contents(reference)
     state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, batch_key="batch", rng=3, **how(method))
+    annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, batch_key="batch", rng=3, **SHORT[method])
     assert torch.equal(torch.random.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
     assert same(weights(plain), before)
@@ -96,7 +82,7 @@ def test_what_is_documented_is_written_and_nothing_else(plain, query, reference,
     assert notes["reliability"]["n_cells"].sum() == notes["n_held_out"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHORT)
 def test_the_seed_determines_every_bit(plain, query, reference, method):
     one, two = (annotate(query, reference, plain, method=method) for _ in range(2))
     pd.testing.assert_frame_equal(one.obs, two.obs)
@@ -227,7 +213,7 @@ def test_what_fails_late_changes_nothing(plain, query, reference, monkeypatch, c
     assert contents(data) == before
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHORT)
 def test_cells_without_genes_get_nothing(plain, query, reference, method):
     data = query.copy()
     matrix = data.X.toarray()

@@ -18,31 +18,16 @@ from scdiva._labels import label_numbers
 from scdiva.annotation.annotate import ancestors, name_cells, warn_of_shift
 from scdiva.annotation.fit import cells_to_read
 
-METHODS = ("linear", "knn", "probe", "finetune")
+from .conftest import SHORT
+
 KEYS = ["scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty"]
-pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not lower")
-
-
-@pytest.fixture(scope="module")
-def query(cells):
-    """Cells of the third batch; never written to."""
-    return cells[cells.obs["batch"] == "batch 3"].copy()
-
-
-@pytest.fixture(scope="module")
-def reference(cells):
-    return cells[cells.obs["batch"] != "batch 3"].copy()
-
-
-def how(method):
-    """Arguments of a method."""
-    return {"finetune": True} if method == "finetune" else {"method": method}
+pytestmark = [pytest.mark.filterwarnings("ignore:fine-tuning did not lower"), pytest.mark.usefixtures("short_probe")]
 
 
 def fit(data, reference, model, method="linear", **arguments):
     """Annotate a copy; the annotator and the copy."""
     data = data.copy()
-    return sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3} | how(method) | arguments), data
+    return sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3} | SHORT[method] | arguments), data
 
 
 def again(data, annotator, **arguments):
@@ -60,7 +45,7 @@ def assert_alike(one, other, atol=0.0):
     np.testing.assert_allclose(one.obs[KEYS[2]], other.obs[KEYS[2]], rtol=0, atol=20 * atol)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHORT)
 def test_labelled_and_unlabelled_cells_in_one_object(plain, cells, query, reference, method):
     """As scANVI's users write it, with a missing value, and as two objects: the same."""
     new = (cells.obs["batch"] == "batch 3").to_numpy()
@@ -84,7 +69,7 @@ def test_all_labelled_warns(plain, query):
         fit(query, None, plain, method="knn")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHORT)
 def test_a_cells_annotation_does_not_depend_on_its_company(plain, query, reference, method):
     annotator, whole = fit(query, reference, plain, method=method)
     rows = np.random.default_rng(0).permutation(80)[:13]
@@ -92,7 +77,7 @@ def test_a_cells_annotation_does_not_depend_on_its_company(plain, query, referen
     assert_alike(again(query[5], annotator), whole[5], atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHORT)
 def test_later_queries_are_annotated_alike(plain, query, reference, method, tmp_path):
     """By what was returned, by its folder, and by what was loaded: bit for bit what the first call said."""
     annotator, first = fit(query, reference, plain, method=method, reject=0.2, parents={"type A": "low"}, backoff=0.7)
@@ -151,7 +136,7 @@ def test_a_type_that_the_reference_lacks_is_rejected(plain, query, reference, ki
     assert rejected[new].mean() > rejected[~new].mean() + 0.1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHORT)
 def test_the_threshold_is_that_of_held_out_batches(plain, query, reference, method):
     """Where the reference has one batch, or none is named, it is that of held-out cells."""
     alone = reference[reference.obs["batch"] == "batch 1"].copy()
@@ -199,7 +184,7 @@ def test_a_label_without_a_gene_is_named(plain, query, reference):
 
 def test_of_an_integrated_model_neighbours_read_the_embedding(plain, cells, query, reference):
     model = sd.tl.integrate(cells.copy(), "batch", model=plain, steps=3, rng=0)
-    for method in METHODS:
+    for method in SHORT:
         annotator, data = fit(query, reference, model, method=method)
         width = model.integration.dim if method == "knn" else plain.state_dim
         assert annotator.head.sizes.state_dim == width
@@ -211,7 +196,7 @@ def test_of_an_integrated_model_neighbours_read_the_embedding(plain, cells, quer
     assert data.obs["scdiva_label"].notna().all()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHORT)
 def test_a_model_whose_state_comes_through_the_transformer(build, query, reference, method, tmp_path):
     model = build(anchor="learned")
     few = reference[np.arange(0, 160, 4)].copy()
@@ -220,7 +205,6 @@ def test_a_model_whose_state_comes_through_the_transformer(build, query, referen
     assert_alike(later, data)
 
 
-CHAIN = {"CD4": "T", "CD8": "T", "T": "lymphoid", "B": "lymphoid", "mono": "myeloid"}
 LABELS = ("B", "CD4", "CD8", "mono", "stem")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from dataclasses import replace
@@ -11,13 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import scdiva as sd
 from scdiva.annotation import annotator as annotators
 from scdiva.annotation.annotator import METHODS
 from scdiva.models import ScDiVa, ScDiVaConfig, load, pretrained, save_model
-from scdiva.models._folder import write_sums
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 FITS = (*METHODS, "finetune")
@@ -80,26 +77,6 @@ def written(annotator, cells) -> list:
     return [obs, data.obsm["scdiva_label_probability"]]
 
 
-def signed(folder):
-    """Write the sums anew, so that what was changed passes for whole."""
-    write_sums(folder, FILES[:3])
-    return folder
-
-
-def edited(folder, change):
-    settings = json.loads((folder / "annotator.json").read_text())
-    change(settings)
-    (folder / "annotator.json").write_text(json.dumps(settings))
-    return signed(folder)
-
-
-def retensored(folder, change):
-    tensors = load_file(folder / "annotator.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "annotator.safetensors")
-    return signed(folder)
-
-
 @pytest.mark.parametrize("name", FITS)
 def test_saved_and_loaded_it_is_the_same(name, fitted, cells, tmp_path):
     given = fitted[name]
@@ -150,7 +127,7 @@ def test_a_missing_file_is_named(folder, name):
         load(folder)
 
 
-def test_another_model_is_refused(folder, cells):
+def test_another_model_is_refused(folder, cells, altered):
     other = make_model(cells, seed=5)
     shutil.rmtree(folder / "model")
     save_model(other, other.vocabulary, folder / "model")
@@ -160,7 +137,7 @@ def test_another_model_is_refused(folder, cells):
     wider = make_model(cells, anchor_learned_dim=6)  # the same genes, another state
     save_model(wider, wider.vocabulary, folder / "model")
     with pytest.raises(ValueError, match=r"head .*another model"):
-        load(signed(folder))
+        load(altered(folder))
 
 
 @pytest.mark.parametrize(
@@ -183,14 +160,14 @@ def test_another_model_is_refused(folder, cells):
         (lambda s: s["sizes"].update(own_dim=4000), "does not hold the tensors"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(folder, change, match):
+def test_settings_that_do_not_fit_are_refused(folder, altered, change, match):
     with pytest.raises(ValueError, match=match):
-        load(edited(folder, change))
+        load(altered(folder, change))
 
 
-def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, monkeypatch):
+def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, altered, tmp_path, monkeypatch):
     """Ten million known cells of a state of 256 would be 10 GB."""
-    folder = edited(fitted["knn"].save(tmp_path / "one"), lambda s: s["sizes"].update(n_known=10_000_000))
+    folder = altered(fitted["knn"].save(tmp_path / "one"), lambda s: s["sizes"].update(n_known=10_000_000))
     made = annotators.AnnotationHead
 
     def watched(sizes):
@@ -214,9 +191,9 @@ def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, mon
         (lambda t: t["novelty"].fill_(np.nan), "NaN or infinite"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(folder, change, match):
+def test_tensors_that_do_not_fit_are_refused(folder, altered, change, match):
     with pytest.raises(ValueError, match=match):
-        load(retensored(folder, change))
+        load(altered(folder, tensors=change))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

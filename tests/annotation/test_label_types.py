@@ -11,17 +11,6 @@ import scdiva as sd
 from scdiva._labels import label_numbers
 
 
-@pytest.fixture(scope="module")
-def query(cells):
-    """Cells of the third batch; never written to."""
-    return cells[cells.obs["batch"] == "batch 3"].copy()
-
-
-@pytest.fixture(scope="module")
-def reference(cells):
-    return cells[cells.obs["batch"] != "batch 3"].copy()
-
-
 def annotate(data, reference, model, **arguments):
     """Annotate a copy; the annotator and the copy."""
     data = data.copy()
@@ -65,8 +54,9 @@ KINDS = {
 
 
 @pytest.mark.fault("labels that are no text")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("store", ["h5ad", "zarr"])
+@pytest.mark.parametrize(
+    ("kind", "store"), [*((kind, "h5ad") for kind in KINDS), ("int32", "zarr"), ("ordered", "zarr")]
+)
 def test_labels_come_back_in_their_type(plain, query, reference, tmp_path, kind, store):
     known, data = reference.copy(), query.copy()
     known.obs["cell_type"] = KINDS[kind](known.obs["cell_type"].cat.codes.to_numpy())

@@ -123,7 +123,6 @@ def test_batches_that_were_not_named_are_noticed(batched):
     [
         ({"batch_key": "nowhere"}, KeyError, "no column 'nowhere'.*'donor'"),
         ({"batch_key": "partly"}, ValueError, "missing for 1 of 240 cells"),
-        ({"layer": "nowhere"}, KeyError, "nowhere"),
     ],
 )
 def test_bad_arguments_are_refused(plain, batched, arguments, error, match):

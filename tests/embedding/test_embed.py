@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
+from importlib.metadata import version
+from pathlib import Path
 
 import anndata as ad
 import numpy as np
@@ -145,32 +146,25 @@ def test_the_bundled_model_knows_real_cells():
     assert shuffled["accuracy"] < 0.35
 
 
-def test_scanpy_takes_the_embedding_unchanged():
-    import scanpy as sc
-
-    cells = sd.datasets.pbmc3k_small()[::7].copy()
-    sd.tl.embed(cells)
-    sc.pp.neighbors(cells, use_rep="X_scdiva", n_neighbors=10)
-    assert cells.obsp["connectivities"].nnz > 500
+LOCKED = (Path(__file__).parents[2] / "constraints.txt").read_text().split()
 
 
-def test_scanpy_finds_neighbours_clusters_and_a_umap_of_more_than_10_000_cells():
-    """Above 8,191 cells scanpy's neighbours are pynndescent's, with which some versions of scanpy fail."""
+@pytest.mark.skipif(
+    all(f"{name}=={version(name)}" in LOCKED for name in ("scanpy", "pynndescent", "numba")),
+    reason="half a minute of compilation, for versions that are known to work",
+)
+def test_scanpy_finds_neighbours_of_more_than_8_191_cells():
+    """There scanpy's neighbours are pynndescent's, with which some versions of scanpy fail."""
     import scanpy as sc
 
     rng = np.random.default_rng(0)
-    group = np.arange(10_500) % 3
-    z = (rng.normal(size=(10_500, 8)) + 20 * np.eye(8)[group]).astype(np.float32)
-    cells = ad.AnnData(sp.csr_matrix((10_500, 1), dtype=np.float32), obsm={"X_scdiva": z})
+    group = np.arange(8400) % 3
+    z = (rng.normal(size=(8400, 8)) + 20 * np.eye(8)[group]).astype(np.float32)
+    cells = ad.AnnData(sp.csr_matrix((8400, 1), dtype=np.float32), obsm={"X_scdiva": z})
     sc.pp.neighbors(cells, use_rep="X_scdiva")
     i, j = cells.obsp["connectivities"].nonzero()
-    assert len(i) > 10_500 * 15
+    assert len(i) > 8400 * 15
     assert (group[i] == group[j]).all()
-    sc.tl.umap(cells, maxiter=3)
-    assert np.isfinite(cells.obsm["X_umap"]).all()
-    if find_spec("igraph") is not None:
-        sc.tl.leiden(cells, resolution=0.01, flavor="igraph", n_iterations=2)
-        assert len(set(zip(cells.obs["leiden"], group, strict=True))) == cells.obs["leiden"].nunique() >= 3
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
@@ -272,7 +266,7 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
 
 
 def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(adata, one, monkeypatch):
-    """What CUDA is asked for, done on the CPU; blocks are traced, not compiled to machine code."""
+    """What CUDA is asked for, done on the CPU; compiled blocks are run eagerly."""
     from scdiva import _running
     from scdiva.models import Blocks, inference
 
@@ -287,13 +281,13 @@ def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(ada
         budgets.append(budget)
         return fill_batches(lengths, budget, most)
 
-    def traced(blocks):
+    def marked(blocks):
         compiled.append(blocks)
-        compile_each(blocks, backend="eager")
+        compile_each(blocks)
 
     monkeypatch.setattr(inference, "open_encoder", on_cpu)
     monkeypatch.setattr(batch, "fill_batches", filled)
-    monkeypatch.setattr(Blocks, "compile_each", traced)
+    monkeypatch.setattr(Blocks, "compile_each", marked)
     source = _running.open_cells_for_model(one, adata, _running.resolve_run_config(None, "cpu", "fp32"))[1]
     expected = _running.embed_all(one, source, _running.resolve_run_config(None, "cpu", "bf16"))
     assert set(budgets) == {batch.BATCH_TOKENS}
@@ -301,7 +295,8 @@ def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(ada
     for least, is_compiled in ((91, False), (90, True)):
         monkeypatch.setattr(_running, "COMPILED_CELLS", least)
         budgets.clear()
-        found = _running.embed_all(one, source, _running.RunConfig(None, "cuda", "bf16", "embedding"))
+        with torch.compiler.set_stance("force_eager"):
+            found = _running.embed_all(one, source, _running.RunConfig(None, "cuda", "bf16", "embedding"))
         np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
         assert opened[-1] == ("cuda", is_compiled)
         assert set(budgets) == {131_072}

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import anndata as ad
-import numpy as np
 import pytest
 import scipy.sparse as sp
 
@@ -47,13 +46,8 @@ def dask_setup(worker):
 
 
 @pytest.fixture(scope="module")
-def file(adata, tmp_path_factory):
-    path = tmp_path_factory.mktemp("cells") / "cells.h5ad"
-    x = sp.vstack([adata.X] * (N // 90 + 1), format="csr")[:N].astype(np.float32)
-    found = ad.AnnData(x, var=adata.var[[]])
-    found.obs_names = [f"c{i}" for i in range(N)]
-    found.write_h5ad(path)
-    return path
+def file(write_many):
+    return write_many(N)
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva._files import open_alone
@@ -25,18 +21,9 @@ N = 4096 * 3 + 100
 
 
 @pytest.fixture(scope="module")
-def file(adata, tmp_path_factory):
+def file(write_many):
     """Cells of four windows; the last ones of the first window and the last of all have no genes."""
-    x = sp.vstack([adata.X] * (N // 90 + 1), format="csr")[:N]
-    keep = np.ones(N)
-    keep[4000:4096] = keep[-3:] = 0
-    x = sp.csr_matrix(sp.diags_array(keep) @ x, dtype=np.float32)
-    x.eliminate_zeros()
-    path = tmp_path_factory.mktemp("cells") / "cells.h5ad"
-    cells = ad.AnnData(x, var=adata.var[[]])
-    cells.obs_names = [f"c{i}" for i in range(N)]
-    cells.write_h5ad(path)
-    return path
+    return write_many(N, [*range(4000, 4096), *range(N - 3, N)])
 
 
 @pytest.fixture(scope="module")
@@ -80,26 +67,20 @@ def same(one: Path, other: Path) -> bool:
     return a.obsm["X_scdiva"].tobytes() == b.obsm["X_scdiva"].tobytes()
 
 
-KILLED = """
-import os, signal, sys
-import scdiva as sd
-from scdiva.embedding.embed_file import Parts
-sd.settings.progress, sd.settings.device = False, "cpu"
-save = Parts.save
-def killed(self, first, *given):
-    if first == 8192:  # as the part is written and has no name yet
-        os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
-    save(self, first, *given)
-Parts.save = killed
-sd.tl.embed_file(sys.argv[1], sys.argv[2], model=sys.argv[3], empty="nan")
-"""
-
-
 @pytest.mark.fault("SIGKILL in embed_file")
-def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_path, starts):
+def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_path, starts, monkeypatch, killed, kill):
     model, out = str(sd.models.save_model(plain, plain.vocabulary, tmp_path / "model")), tmp_path / "z.h5ad"
-    done = subprocess.run([sys.executable, "-c", KILLED, file, out, model], capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    save = Parts.save
+
+    def killed_in_it(self, first, *given):
+        if first == 8192:  # while the part is written, before it has a name
+            monkeypatch.setattr("os.fsync", kill)
+        save(self, first, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "save", killed_in_it)
+        killed(lambda: sd.tl.embed_file(file, out, model=model, empty="nan"))
+    starts.clear()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".z.h5ad.parts", "model"]
     sd.tl.embed_file(file, out, model=model, empty="nan")
     assert starts == [8192]

@@ -5,17 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
-import anndata as ad
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva.data.matrix import OpenMatrix
@@ -28,18 +23,9 @@ N = 4096 * 4 + 100
 
 
 @pytest.fixture(scope="module")
-def file(adata, tmp_path_factory):
+def file(write_many):
     """Cells of five windows; the last of the second window and the last of all have no genes."""
-    x = sp.vstack([adata.X] * (N // 90 + 1), format="csr")[:N]
-    keep = np.ones(N)
-    keep[8100:8192] = keep[-3:] = 0
-    x = sp.csr_matrix(sp.diags_array(keep) @ x, dtype=np.float32)
-    x.eliminate_zeros()
-    path = tmp_path_factory.mktemp("cells") / "cells.h5ad"
-    found = ad.AnnData(x, var=adata.var[[]])
-    found.obs_names = [f"c{i}" for i in range(N)]
-    found.write_h5ad(path)
-    return path
+    return write_many(N, [*range(8100, 8192), *range(N - 3, N)])
 
 
 @pytest.fixture(scope="module")
@@ -77,37 +63,23 @@ def test_shards_in_any_order_are_the_file_of_one_run(embed, whole, tmp_path, ord
     assert [path.name for path in tmp_path.iterdir()] == ["z.h5ad"]
 
 
-KILLED = """
-import os, signal, sys
-import scdiva as sd
-from scdiva.embedding import embed_file as _embed_file
-sd.settings.progress, sd.settings.device = False, "cpu"
-save = _embed_file.Parts.save
-def killed(*args):
-    os.kill(os.getpid(), signal.SIGKILL)
-def killed_in_it(self, first, *given):
-    if first == 12288:  # as the part is written and has no name yet
-        os.fsync = killed
-    save(self, first, *given)
-if sys.argv[4] == "part":
-    _embed_file.Parts.save = killed_in_it
-else:
-    _embed_file.new_rows = killed
-sd.tl.embed_file(sys.argv[1], sys.argv[2], model=sys.argv[3], empty="nan", shard=(1, 2))
-"""
-
-
 @pytest.mark.parametrize("when", ["part", "join"])
 def test_a_killed_job_is_started_again_and_the_result_has_the_same_hash(
-    embed, file, model, whole, tmp_path, when, monkeypatch
+    embed, whole, tmp_path, when, monkeypatch, killed, kill
 ):
     out = tmp_path / "z.h5ad"
     if when == "join":
         embed(out, (0, 2))
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, file, out, model, when], capture_output=True, check=False, text=True
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    save = Parts.save
+
+    def killed_in_it(self, first, *given):
+        if first == 12288:  # while the part is written, before it has a name
+            monkeypatch.setattr("os.fsync", kill)
+        save(self, first, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((Parts, "save", killed_in_it) if when == "part" else (_embed_file, "new_rows", kill)))
+        killed(lambda: embed(out, (1, 2)))
     assert not out.exists()
     starts, embed_cells = [], _embed_file.embed_cells
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What the fault table asks with: cells, a small model, every way into the package, and a hash of all of an adata."""
+"""Cells, a small model, all calls that read a matrix, and a hash of the whole content of an AnnData object."""
 
 from __future__ import annotations
 

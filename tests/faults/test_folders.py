@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -14,6 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva.models import load_model, save_model
+from scdiva.models._folder import SUMMED, write_sums
 
 FILES = ("README.md", "config.json", "model.safetensors", "vocabulary.safetensors")
 
@@ -28,17 +28,11 @@ def folder(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "model")
 
 
-def resum(folder):
-    """Write the sums anew, as somebody does who means harm."""
-    sums = (f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in FILES)
-    (folder / "SHA256SUMS").write_text("".join(sums))
-
-
 def edit(folder, change):
     config = json.loads((folder / "config.json").read_text())
     change(config)
     (folder / "config.json").write_text(json.dumps(config))
-    resum(folder)
+    write_sums(folder, SUMMED)
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
@@ -49,7 +43,7 @@ def test_weights_that_are_cut_short(folder, refused, drawn, keep, sums):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     if sums == "new":
-        resum(folder)
+        write_sums(folder, SUMMED)
     refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "model.safetensors", "damaged")
 
 
@@ -76,7 +70,7 @@ def test_another_models_vocabulary(folder, refused, drawn, model, which):
     type(model.vocabulary)(other).write(folder / "vocabulary.safetensors")
     if which == "no vocabulary":
         (folder / "vocabulary.safetensors").write_bytes(b"something else")
-    resum(folder)
+    write_sums(folder, SUMMED)
     refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "vocabulary.safetensors", "not the vocabulary|damaged")
 
 
@@ -106,7 +100,7 @@ def test_a_pickle_is_never_run(folder, tmp_path, drawn, refused, name, kind):
         (folder / name).write_bytes(pickle.dumps(Evil(mark)))
     else:
         torch.save({"weight": Evil(mark)}, folder / name)
-    resum(folder)
+    write_sums(folder, SUMMED)
     if name == "README.md":  # any text; it is not looked into
         load_model(folder, device="cpu")
     else:
@@ -214,7 +208,7 @@ def test_absurd_sizes_are_refused_before_anything_is_allocated(folder, refused, 
 )
 def test_json_that_is_meant_to_break_the_reader(folder, refused, drawn, text, said):
     (folder / "config.json").write_text(text)
-    resum(folder)
+    write_sums(folder, SUMMED)
     refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "config.json", said)
 
 
@@ -231,31 +225,5 @@ def test_an_entry_of_another_kind(folder, refused, drawn, entry, value):
 def test_weights_that_lie_about_their_size(folder, refused, drawn, header):
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(header.to_bytes(8, "little") + data[8:])
-    resum(folder)
+    write_sums(folder, SUMMED)
     refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "model.safetensors", "damaged")
-
-
-# --- versions ---------------------------------------------------------------------------------------------------------
-VERSIONS = [
-    *(pytest.param(v, marks=pytest.mark.fault("newer format version")) for v in (2, 99, 1.5, "2")),
-    *(pytest.param(v, marks=pytest.mark.fault("older format version")) for v in (0, -1, None, "")),
-]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_other_versions_of_the_format(folder, refused, drawn, version):
-    edit(folder, lambda config: config.update(format_version=version))
-    said = f"format version {version!r}", "reads version 1", "update scdiva"
-    refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, *said)
-
-
-@pytest.mark.fault("newer format version")
-def test_fields_that_only_a_later_version_has(folder, refused, drawn):
-    edit(folder, lambda config: config["model"].update(hyperspace=True))
-    refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "unknown: hyperspace")
-
-
-@pytest.mark.fault("older format version")
-def test_fields_that_an_earlier_version_lacks(folder, refused, drawn):
-    edit(folder, lambda config: config["model"].pop("state_rank"))
-    refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "missing: state_rank")

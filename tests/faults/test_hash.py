@@ -1,4 +1,4 @@
-"""The hash by which the fault table tells whether adata was changed sees a change of any part."""
+"""The hash by which these tests detect a changed AnnData object depends on every part of it."""
 
 from __future__ import annotations
 

@@ -68,29 +68,11 @@ def test_a_bad_matrix_is_refused(cells, enter, refused, name):
     refused(enter, spoil(cells), ValueError, *said)
 
 
-# --- where the matrix stands ------------------------------------------------------------------------------------------
 # --- scales that are read, and those that are not ---------------------------------------------------------------------
-def log1p(cells):
-    sc.pp.normalize_total(cells, target_sum=1e4)
-    sc.pp.log1p(cells)
-    return cells
-
-
-@pytest.mark.fault("log-normalised")
-@pytest.mark.parametrize("total", [1e4, 1e6, None])
-def test_logarithms_mean_what_their_counts_mean(drawn, model, total):
-    logs = drawn.copy()
-    sc.pp.normalize_total(logs, target_sum=total)
-    sc.pp.log1p(logs)
-    counts = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
-    np.testing.assert_allclose(sd.tl.embed(logs, model, copy=True).obsm["X_scdiva"], counts, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.fault("non-integer")
-@pytest.mark.parametrize("factor", [1.5, 0.3, 100 / 3])
-def test_corrected_counts_are_taken_with_a_warning(cells, drawn, model, factor):
+def test_corrected_counts_are_taken_with_a_warning(cells, drawn, model):
     """A cell is brought to one total, so a factor changes no result."""
-    cells.X.data *= factor
+    cells.X.data *= 100 / 3
     with pytest.warns(UserWarning, match="read as counts, although"):
         sd.tl.embed(cells, model)
     expected = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
@@ -137,7 +119,7 @@ def test_empty_cells_are_named_or_kept_without_a_result(cells, model, refused, c
 
 
 @pytest.mark.fault("under 200 genes")
-@pytest.mark.parametrize("n_genes", [1, 2, 10])
+@pytest.mark.parametrize("n_genes", [1, 10])
 def test_a_cell_of_few_genes_is_what_it_is_alone(cells, drawn, model, n_genes):
     known = np.flatnonzero(cells.var_names.isin(model.vocabulary.symbols))
     cells.X = cells.X.toarray()

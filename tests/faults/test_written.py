@@ -108,7 +108,7 @@ def test_what_is_written_is_read_back(given, model, tmp_path, name):
     adata.write_h5ad(tmp_path / "cells.h5ad")
     for back in (ad.read_zarr(tmp_path / "cells.zarr"), ad.read_h5ad(tmp_path / "cells.h5ad")):
         same(back, adata)
-    for call in calls:  # what was read is ours, and may be replaced
+    for call in calls:  # results that were read from a file may be replaced
         call(back, model)
 
 

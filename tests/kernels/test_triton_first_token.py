@@ -18,8 +18,10 @@ def bounds(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("head_dim", "rotated"), [(32, True), (64, True), (64, False), (128, True)])
+@pytest.mark.parametrize(
+    ("head_dim", "rotated", "dtype"),
+    [(32, True, torch.float32), (64, True, torch.float16), (64, False, torch.float32), (128, True, torch.float32)],
+)
 def test_the_kernel_is_the_first_rows_of_attention(head_dim, rotated, dtype):
     """Keys and values are views of one projection; cells of less than a tile, of one and of several."""
     assert _triton.INTERPRETED
@@ -41,10 +43,10 @@ def model(n_layers: int = 3) -> ScDiVa:
     return ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
 
 
-@pytest.mark.parametrize(("precision", "grad"), [("fp32", False), ("fp32", True), ("bf16", False)])
+@pytest.mark.parametrize(("precision", "grad"), [("fp32", True), ("bf16", False)])
 def test_encode_compiles_once_for_all_batches(precision, grad):
     """Value embedding, blocks, and keys and values of the last block: three graphs without a break."""
-    network, seen = model(), CompileCounterWithBackend("aot_eager")
+    network, seen = model(), CompileCounterWithBackend("eager")
     batches = [[40, 0, 20], [7, 13, 20, 20], [5], [16] * 3, [33, 31], [2] * 9]
     cells = [(torch.arange(sum(n)) % 50 + 3, torch.ones(sum(n)), bounds(n)) for n in batches]
     with torch.no_grad():

@@ -90,13 +90,13 @@ def batch():
     return make_batch(torch.Generator().manual_seed(0))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def stream():
     """Make a datamodule of an endless stream."""
     return CellStream
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config():
     """Make a configuration for a few steps."""
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
-from scdiva.models.layers import Block, Blocks
 from scdiva.train import PretrainingModule, fit
 
 
@@ -115,25 +114,3 @@ def test_training_with_a_bf16_residual_stream_follows_the_default(tiny, config, 
     default, other = (torch.tensor(each) for each in losses.values())
     assert float(other[-10:].mean()) < 0.9 * float(other[:10].mean())
     assert float((other - default).abs().max()) < 0.02 * float(default.mean())
-
-
-def kept_bytes(n_layers, dtype, dim=32, n_tokens=40):
-    """Bytes per token that compiled blocks keep for the backward pass."""
-    blocks = Blocks((Block(dim, 2, 2 * dim) for _ in range(n_layers)), backend="sdpa")
-    blocks.compile_each(backend="aot_eager_decomp_partition")  # Inductor's choice of saved tensors, without a compiler
-    kept = {}
-
-    def keep(tensor):
-        if tensor.shape[:1] == (n_tokens,):
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    x, residual = torch.randn(2, n_tokens, dim, requires_grad=True).unbind()
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        blocks.stream(x.to(dtype), torch.tensor([0, n_tokens]).int(), n_tokens, residual=residual.bfloat16())
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / n_tokens
-
-
-def test_a_bf16_residual_stream_takes_two_bytes_less_per_token_block_and_number():
-    per_block = {dtype: kept_bytes(2, dtype) - kept_bytes(1, dtype) for dtype in (torch.float32, torch.bfloat16)}
-    assert per_block[torch.float32] - per_block[torch.bfloat16] == 2 * 32

@@ -226,7 +226,6 @@ def test_without_ranks_the_cell_is_ranked_by_its_own_values(few, headed):
     data = reconstructed(few, headed)
     found, scores = layers(data), data.uns["scdiva"][KEY]["scores"]
     shown = (found["_true_rank"] > 0) & ~found["_masked"]
-    np.testing.assert_array_equal(found[""][shown], found["_true"][shown])
     recall = []
     for i in range(data.n_obs):
         genes = np.flatnonzero(shown[i])
@@ -251,14 +250,11 @@ def test_without_ranks_the_cell_is_ranked_by_its_own_values(few, headed):
         ({"mask_ratio": 0, "n_steps": 4}, ValueError, "pass n_steps=1, not 4"),
         ({"mask_free": "copy"}, ValueError, "mask_free"),
         ({"mask_ratio": 0, "mask_free": "stream"}, ValueError, "pass use_ranks=True"),
-        ({"layer": "nowhere"}, KeyError, "nowhere"),
-        ({"layer": "scaled"}, ValueError, "negative"),
         ({"layer": "blank"}, ValueError, "1 of 12 cells .*counts .*cell0"),
     ],
 )
 def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, error, match):
     data = few.copy()
-    data.layers["scaled"] = data.X.toarray() - 1
     data.layers["blank"] = sp.csr_matrix(data.X.toarray() * (np.arange(12) > 0)[:, None])
     was = contents(data)
     with pytest.raises(error, match=match):

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import scdiva as sd
 from scdiva._constants import BASELINES
 from scdiva.data.memory import InMemoryCells
 from scdiva.models import load
-from scdiva.models._folder import write_sums
 from scdiva.perturbation.response import KINDS
 
 TUNE = {"finetune": True, "epochs": 1, "rng": 3}
-FILES = ["perturbation_model.json", "perturbation_model.safetensors", "model/SHA256SUMS"]
-
-
-@pytest.fixture(scope="module")
-def learned(build):
-    """A model of the paper's kind: `[LAT]` from the transformer, no state head."""
-    return build(anchor="learned")
 
 
 @pytest.fixture(scope="module")
@@ -184,16 +174,6 @@ def test_saved_and_loaded_it_predicts_the_same_bits(data, learned, fitted, tmp_p
     alike(at_once, predict(data, folder, rng=3))
 
 
-def test_the_same_seed_gives_the_same_bits(data, learned, fitted, weights, same):
-    stream = torch.random.get_rng_state()
-    again = sd.tl.fit_perturbation(data, "perturbation", model=learned, **TUNE)
-    assert torch.equal(torch.random.get_rng_state(), stream)
-    assert same(weights(again.model), weights(fitted.model))
-    assert same(weights(again.head), weights(fitted.head))
-    other = sd.tl.fit_perturbation(data, "perturbation", model=learned, **TUNE | {"rng": 4})
-    assert not same(weights(other.model), weights(fitted.model))
-
-
 class _Stopped(Exception):
     pass
 
@@ -226,11 +206,7 @@ def test_a_resumed_run_gives_the_same_bits(data, learned, tmp_path, monkeypatch,
     ("given", "match"),
     [
         ({"epochs": 2}, "finetune=True"),
-        ({"checkpoint_dir": "somewhere"}, "finetune=True"),
-        ({"finetune": True, "epochs": 0}, "epochs"),
-        ({"finetune": True, "lr": -1.0}, "lr must be"),
         ({"finetune": True, "freeze": 3}, "freeze=3"),
-        ({"finetune": True, "context": 1000}, "context=1000"),
         ({"finetune": True, "context": 2}, "context=2 leaves no room"),
         ({"finetune": True, "control": "DMSO"}, "DMSO"),
     ],
@@ -260,34 +236,23 @@ def test_a_fitted_model_is_not_fine_tuned(data, fitted, contents, given):
     assert contents(cells) == before
 
 
-def changed_folder(folder, change):
-    """Change settings and tensors of a folder, and its checksums with them."""
-    settings = json.loads((folder / FILES[0]).read_text())
-    tensors = load_file(folder / FILES[1])
-    change(settings, tensors)
-    (folder / FILES[0]).write_text(json.dumps(settings))
-    save_file(tensors, folder / FILES[1])
-    write_sums(folder, FILES)
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("settings", "tensors"),
     [
-        lambda s, t: s["base"].update(single="additive"),
-        lambda s, t: [t.pop(name) for name in list(t) if name.startswith("response.")],
-        lambda s, t: t.pop("response.base"),
-        lambda s, t: t.pop("response.basis"),
-        lambda s, t: t.update({"response.more": torch.zeros(1)}),
-        lambda s, t: t.update({"response.part_tokens": t["response.part_tokens"][:-1]}),
-        lambda s, t: t.update({"response.part_tokens": t["response.part_tokens"] + 10_000}),
-        lambda s, t: t.update({"response.basis": t["response.basis"][:, 1:].contiguous()}),
-        lambda s, t: t.update({"response.scale": torch.tensor(torch.nan)}),
+        (lambda s: s["base"].update(single="additive"), None),
+        (None, lambda t: [t.pop(name) for name in list(t) if name.startswith("response.")]),
+        (None, lambda t: t.pop("response.base")),
+        (None, lambda t: t.update({"response.more": torch.zeros(1)})),
+        (None, lambda t: t.update({"response.part_tokens": t["response.part_tokens"][:-1]})),
+        (None, lambda t: t.update({"response.part_tokens": t["response.part_tokens"] + 10_000})),
+        (None, lambda t: t.update({"response.basis": t["response.basis"][:, 1:].contiguous()})),
+        (None, lambda t: t.update({"response.scale": torch.tensor(torch.nan)})),
     ],
 )
-def test_a_folder_that_does_not_fit_together_is_refused(fitted, tmp_path, change):
+def test_a_folder_that_does_not_fit_together_is_refused(fitted, altered, tmp_path, settings, tensors):
     folder = fitted.save(tmp_path / "fitted")
     load(folder, device="cpu")
-    changed_folder(folder, change)
+    altered(folder, settings, tensors)
     with pytest.raises(ValueError, match=r"holds no perturbation model|'response\.scale' holds NaN"):
         load(folder, device="cpu")
 

@@ -67,8 +67,6 @@ def test_the_seed_determines_every_bit(one, data):
         ({"dose_key": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'"),
         ({"dose_key": "dose"}, ValueError, "above 0 for 70 of 70 .*'c10'"),
         ({"dose_key": "line"}, ValueError, r"is not a number above 0 for 70 of 70"),
-        ({"layer": "nowhere"}, KeyError, "nowhere"),
-        ({"layer": "scaled"}, ValueError, "negative"),
         ({"layer": "nan"}, ValueError, "NaN"),
         ({"use_raw": True}, ValueError, "raw"),
         ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
@@ -84,7 +82,6 @@ def test_what_makes_no_sense_is_refused_and_nothing_changed(
     label = data.obs["perturbation"].astype(object)
     data.obs["hole"] = label.where(~np.isin(np.arange(80), [40, 41, 79]), None)
     data.obs["plus"] = label.where(np.arange(80) != 17, "CD4+")
-    data.layers["scaled"] = data.X.toarray() - data.X.mean()
     data.layers["nan"] = data.X.copy()
     data.layers["nan"].data[7] = np.nan
     before, theirs, state = contents(data), weights(one), torch.random.get_rng_state()

@@ -259,7 +259,6 @@ def test_a_group_that_the_screen_does_not_hold(fitted_groups, perturbed_cells, g
         ({"dose_key": "dose"}, ValueError, "fitted without dose_key, but dose_key='dose'"),
         ({"control": "DMSO"}, ValueError, "fitted with control='control', but control='DMSO'"),
         ({"separator": "_"}, ValueError, r"fitted with separator='\+', but separator='_'"),
-        ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"device": "abacus"}, ValueError, "abacus"),
         ({"rng": -1}, ValueError, "-1"),
     ],

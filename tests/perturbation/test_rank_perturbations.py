@@ -218,7 +218,6 @@ def test_groups(of_groups, states, genes):
         ({"candidates": []}, ValueError, "candidates names no perturbation"),
         ({"dose": 3.0}, ValueError, "dose requires"),
         ({"dose": [1.0, 2.0]}, TypeError, "dose must be a number"),
-        ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"device": "abacus"}, ValueError, "abacus"),
     ],
 )

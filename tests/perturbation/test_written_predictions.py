@@ -51,11 +51,15 @@ def agreement(predicted, observed, key="perturbation", groupby=None, control="co
     return np.array(found)
 
 
-@pytest.mark.parametrize("n_cells", [50, 77, 100])
-def test_predicted_cells_less_all_control_cells_are_the_predicted_change(one, weak, genes, n_cells):
-    fitted = sd.tl.fit_perturbation(weak, "perturbation", groupby="line", model=one, rng=0)
+@pytest.fixture(scope="module")
+def fitted_weak(one, weak):
+    return sd.tl.fit_perturbation(weak, "perturbation", groupby="line", model=one, rng=0)
+
+
+@pytest.mark.parametrize("n_cells", [50, 77])
+def test_predicted_cells_less_all_control_cells_are_the_predicted_change(fitted_weak, weak, genes, n_cells):
     asked = [*genes[:6], f"{genes[0]}+{genes[1]}", genes[9]]
-    found = sd.tl.predict_perturbation(weak, model=fitted, predict=asked, n_cells=n_cells, rng=1)
+    found = sd.tl.predict_perturbation(weak, model=fitted_weak, predict=asked, n_cells=n_cells, rng=1)
     assert agreement(found, weak, groupby="line").min() > 0.999
     assert found.X.min() >= 0
     # the drawn cells alone are farther from all of them than the effects are large
@@ -83,10 +87,7 @@ def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, per
     data = perturbed_cells(groups=("a", "b"), n=24)
     found = sd.tl.predict_perturbation(data, "perturbation", groupby="line", model=one, rng=0, n_cells=5)
     data.write_h5ad(tmp_path / "data.h5ad")
-    data.write_zarr(tmp_path / "data.zarr")
-    forms = [data, ad.read_h5ad(tmp_path / "data.h5ad"), ad.read_zarr(tmp_path / "data.zarr"), data[:7, 3:9].copy()]
-    found.write_zarr(tmp_path / "found.zarr")
-    forms.append(ad.read_zarr(tmp_path / "found.zarr"))
+    forms = [data, ad.read_h5ad(tmp_path / "data.h5ad"), data[:7, 3:9].copy()]
     frame, scores = sd.get.perturbation_df(found), sd.tl.score_perturbation(found, data)
     for form in forms:
         pd.testing.assert_frame_equal(sd.get.perturbation_df(form), frame)
@@ -100,7 +101,6 @@ def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, per
     for draw in (
         lambda one: sd.pl.perturbation(one, condition, return_fig=True),
         lambda one: sd.pl.perturbation(one, condition, data, return_fig=True),
-        lambda one: sd.pl.delta_scatter(one, condition, data, return_fig=True),
         lambda one: sd.pl.hit_rate(one, data, return_fig=True),
         lambda one: sd.pl.discrimination(one, data, group="a", return_fig=True),
         lambda one: sd.pl.delta_scatter(one, condition, data, gene_symbols="n", return_fig=True),

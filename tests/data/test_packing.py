@@ -197,7 +197,7 @@ def test_check_lists_all_unusable_files_and_writes_nothing(broken, vocabulary, t
     (broken / "complex.h5ad").unlink()
     (broken / "negative.h5ad").unlink()
     (broken / "torn.h5ad").unlink()
-    assert pack_files(broken, vocabulary, check=True, workers=workers, **HOW) is None
+    assert pack_files(broken, vocabulary, check=True, **HOW) is None
     with pytest.raises(ValueError, match="out"):
         pack_files(broken, vocabulary, **HOW)
     assert not (tmp_path / "corpus").exists()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anndata as ad
 import numpy as np
 
 from scdiva import datasets
 
-ROOT = Path(__file__).parents[2]
 SIZES = {
     "B": 86, "CD14+ Mono": 120, "CD8 T": 67, "DC": 32, "FCGR3A+ Mono": 50, "Memory CD4 T": 120, "NK": 50,
     "Naive CD4 T": 174, "Platelet": 14,
@@ -36,7 +33,3 @@ def test_real_cells_have_counts_types_and_markers(tmp_path):
     assert "CC BY 4.0" in adata.uns["license"]
     adata.write_h5ad(tmp_path / "cells.h5ad")
     assert (ad.read_h5ad(tmp_path / "cells.h5ad").X != adata.X).nnz == 0
-
-
-def test_the_file_is_small():
-    assert (ROOT / "src" / "scdiva" / "datasets" / "pbmc3k_small.npz").stat().st_size <= 1.5e6

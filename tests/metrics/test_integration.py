@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 
-import scdiva as sd
 from scdiva.metrics import avg_batch, avg_bio, shuffle_control
 
 
@@ -185,27 +184,3 @@ def test_bad_input_is_refused(cells):
     bad[[4, 7]] = np.nan
     with pytest.raises(ValueError, match=r"2 of 150 cells .* number 4"):
         avg_batch(bad, batch, labels)
-
-
-def test_scib_metrics_takes_what_is_written():
-    """Its Benchmarker reads `obsm` as it is, and scores what ours score by the same definition."""
-    benchmark = pytest.importorskip("scib_metrics.benchmark", reason="needs scib-metrics (extra metrics)")
-    adata = sd.datasets.toy(150, 120, n_types=3, n_batches=3, rng=2)
-    with sd.settings.override(progress=False, device="cpu"):
-        sd.tl.embed(adata)
-    others = dict.fromkeys(
-        ("isolated_labels", "nmi_ari_cluster_labels_leiden", "nmi_ari_cluster_labels_kmeans", "clisi_knn"), False
-    )
-    theirs = benchmark.Benchmarker(
-        adata,
-        "batch",
-        "cell_type",
-        ["X_scdiva"],
-        bio_conservation_metrics=benchmark.BioConservation(**others),
-        batch_correction_metrics=None,
-        progress_bar=False,
-    )
-    theirs.benchmark()
-    found = theirs.get_results(min_max_scale=False, clean_names=False).loc["X_scdiva", "silhouette_label"]
-    pytest.importorskip("igraph")
-    assert avg_bio(adata.obsm["X_scdiva"], adata.obs["cell_type"])["asw"] == pytest.approx(found, abs=1e-4)

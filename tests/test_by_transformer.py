@@ -50,7 +50,7 @@ def drawn(cells, model, n_cells=4, **how):
 
 @pytest.fixture(scope="module")
 def few(adata):
-    return adata[:24].copy()
+    return adata[:20].copy()
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -68,7 +68,6 @@ def test_blocks_are_run(few, model, call):
     one, other = CALLS[call](few, model), CALLS[call](few, noised)
     assert np.isfinite(one).all()
     assert (one != other).mean() > 0.01
-    np.testing.assert_array_equal(one, CALLS[call](few, model))
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -98,7 +97,7 @@ def test_a_cell_depends_on_no_other(few, build):
     model = build(**KINDS["learned"])
     for how in ({}, {"mask_ratio": 0}, {"mask_ratio": 0, "mask_free": "stream"}):
         whole, part = reconstructed(few, model, **how), reconstructed(few[:5].copy(), model, **how)
-        np.testing.assert_array_equal(whole[[0, 1, 2, 3, 4, 24, 25, 26, 27, 28]], part)
+        np.testing.assert_array_equal(np.concatenate([half[:5] for half in np.split(whole, 2)]), part)
 
 
 def test_the_value_at_each_rank_is_read_off_the_stream(few, build):
@@ -125,8 +124,9 @@ def test_imputed_genes_are_the_same_alone_and_among_others(few, model):
     whole = imputed(few, model)
     for columns in ([12], [40, 3]):
         done = sd.tl.impute(few, list(few.var_names[columns]), model, rng=3, copy=True)
-        np.testing.assert_allclose(done.obsm["scdiva_imputed"], whole[:24, columns], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(done.obsm["scdiva_imputed_sd"], whole[24:, columns], rtol=1e-5, atol=1e-6)
+        mean, spread = np.split(whole[:, columns], 2)
+        np.testing.assert_allclose(done.obsm["scdiva_imputed"], mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(done.obsm["scdiva_imputed_sd"], spread, rtol=1e-5, atol=1e-6)
 
 
 def test_observed_values_are_kept_and_counts_add_up(adata, model):

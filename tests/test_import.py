@@ -48,26 +48,53 @@ def test_importing_the_package_is_fast_and_loads_nothing_heavy():
     assert runs[0][1] == []
 
 
-def test_parts_without_a_network_load_no_torch():
-    parts = ("tokenizer.vocabulary", "tokenizer.serialize", "pp", "datasets", "get", "pl")
-    heavy = "[name for name in ('torch', 'pytorch_lightning', 'scanpy') if name in sys.modules]"
-    code = "\n".join(["import sys", *(f"import scdiva.{part}; print({part!r}, {heavy})" for part in parts)])
-    assert fresh(code).splitlines() == [f"{part} []" for part in parts]
+STAGES = """
+import importlib, json, pkgutil, sys
+loaded = lambda *names: print(json.dumps([name for name in names if name in sys.modules]))
+
+def again(*missing):
+    for name in [name for name in sys.modules if name.split(".")[0] == "scdiva"]:
+        del sys.modules[name]
+    sys.modules.update(dict.fromkeys(missing))
+
+for part in ("tokenizer.serialize", "tokenizer.entropy", "pp", "datasets", "get", "pl", "data.cells"):
+    importlib.import_module(f"scdiva.{part}")
+import scdiva.models
+scdiva.models.ScDiVaConfig.paper()
+loaded("torch", "pytorch_lightning", "scanpy", "numba")
+
+from scdiva.models import load_model
+load_model("scdiva-mini")
+loaded("triton", "torch._dynamo", "torch._inductor")
+
+again("anndata", "scanpy")
+for part in ("kernels", "diffusion", "models.scdiva", "models.pretrained", "data.batch", "data.corpus", "train"):
+    importlib.import_module(f"scdiva.{part}")
+sys.path.insert(0, BENCHMARKS)
+import gpu
+
+del sys.modules["anndata"], sys.modules["scanpy"]
+again("dask", "decoupler", "distributed", "harmonypy", "huggingface_hub", "igraph", "marsilea", "matplotlib_venn",
+      "scdataset", "scib_metrics", "tensorboard", "triton")
+import scdiva
+count = 0
+for part in pkgutil.iter_modules(scdiva.__path__):
+    if not part.name.startswith("_"):
+        module = importlib.import_module(f"scdiva.{part.name}")
+        count += sum(getattr(module, name) is not None for name in getattr(module, "__all__", ()))
+print(count)
+"""
 
 
-def test_a_model_loads_without_a_compiler_and_training_needs_no_anndata():
-    """Triton and torch's compiler are 150 MB and two seconds, and most sessions never need them.
+def test_each_part_loads_only_what_it_needs_and_no_extra():
+    """One process after another use: preparing data, loading a model, training on a GPU machine, everything.
 
-    A training machine has torch and Lightning, and packed files; anndata and scanpy may be missing there.
+    Preparing data needs no torch. A model loads without Triton and torch's compiler (150 MB, two seconds). A training
+    machine has torch, Lightning and packed files; anndata and scanpy may be missing. No public name needs an extra.
     """
-    code = "import sys; from scdiva.models import load_model; load_model('scdiva-mini')"
-    heavy = "[name for name in ('triton', 'torch._dynamo', 'torch._inductor') if name in sys.modules]"
-    # what loaded of scdiva goes, so that each part is imported again, now without them
-    code += f"; print({heavy})\n[sys.modules.pop(n) for n in [*sys.modules] if n.split('.')[0] == 'scdiva']"
-    parts = ("kernels", "diffusion", "models.scdiva", "models.pretrained", "data.batch", "data.corpus", "train")
-    code += "\nsys.modules.update(anndata=None, scanpy=None)\n" + "\n".join(f"import scdiva.{p}" for p in parts)
-    code += f"\nsys.path.insert(0, {str(BENCHMARKS)!r}); import gpu"  # such a machine runs this benchmark
-    assert fresh(code).strip() == "[]"
+    without_torch, without_compiler, *_, count = fresh(f"BENCHMARKS = {str(BENCHMARKS)!r}\n{STAGES}").splitlines()
+    assert (json.loads(without_torch), json.loads(without_compiler)) == ([], [])
+    assert int(count) > 100
 
 
 def test_the_version_is_the_installed_one():
@@ -76,27 +103,6 @@ def test_the_version_is_the_installed_one():
     import scdiva
 
     assert scdiva.__version__ == version("scdiva")
-
-
-def test_every_public_name_loads_without_any_extra():
-    """What an extra brings is imported when it is used, so no public name needs one."""
-    code = """
-import importlib, pkgutil, sys
-extras = ("dask", "decoupler", "distributed", "harmonypy", "huggingface_hub", "igraph",
-          "marsilea", "matplotlib_venn", "scdataset", "scib_metrics", "tensorboard", "triton")
-sys.modules.update(dict.fromkeys(extras))
-import scdiva
-count = 0
-for part in pkgutil.iter_modules(scdiva.__path__):
-    if part.name.startswith("_"):
-        continue
-    module = importlib.import_module(f"scdiva.{part.name}")
-    for name in getattr(module, "__all__", ()):
-        assert getattr(module, name) is not None, name
-        count += 1
-print(count)
-"""
-    assert int(fresh(code)) > 100
 
 
 @pytest.mark.parametrize("writable", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 
@@ -42,5 +43,24 @@ def test_every_argument_is_an_option_with_help(capsys, monkeypatch, name):
     assert code == 0
     for argument in inspect.signature(COMMANDS[name][0]).parameters.keys() - OBJECTS:
         assert f"--{argument}" in out
-    plain = [one for one in command_parser(name)._actions if one.dest.partition(".")[0] not in ("training", "model")]
-    assert all(one.help for one in plain)
+    assert [one.dest for one in command_parser(name)._actions if not one.help] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_no_markup_and_refers_to_nothing_else(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "400")
+    out = ended(capsys, name, "--help")[1]
+    assert re.findall(r"``|:\w+:`|\bNone\b|\w=True|[Ss]ee above|A loaded model", out) == []
+    assert f"options of {name}:" in out
+
+
+def test_exit_codes_are_listed(capsys):
+    assert "0 success, 1 error, 2 invalid option, 130 stopped" in ended(capsys, "--help")[1]
+
+
+def test_a_shell_can_complete_all_options():
+    subparsers = next(one for one in cli.parser()._actions if one.dest == "command")
+    for name, parser in subparsers.choices.items():
+        expected = {option for one in command_parser(name)._actions for option in one.option_strings}
+        assert {option for one in parser._actions for option in one.option_strings} == expected
+        assert len(expected) > 5

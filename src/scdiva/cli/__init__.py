@@ -10,11 +10,14 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scdiva._files import printable
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+__all__ = ["main", "parser"]
 
 _EXPECTED = (ValueError, KeyError, OSError, TypeError, RuntimeError, FloatingPointError, ImportError, MemoryError)
 
@@ -56,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if result is not None:
         sys.stdout.write(f"{printable(str(result))}\n")
     return 0
+
+
+def parser() -> ArgumentParser:
+    """Parser of all commands and options, for shell completion: `shtab --shell=bash scdiva.cli.parser`."""
+    from scdiva.cli._parser import all_commands
+
+    return all_commands()
 
 
 def _run(command: str, options: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -44,16 +45,28 @@ TYPES: dict[str, Any] = {
 }
 """Types of arguments that also accept objects in Python."""
 HELP = {
+    "client": (
+        'Address of the scheduler of a dask cluster, such as "tcp://scheduler:8786" (extra "dist"): its workers embed '
+        "ranges of rows, and this command joins them, with the same result. Workers must share the disk and have the "
+        "same versions and kind of device. null: no cluster."
+    ),
     "logger": "Where losses and scores are logged, in --out.",
     "file": "The .h5ad or .zarr file to read; may also be the first argument. It is not changed.",
+    "model": "Name of a bundled model, model folder, or hf://owner/name. It is not changed.",
     "out": "The file or folder to write, written atomically.",
     "overwrite": "Whether to replace files at --out and --save.",
     "save": "Folder for the fitted model, for --model of later calls.",
+    "shard": (
+        '"[i, n]": process only the i-th of n ranges of rows, i from 0. Run the command n times with otherwise the same '
+        "options, in any order, on any number of machines that share the disk; the run that completes the ranges joins "
+        "them, with the same result as one run. Run it again for ranges that failed."
+    ),
     "reference": "The .h5ad or .zarr file with the labelled cells.",
     "species": (
         "Species of the gene names: human, mouse, or a file with two columns, gene and human gene (.csv, else "
         "separated by tabs). null: infer it from the names."
     ),
+    "workers": "Number of processes, each with up to 6 × `max_length` × `part_cells` bytes of memory.",
 }
 """Help of options that differ from the arguments of the function."""
 SETTINGS: dict[str, Any] = {"progress": bool, "threads": int | None, "verbosity": str}
@@ -124,30 +137,55 @@ def command_parser(command: str) -> ArgumentParser:
     parser.add_function_arguments(function, skip=skipped.intersection(parameters), fail_untyped=False)
     for name, kind in SETTINGS.items():
         if name not in parameters:
-            texts = _descriptions(Settings)
-            parser.add_argument(f"--{name}", type=kind, default=getattr(settings, name), help=texts[name])
+            parser.add_argument(f"--{name}", type=kind, default=getattr(settings, name))
+            texts |= {name: _descriptions(Settings)[name]}
+    texts |= {f"training.{name}": text for name, text in _descriptions(PretrainingConfig).items()}
+    texts |= {f"model.{name}": text for name, text in _descriptions(ScDiVaConfig).items()}
     for action in parser._actions:
         if getattr(action, "_typehint", None) is bool:  # `--option` means true
             action.nargs, action.const = "?", True
+        action.help = _plain(texts.get(action.dest) or action.help or "")
+    titles = ["options of training", "options of the model"] if command == "pretrain" else []
+    for group, title in zip(parser._action_groups[2:], [*titles, f"options of {command}"], strict=True):
+        group.title = title
     return parser
 
 
 def _descriptions(thing: Any) -> dict[str, str]:
-    return {one.arg_name: one.description or "" for one in docstring_parser.parse(thing.__doc__ or "").params}
+    """Description of each parameter or field, also of those that are described together."""
+    classes = reversed(thing.__mro__) if inspect.isclass(thing) else (thing,)
+    described = [one for of in classes for one in docstring_parser.parse(of.__doc__ or "").params]
+    return {name: one.description or "" for one in described for name in one.arg_name.split(", ")}
 
 
-def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
-    """Parse arguments: the command, and the options that were passed."""
+def _plain(text: str) -> str:
+    """Text of a docstring without markup, in terms of the command line."""
+    text = re.sub(r":\w+:`(?:([^`<]+?)\s*<[^`]*>|~?([^`]+))`", lambda found: found[1] or found[2], text)
+    text = re.sub(r"``([^`]+)``", r"`\1`", text)
+    text = re.sub(r"`(\w+)=True`", r"`--\1`", text)
+    return re.sub(r"`None`|\bNone\b", "null", text)
+
+
+def all_commands(only: str | None = None) -> ArgumentParser:
+    """Parser of all commands, with the options of one of them, or of all (slower)."""
     parser = ArgumentParser(
         prog="scdiva",
-        description="Single-cell embeddings from masked discrete diffusion.",
+        description="Single-cell embeddings from a masked discrete diffusion model of genes and their expression.",
+        epilog="Exit codes: 0 success, 1 error, 2 invalid option, 130 stopped by Ctrl-C.",
         version=__version__,
         parser_mode="texts",
         allow_abbrev=False,
     )
     commands = parser.add_subcommands(dest="command", required=True)
     for name, (_, line) in COMMANDS.items():
-        commands.add_subcommand(name, command_parser(name) if words[:1] == [name] else ArgumentParser(), help=line)
+        wanted = only is None or only == name
+        commands.add_subcommand(name, command_parser(name) if wanted else ArgumentParser(), help=line)
+    return parser
+
+
+def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """Parse arguments: the command, and the options that were passed."""
+    parser = all_commands(words[0] if words else "")
     if len(words) > 1 and words[0] in COMMANDS and not words[1].startswith("-"):
         words = [words[0], f"--{FIRST.get(words[0], 'file')}", *words[1:]]
     arguments = parser.parse_args(words, defaults=False)

@@ -81,7 +81,7 @@ def pack_files(
         ``.h5ad`` or ``.zarr`` files, one study each, or folders of them; the file's name without suffix is the study's
         name. They may have different genes; human or mouse is inferred for each file, unless `species` is given.
     vocabulary
-        Genes and entropies.
+        Genes and their entropies: a vocabulary, or the name, model folder or file of one.
     out
         Local folder of the corpus, created if it does not exist. Its `index.json` is written last. Not required
         with `check=True`.

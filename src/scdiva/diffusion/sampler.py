@@ -360,7 +360,7 @@ def sample(
     n_steps
         K.
     remasking
-        See above.
+        Which masked positions a step reveals: `"low_confidence"` or `"random"`.
     allowed
         bool `(n_genes,)`: genes that can be drawn, such as those of a panel. None: all.
     draw_values

@@ -27,7 +27,6 @@ PICTURES = {
     "perturbation.png": ("perturbation", "sd.pl.perturbation("),
     "networks.png": ("networks", "sd.pl.grn("),
     "adapt.png": ("adapt", "sd.pl.umap("),
-    "mouse.png": ("mouse", "sd.pl.umap("),
     "reconstruction.png": ("imputation", "sd.pl.reconstruction("),
     "generation.png": ("imputation", "sd.pl.generated("),
     "paper_tasks.png": ("paper_tasks", "sd.pl.hit_rate("),

@@ -28,6 +28,7 @@ CALLS = {
     "norman": lambda: sd.datasets.norman(download=True),
     "norman_subset": lambda: sd.datasets.norman(subset=True),
     "adamson": lambda: sd.datasets.adamson(download=True),
+    "mouse_pancreas": sd.datasets.mouse_pancreas,
 }
 FIRST = {name: next(row for row in TABLE if row["name"] == name) for name in NAMES}
 KNOWN = [name for name in CALLS if FIRST[name]["sha256"]]
@@ -77,6 +78,14 @@ def perturbench() -> ad.AnnData:
     return adata
 
 
+def spliced() -> ad.AnnData:
+    """Counts of spliced and unspliced molecules, as scVelo keeps them."""
+    adata = cells(clusters=["Ductal", "Beta", "Beta"])
+    adata.layers["spliced"], adata.layers["unspliced"] = adata.X.copy(), adata.X * 2
+    adata.X = adata.X * 3
+    return adata
+
+
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """Small files under the paths of the public addresses, a table of theirs, and an empty data folder."""
@@ -88,6 +97,7 @@ def server(tmp_path, monkeypatch):
         "norman": cells(guide_identity=["A_NegCtrl0__A_NegCtrl0", "B_A__B_A"]),
         "norman_subset": perturbench(),
         "adamson": cells(perturbation=["SPI1_pDS255", "63(mod)_pBA580"]),
+        "mouse_pancreas": spliced(),
     }
     there = tmp_path / "there"
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: Handler(*a, directory=there))
@@ -131,6 +141,7 @@ def test_the_table_is_whole():
         assert re.fullmatch("([0-9a-f]{40})?", row["git_blob"])
         assert re.match(
             r"https://(exampledata\.scverse\.org/(scanpy|pertpy)/\w+\.h5ad$"
+            r"|github\.com/theislab/scvelo_notebooks/raw/master/[\w/]+\.h5ad$"
             r"|raw\.githubusercontent\.com/[\w-]+/[\w-]+/[0-9a-f]{10,40}/[\w/]+\.(rda|h5ad)$)",
             row["address"],
         )
@@ -266,12 +277,24 @@ def test_a_smaller_file_in_the_folder_or_on_the_mirror_is_used(server, tmp_path,
     assert adata.obs["perturbation"].tolist() == ["control"] * 3
 
 
-@pytest.mark.parametrize("name", ["pancreas", "mouse_brain", "mouse_pancreas"])
+@pytest.mark.parametrize("name", ["pancreas", "mouse_brain"])
 def test_without_a_public_file_the_error_says_where_to_get_it(server, name):
     source = FIRST[name]["address"].rpartition("/")[2]
     with pytest.raises(FileNotFoundError, match=rf'made from http.*/{source}.*sd\.datasets\.{name}\(path="'):
         getattr(sd.datasets, name)()
     assert not server.asked
+
+
+def test_spliced_counts_and_types_of_the_mouse_pancreas(server, tmp_path):
+    adata = sd.datasets.mouse_pancreas()
+    assert adata.obs["cell_type"].tolist() == ["Ductal", "Beta", "Beta"]
+    assert (spliced().layers["spliced"] != adata.X).nnz == 0
+    assert not adata.layers
+    other = spliced()
+    del other.layers["spliced"]
+    other.write_h5ad(tmp_path / "other.h5ad")
+    with pytest.raises(ValueError, match=r'layers\["spliced"\]'):
+        sd.datasets.mouse_pancreas(tmp_path / "other.h5ad")
 
 
 @pytest.mark.parametrize("column", ["perturbation_name", "guide_identity"])

@@ -307,29 +307,29 @@ def mouse_brain(path: str | os.PathLike[str] | None = None) -> AnnData:
 
 
 def mouse_pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
-    """739 cells of the mouse pancreas at embryonic day 15.5, from ductal to endocrine cells.
+    """Cells of the mouse pancreas at embryonic day 15.5, from ductal to endocrine cells.
 
-    A subset of Bastidas-Ponce et al. [1]_; its cell types form a continuum. No public address has the file, see
-    :doc:`/datasets`.
+    The dataset of Bastidas-Ponce et al. [1]_ as scVelo hosts it; its cell types form a continuum. The first call
+    downloads 50 MB. If the data folder or the mirror has only `mouse_pancreas_bastidasponce_739.h5ad`, its 739 cells
+    and 7,192 genes are read.
 
     Parameters
     ----------
     path
-        A copy of the file, read without a checksum. None: the file in the data folder or on the mirror.
+        A copy of the file, read without a checksum. None: the file in the data folder, or the public one, see
+        :doc:`/datasets`.
 
     Returns
     -------
     AnnData
-        739 cells × 7,192 mouse genes, spliced counts (CSR, float32). `obs["cell_type"]`: eight cell types.
+        3,696 cells × 27,998 mouse genes, spliced counts (CSR, float32). `obs["cell_type"]`: eight cell types.
 
     Raises
     ------
-    FileNotFoundError
-        If there is no copy and no mirror is set; the message states the source.
     ConnectionError
         If the download fails.
     ValueError
-        If the file is not the published one.
+        If the file is not the published one, or `path` has no column of cell types.
 
     References
     ----------
@@ -339,9 +339,18 @@ def mouse_pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.mouse_pancreas(path="pancreas.h5ad")  # doctest: +SKIP
+    >>> adata = sd.datasets.mouse_pancreas()  # doctest: +SKIP
     """
-    return _read(path, "mouse_pancreas")
+    adata = _read(path, "mouse_pancreas")
+    if "cell_type" in adata.obs:  # the subset
+        return adata
+    if "clusters" not in adata.obs or "spliced" not in adata.layers:
+        raise ValueError(
+            'The file has no obs["clusters"] or layers["spliced"], as the published one. Read a dataset of your own '
+            "with anndata.read_h5ad."
+        )
+    x = csr_matrix(adata.layers["spliced"], dtype=np.float32)
+    return AnnData(x, obs=pd.DataFrame({"cell_type": adata.obs["clusters"]}), var=adata.var[[]])
 
 
 def _read(path: str | os.PathLike[str] | None, name: str, *, download: bool = False, instead: str = "") -> AnnData:

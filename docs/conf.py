@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import zlib
 from pathlib import Path
@@ -34,7 +35,20 @@ ogp_social_cards = {"enable": False}  # the build needs no fonts
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True  # an example is copied without its prompts
+# Read the Docs knows the address of the repository and the version that it builds
+REPOSITORY = os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git")
+SITE = "https://scdiva.readthedocs.io/en"
 html_theme_options = {
+    "repository_url": REPOSITORY,
+    "use_repository_button": bool(REPOSITORY),
+    "use_issues_button": bool(REPOSITORY),
+    "switcher": {
+        "json_url": f"{SITE}/latest/_static/versions.json"
+        if os.environ.get("READTHEDOCS")
+        else "_static/versions.json",
+        "version_match": os.environ.get("READTHEDOCS_VERSION", "latest"),
+    },
+    "check_switcher": False,  # the build needs no network
     "show_toc_level": 2,
     "navbar_persistent": [],  # one search field, at the side
     "secondary_sidebar_items": {  # wide tables need the space
@@ -42,6 +56,8 @@ html_theme_options = {
         **{page: [] for page in ("datasets", "benchmarks")},
     },
 }
+
+html_sidebars = {"**": ["navbar-logo", "version-switcher", "search-button-field", "sbt-sidebar-nav"]}
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "tasklist"]
 myst_heading_anchors = 3
@@ -127,9 +143,28 @@ def missing_reference(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return contnode
 
 
+def tasks() -> dict[str, list[str]]:
+    """Functions of each task: those of one section of the API page, by their public names."""
+    sections = re.split(r"^## ", (HERE / "api.md").read_text(encoding="utf-8"), flags=re.M)
+    listed = [
+        re.findall(r"^   (scdiva\.(?:pp|tl|pl|get|metrics|models|datasets)\.[a-z]\w*)$", one, re.M) for one in sections
+    ]
+    return {name: names for names in listed for name in names}
+
+
+TASKS = tasks()
+
+
+def add_see_also(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Add the other functions of the same task to the docstring of a function."""
+    if others := [other for other in TASKS.get(name, ()) if other != name]:
+        lines += ["", "See Also", "--------", ", ".join(others)]
+
+
 def setup(app: Any) -> None:
     """Connect to the build."""
     app.connect("missing-reference", missing_reference, priority=400)  # before intersphinx's
+    app.connect("autodoc-process-docstring", add_see_also, priority=400)  # before numpydoc's
 
 
 def write_inventory(source: Path, target: Path) -> str:
@@ -146,4 +181,6 @@ intersphinx_mapping = {}
 for site, address in SITES.items():
     kept = write_inventory(HERE / "_inventories" / f"{site}.txt", HERE / "generated" / f"{site}.inv")
     intersphinx_mapping[site] = (address, (None, kept) if os.environ.get("READTHEDOCS") else kept)
-shutil.copytree(HERE.parent / "tutorials", HERE / "notebooks", dirs_exist_ok=True)
+(HERE / "generated" / "cite.bib").write_text(scdiva.cite(), encoding="utf-8")
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)  # of deleted tutorials
+shutil.copytree(HERE.parent / "tutorials", HERE / "notebooks")

@@ -1,5 +1,5 @@
-# make demo | test | test-faults | coverage | docs | screenshots | bench | faults | fuzz | lint | package | minimum | newest | prerelease |
-# train-mini | clean
+# make demo | test | test-faults | coverage | docs | screenshots | bench | faults | fuzz | lint | package | conda | minimum | newest |
+# prerelease | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
 # their groups to it. A stamp file inside .venv says what is in there. constraints.txt is of Python 3.11: any other PYTHON
@@ -27,11 +27,11 @@ CORPUS ?= ../shared/data/corpus
 # folder of the data sets that tutorials use
 export SCDIVA_DATA_DIR ?= $(abspath $(wildcard ../shared/data/benchmark))
 
-.PHONY: demo test test-faults coverage docs screenshots bench faults fuzz lint package minimum newest prerelease torch-for-cpu train-mini clean
+.PHONY: demo test test-faults coverage docs screenshots bench faults fuzz lint package conda minimum newest prerelease torch-for-cpu train-mini clean
 
 # torch goes first and by its exact version. On Linux PyPI's build has gigabytes of CUDA libraries: without a GPU set
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
-$(VENV)/.core: pyproject.toml constraints.txt
+$(VENV)/.core: pyproject.toml constraints.txt src/scdiva/_version.py
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
@@ -104,6 +104,11 @@ lint: $(VENV)/.groups
 # What a stranger gets: sdist and wheel into dist/, installed and used in an empty environment elsewhere.
 package: $(VENV)/.core
 	$(PY) scripts/check_package.py --out dist
+
+# conda-forge's recipe of that sdist. Not into dist/, all of which a release uploads.
+conda: package
+	mkdir -p build
+	$(PY) scripts/conda_recipe.py dist/scdiva-*.tar.gz > build/recipe.yaml
 
 # The lower bounds of pyproject.toml; TORCH=2.6.0 where the index has that build for CPUs.
 minimum: $(VENV)/.core

@@ -1,4 +1,4 @@
-"""Workflows, Python versions and the conda recipe agree with pyproject and the Makefile."""
+"""Workflows and Python versions agree with pyproject and the Makefile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import tomllib
 from pathlib import Path
 
 import yaml
-
-import scdiva as sd
 
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
@@ -66,16 +64,3 @@ def test_the_least_torch_is_that_of_pyproject():
     (bound,) = [line.split(">=")[1] for line in PROJECT["dependencies"] if line.startswith("torch>=")]
     commands = [step.get("run", "") for step in jobs_of("test")["minimum"]["steps"]]
     assert f"make minimum TORCH={bound}.0" in commands
-
-
-def test_the_conda_recipe_asks_for_what_pyproject_asks_for():
-    read = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text(encoding="utf-8"))
-    assert read["context"] == {"name": PROJECT["name"], "version": sd.__version__}
-    conda = {"docstring-parser": "docstring_parser", "torch": "pytorch", "matplotlib": "matplotlib-base"}
-    bounds = [re.match(r"([\w-]+)(.*)", line).groups() for line in PROJECT["dependencies"]]
-    wanted = [f"{conda.get(name, name)} {bound}" for name, bound in bounds]
-    assert read["requirements"]["run"] == [f"python {PROJECT['requires-python']}", *wanted]
-    assert read["build"]["python"]["entry_points"] == [f"scdiva = {PROJECT['scripts']['scdiva']}"]
-    assert read["about"]["license"] == PROJECT["license"]
-    assert read["about"]["license_file"] == PROJECT["license-files"]
-    assert read["about"]["summary"] == PROJECT["description"]

@@ -57,7 +57,7 @@ def print_versions() -> None:
     --------
     >>> import scdiva as sd
     >>> sd.print_versions()  # doctest: +SKIP
-    scdiva       0.1.0
+    scdiva       0.2.0
     Python       3.11.9
     ...
     """

@@ -57,7 +57,7 @@ HELP = {
     "overwrite": "Whether to replace files at --out and --save.",
     "save": "Folder for the fitted model, for --model of later calls.",
     "shard": (
-        '"[i, n]": process only the i-th of n ranges of rows, i from 0. Run the command n times with otherwise the same '
+        '"[i, n]": process only the i-th of n ranges of rows, i from 0. Run the command n times with otherwise equal '
         "options, in any order, on any number of machines that share the disk; the run that completes the ranges joins "
         "them, with the same result as one run. Run it again for ranges that failed."
     ),

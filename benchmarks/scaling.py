@@ -1,12 +1,15 @@
-"""Time and peak memory against the number of cells and of genes: entropy, ranks, embedding, from a file.
+"""Runtime and peak memory of calls against the number of cells, and of genes.
 
-    python benchmarks/scaling.py [--cells 1000 3000 ...] [--genes 1000 ...] [--memory 60000 600000]
+    python benchmarks/scaling.py [--cells 25000 50000 ...] [--genes 1000 ...] [--calls tl.embed ...]
 
-Counts are synthetic: numbers of genes per cell as in pbmc3k_raw, values above zero as 1 / n², genes by a power law.
-They are written by blocks to an uncompressed CSR h5ad in the working folder, deleted once it is measured: a million
-cells take 7 GB, and their ranks, in memory, another 7. 16 blocks of 256 cells are drawn once and repeated. Every point
-is a process of its own with one thread. It first makes the same call on 200 cells, so that one-time costs do not count.
-Time is CPU time of the call, best of some; memory is the peak of the process, libraries and model included (Linux).
+A cell is drawn from the sum of two cells of one type of `datasets.pbmc3k_small`, times factors of its label, batch and
+sample: 90 labels, 8 batches, 1,000 samples, 20,000 genes. Half of the cells have a label. They are written by blocks to
+an uncompressed CSR h5ad file in the working folder, which is deleted after its measurement (1.9 GB for 200,000 cells).
+In the part `genes`, cells have the 1,000 most frequent genes, and columns without counts are added.
+
+Each call on each file is measured in a process of its own with one thread, after cheap calls on 200 cells, so that
+one-time costs do not count. Time is CPU time, with the opening of the file, best of several if it is short. Memory is
+the peak of the process, including libraries and the model (Linux). Results of other calls and sizes are kept.
 """
 
 from __future__ import annotations
@@ -24,97 +27,131 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from _record import goal, record, report, resident
+from _record import goal, record, recorded_rows, replaced, report, resident
 
-LENGTHS = (
-    212, 435, 540, 606, 650, 690, 724, 750, 777, 796, 817, 838, 859, 886, 920, 953, 997, 1075, 1180, 1368, 3422,
-)  # fmt: skip
-"""Genes detected in a cell of pbmc3k_raw, at every twentieth."""
 MODEL = "scdiva-mini"
-CALLS = ("entropy", "ranks", "embedding")
-CELLS = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
-GENES = (1_000, 3_000, 10_000, 20_000, 40_000)
-MEMORY = (60_000, 600_000)
-PROCESSES = 3
-"""Processes in which each peak of memory is measured."""
-WIDTH, N_CELLS, N_DETECTED = 20_000, 10_000, 500
-"""Genes of a file where cells vary; cells, and genes detected in each, where genes vary."""
-FROM = {"cells": 10_000, "genes": 1_000}
-"""Sizes from which the slope is fitted: constant costs dominate below."""
-BLOCK, N_BLOCKS = 256, 16
+CELLS, GENES = (25_000, 50_000, 100_000, 200_000), (1_000, 3_000, 10_000, 20_000, 40_000)
+SMALL = ("pp.gene_entropy", "pp.entropy_serialize", "tl.embed_file")
+"""Calls that are also measured against the number of genes."""
+CALLS = {
+    **dict.fromkeys(SMALL, CELLS),
+    **dict.fromkeys(("tl.embed", "tl.embed, backed", "tl.adapt", "tl.adapt, backed"), CELLS),
+    **dict.fromkeys(("tl.integrate", "tl.integrate, backed", "tl.annotate", "tl.annotate, backed"), CELLS),
+    **dict.fromkeys(("tl.integrate, backed, 1,000 batches", "scdiva integrate", "scdiva annotate"), CELLS[-2:]),
+    "tl.umap": (50_000,),
+}
+"""Calls, and the numbers of cells that they are measured at by default."""
+FROM_FILES = (*SMALL, *(name for name in CALLS if "backed, " in name or name.startswith("scdiva ")))
+"""Calls that read a file by blocks and have no row of the same call in memory."""
+WIDTH, N_CELLS, N_USED = 20_000, 10_000, 1_000
+"""Genes of a file where cells vary; cells, and genes with counts, where genes vary."""
+N_LABELS, N_BATCHES, N_SAMPLES, BLOCK = 10, 8, 1_000, 5_000
+"""Labels of each cell type, batches, samples, and cells that are drawn at once."""
+GOALS = (
+    ("tl.annotate", "kB a cell beyond the matrix", 8.0, 0), ("tl.annotate", "GB of 500,000 cells", 12.0, 500_000),
+    ("tl.integrate, backed", "GB of 1,000,000 cells", 6.0, 1_000_000),
+    ("tl.adapt, backed", "GB of 1,000,000 cells", 6.0, 1_000_000),
+    ("tl.embed_file", "GB of 1,000,000 cells", 1.5, 1_000_000),
+)  # fmt: skip
+"""Goals on growth from the second largest to the largest number of cells, and on memory extrapolated with it."""
 
 
 @functools.cache
-def gene_names(n_genes: int) -> list[str]:
-    """Genes of the human vocabulary, those that the model knows first."""
+def profiles(n_genes: int, n_used: int) -> tuple:
+    """Counts of real cells, rows of each cell type, names of the genes, and the factors of labels, batches, samples."""
     import scdiva as sd
     from scdiva.tokenizer import load_vocabulary
 
-    known = list(sd.models.load_model(MODEL).vocabulary.ensembl_ids)
-    rest = set(known)
-    return (known + [name for name in load_vocabulary("human").ensembl_ids if name not in rest])[:n_genes]
+    cells, rng = sd.datasets.pbmc3k_small(), np.random.default_rng(0)
+    total = np.asarray(cells.X.sum(axis=0)).ravel()
+    used = np.argsort(-total, kind="stable")[: min(n_used, np.count_nonzero(total))]
+    names = list(cells.var_names[used])
+    names = list(dict.fromkeys([*names, *load_vocabulary("human").table["symbol"]]))
+    rows = [np.flatnonzero(cells.obs["cell_type"] == name) for name in cells.obs["cell_type"].cat.categories]
+    factors = [
+        np.exp(spread * rng.normal(size=(n, len(used))).astype(np.float32))
+        for n, spread in ((N_LABELS * len(rows), 0.7), (N_BATCHES, 0.3), (N_SAMPLES, 0.1))
+    ]
+    return cells.X[:, used].tocsr(), rows, names[:n_genes], factors
 
 
-@functools.cache
-def drawn(n_genes: int, n_detected: int | None, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw cells: how many genes each has, which (ascending), and their counts."""
-    rng = np.random.default_rng([block, n_genes])
-    lengths = np.quantile(LENGTHS, rng.random(BLOCK)).astype(int) if n_detected is None else np.full(BLOCK, n_detected)
-    lengths = np.minimum(lengths, n_genes)
-    # Gumbel's trick: the largest of log p + noise are a draw without replacement
-    noise = rng.gumbel(size=(BLOCK, n_genes)).astype(np.float32) - 0.5 * np.log(np.arange(1, n_genes + 1))
-    order = np.argsort(-noise, axis=1)
-    genes = np.concatenate([np.sort(order[row, :length]) for row, length in enumerate(lengths)])
-    return lengths, genes.astype(np.int32), np.minimum(rng.zipf(2.0, len(genes)), 1000).astype(np.float32)
+def drawn(block: int, n_genes: int, n_used: int) -> tuple:
+    """Draw a block of cells: CSR counts, and the numbers of label and sample of each cell."""
+    counts, rows, _, (of_label, of_batch, of_sample) = profiles(n_genes, n_used)
+    rng = np.random.default_rng(block)
+    label, sample = rng.integers(len(of_label), size=BLOCK), rng.integers(N_SAMPLES, size=BLOCK)
+    pairs = np.array([rng.choice(rows[number // N_LABELS], 2) for number in label])
+    x = (counts[pairs[:, 0]] + counts[pairs[:, 1]]).tocsr()
+    cell = np.repeat(np.arange(BLOCK), np.diff(x.indptr))
+    factor = of_label[label[cell], x.indices] * of_batch[sample[cell] % N_BATCHES, x.indices]
+    x.data = rng.poisson(1.5 * x.data * factor * of_sample[sample[cell], x.indices]).astype(np.float32)
+    x.eliminate_zeros()
+    x.sort_indices()
+    return x, label, sample
 
 
-def write_counts(path: Path, n_cells: int, n_genes: int, n_detected: int | None = None) -> int:
-    """Write a file of synthetic counts by blocks, as AnnData lays it out; gives the number of stored values."""
+def write_cells(path: Path, n_cells: int, n_genes: int, n_used: int = WIDTH) -> int:
+    """Write a file of drawn counts by blocks, as AnnData lays it out; gives the number of stored values."""
     import anndata as ad
     import pandas as pd
 
-    var = pd.DataFrame(index=gene_names(n_genes))
-    var["entropy"] = np.linspace(2.0, 0.1, n_genes, dtype=np.float32)
+    var = pd.DataFrame({"entropy": np.linspace(2.0, 0.1, n_genes)}, index=profiles(n_genes, n_used)[2])
     ad.AnnData(var=var).write_h5ad(path)
-    blocks = [drawn(n_genes, n_detected, block) for block in range(min(N_BLOCKS, -(-n_cells // BLOCK)))]
-    lengths = np.concatenate([blocks[i % N_BLOCKS][0] for i in range(-(-n_cells // BLOCK))])[:n_cells]
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    lengths, labels, samples = [], [], []
     with h5py.File(path, "r+") as file:
-        for old in ("X", "obs"):
-            if old in file:
-                del file[old]
-        names = pd.DataFrame(index=pd.Index([f"cell{i:07}" for i in range(n_cells)]))
-        ad.io.write_elem(file, "obs", names)
+        for old in {"X", "obs"} & set(file):
+            del file[old]
         group = file.create_group("X")
         group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [n_cells, n_genes]})
-        group["indptr"] = indptr
-        total = int(indptr[-1])
-        stored = {
-            "indices": group.create_dataset("indices", (total,), np.int32, maxshape=(None,)),
-            "data": group.create_dataset("data", (total,), np.float32, maxshape=(None,)),
-        }
-        for number, first in enumerate(range(0, n_cells, BLOCK)):
-            lo, hi = int(indptr[first]), int(indptr[min(first + BLOCK, n_cells)])
-            _, genes, counts = blocks[number % N_BLOCKS]
-            stored["indices"][lo:hi], stored["data"][lo:hi] = genes[: hi - lo], counts[: hi - lo]
-    return total
+        for name, kind in (("indices", np.int32), ("data", np.float32)):
+            group.create_dataset(name, (0,), kind, maxshape=(None,), chunks=(2**18,))
+        for first in range(0, n_cells, BLOCK):
+            x, label, sample = drawn(first // BLOCK, n_genes, n_used)
+            n = min(BLOCK, n_cells - first)
+            for parts, part in ((lengths, np.diff(x.indptr)), (labels, label), (samples, sample)):
+                parts.append(part[:n])
+            for name, part in (("indices", x.indices), ("data", x.data)):
+                group[name].resize((group[name].shape[0] + x.indptr[n],))
+                group[name][-x.indptr[n] :] = part[: x.indptr[n]]
+        group["indptr"] = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+        label, sample = np.concatenate(labels), np.concatenate(samples)
+        known = np.random.default_rng(0).random(n_cells) < 0.5
+        obs = pd.DataFrame(index=pd.Index([f"cell{i:07}" for i in range(n_cells)]))
+        obs["cell_type"] = pd.Categorical(np.where(known, np.char.add("type ", label.astype(str)), None))
+        obs["batch"], obs["sample"] = (
+            pd.Categorical(np.char.add("b", n.astype(str))) for n in (sample % N_BATCHES, sample)
+        )
+        ad.io.write_elem(file, "obs", obs)
+        return int(group["indptr"][-1])
 
 
-def call(name: str, path: Path, out: Path) -> None:
-    """Do what a user would, from a file."""
+def call(name: str, path: Path, out: Path) -> float:
+    """Do what a user would, from a file; gives CPU seconds."""
     import anndata as ad
 
     import scdiva as sd
+    from scdiva.cli import main
 
-    if name == "embedding":
+    function, *how = name.split(", ", 2)
+    start = time.process_time()
+    if function == "tl.embed_file":
         sd.tl.embed_file(path, out, model=MODEL, overwrite=True)
-        return
-    cells = ad.read_h5ad(path, backed="r")
-    if name == "entropy":
-        sd.pp.gene_entropy(cells)
+    elif function.startswith("scdiva "):
+        key = ("--batch_key", "batch") if function.endswith("integrate") else ("--labels_key", "cell_type")
+        assert main([function.split()[1], str(path), "-o", str(out), "--model", MODEL, *key]) == 0
     else:
-        sd.pp.entropy_serialize(cells, entropy_key="entropy")
-    cells.file.close()
+        cells = ad.read_h5ad(path, backed="r" if how or function in SMALL else None)
+        arguments = {
+            "pp.entropy_serialize": {"entropy_key": "entropy"},
+            "tl.integrate": {"batch_key": "sample" if how[1:] else "batch"},
+            "tl.annotate": {"labels_key": "cell_type"},
+        }
+        if function == "tl.umap":
+            sd.tl.embed(cells)
+            start = time.process_time()
+        module, _, function = function.partition(".")
+        getattr(getattr(sd, module), function)(cells, **arguments.get(f"{module}.{function}", {}))
+    return time.process_time() - start
 
 
 def measured(name: str, path: Path, small: Path, repeats: int) -> dict:
@@ -127,18 +164,13 @@ def measured(name: str, path: Path, small: Path, repeats: int) -> dict:
     torch.set_num_threads(1)
     sd.settings.progress, sd.settings.threads, sd.settings.device = False, 1, "cpu"
     out = path.with_name("out.h5ad")
-    call(name, small, out)
-    at_first, spent = resident(), []
+    for cheap in SMALL:
+        call(cheap, small, out)
+    spent = []
     for _ in range(repeats):
         out.unlink(missing_ok=True)
-        start = time.process_time()
-        call(name, path, out)
-        spent.append(time.process_time() - start)
-    return {
-        "cpu_seconds": round(min(spent), 3),
-        "peak_mib": round(resident() / 2**20, 1),
-        "peak_mib_of_200_cells": round(at_first / 2**20, 1),
-    }
+        spent.append(call(name, path, out))
+    return {"cpu_seconds": round(min(spent), 3), "peak_mib": round(resident() / 2**20, 1)}
 
 
 def apart(name: str, path: Path, small: Path, repeats: int) -> dict:
@@ -151,22 +183,19 @@ def apart(name: str, path: Path, small: Path, repeats: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def points(part: str, n_cells: int, n_genes: int) -> list[dict]:
-    """Write one file and measure the calls on it, small files more often."""
-    rows, n_detected = [], N_DETECTED if part == "genes" else None
+def points(part: str, n_cells: int, n_genes: int, calls: list[str], rows: list[dict]) -> list[dict]:
+    """Write one file and measure the calls on it, cheap ones more often; gives `rows` with the results."""
+    n_used = N_USED if part == "genes" else WIDTH
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path, small = Path(folder) / "cells.h5ad", Path(folder) / "small.h5ad"
-        write_counts(small, 200, n_genes, n_detected)
-        n_stored = write_counts(path, n_cells, n_genes, n_detected)
-        for name in ("embedding",) if part == "memory" else CALLS:
-            if part == "memory":
-                result, *more = (apart(name, path, small, 1) for _ in range(PROCESSES))
-                result["peaks_mib"] = [result["peak_mib"], *(one["peak_mib"] for one in more)]
-            else:
-                result = apart(name, path, small, 5 if n_stored < 10_000_000 else 2)
-            place = {"part": part, "call": name, "n_cells": n_cells, "n_genes": n_genes, "n_stored": n_stored}
-            rows.append({**place, **result})
-            report([rows[-1]])
+        write_cells(small, 200, n_genes, n_used)
+        n_stored = write_cells(path, n_cells, n_genes, n_used)
+        for name in calls:
+            row = {"part": part, "call": name, "n_cells": n_cells, "n_genes": n_genes, "n_stored": n_stored}
+            row |= apart(name, path, small, 3 if name in SMALL else 1)
+            rows = replaced(rows, row, ("part", "call", "n_cells", "n_genes"))
+            report([row])
+            record("scaling", goals(rows) + rows, model=MODEL)
     return rows
 
 
@@ -182,43 +211,64 @@ def slope(what: str, sizes: list[int], seconds: list[float], at_most: float) -> 
     return goal(what, value, at_most=at_most, interval=(value - width, value + width), over=f"{n} sizes")
 
 
+def by_call(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
+    """Rows of each part and call, by size."""
+    grouped: dict[tuple[str, str], list[dict]] = {}
+    for row in sorted(rows, key=lambda row: (row["n_cells"], row["n_genes"])):
+        grouped.setdefault((row["part"], row["call"]), []).append(row)
+    return grouped
+
+
+def growth(rows: list[dict]) -> float:
+    """Bytes by which the peak grows with each cell, to the largest number of cells.
+
+    It is the growth from the next smaller number with a lower peak: up to 100,000 cells, `tl.integrate` fits to all of
+    them, and requires more memory than for more cells.
+    """
+    most = rows[-1]
+    less = next((row for row in rows[-2::-1] if row["peak_mib"] < most["peak_mib"]), rows[-2])
+    return (most["peak_mib"] - less["peak_mib"]) * 2**20 / (most["n_cells"] - less["n_cells"])
+
+
 def goals(rows: list[dict]) -> list[dict]:
-    """Slopes of time, and the growth of the embedding's memory."""
-    judged = []
-    for part, size in (("cells", "n_cells"), ("genes", "n_genes")):
-        for name in CALLS:
-            some = [row for row in rows if (row["part"], row["call"]) == (part, name) and row[size] >= FROM[part]]
-            if len(some) > 1:
-                sizes = [row[size] for row in some]
-                what = f"{name}: slope of CPU time, {min(sizes):,} to {max(sizes):,} {part}"
-                judged.append(slope(what, sizes, [row["cpu_seconds"] for row in some], 1.05))
-    peaks = {row["n_cells"]: row["peaks_mib"] for row in rows if row["part"] == "memory"}
-    if len(peaks) > 1:
-        least, most = min(peaks), max(peaks)
-        interval = (min(peaks[most]) / max(peaks[least]), max(peaks[most]) / min(peaks[least]))
-        value, what = np.median(peaks[most]) / np.median(peaks[least]), f"{most:,} cells / {least:,}"
-        what = f"embedding: peak memory, {what}"
-        judged.append(goal(what, float(value), at_most=1.10, interval=interval, over=f"{PROCESSES} processes"))
+    """Slopes of time, growth of memory beyond the samples of fits, and the memory of more cells."""
+    judged, grouped = [], by_call(rows)
+    for (part, name), some in grouped.items():
+        if name in SMALL and len(some) > 1:
+            sizes = [row[f"n_{part}"] for row in some]
+            what = f"{name}: slope of CPU time, {sizes[0]:,} to {sizes[-1]:,} {part}"
+            judged.append(slope(what, sizes, [row["cpu_seconds"] for row in some], 1.05))
+    for name, what, at_most, n_cells in GOALS:
+        some = grouped.get(("cells", name), [])
+        if len(some) > 1 and some[-2]["n_cells"] >= CELLS[-2]:
+            last, each = some[-1], growth(some)
+            matrix = 8 * last["n_stored"] / last["n_cells"]
+            extrapolated = last["peak_mib"] * 2**20 + each * (n_cells - last["n_cells"])
+            value = extrapolated / 1e9 if n_cells else (each - matrix) / 1e3
+            judged.append(goal(f"{name}: memory, {what}", value, at_most=at_most))
+    for row in grouped.get(("cells", "tl.umap"), []):
+        judged.append(goal(f"tl.umap: CPU seconds, {row['n_cells']:,} cells", row["cpu_seconds"], at_most=40.0))
     return judged
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", nargs="+", type=int, default=CELLS)
-    parser.add_argument("--genes", nargs="+", type=int, default=GENES)
-    parser.add_argument("--memory", nargs="+", type=int, default=MEMORY)
+    parser.add_argument("--cells", nargs="*", type=int)
+    parser.add_argument("--genes", nargs="*", type=int, default=GENES)
+    parser.add_argument("--calls", nargs="+", choices=CALLS, default=list(CALLS))
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.job:
         name, path, small, repeats = json.loads(options.job)
         print(json.dumps(measured(name, Path(path), Path(small), repeats)))
         return 0
-    rows = [row for size in options.memory for row in points("memory", size, WIDTH)]
-    rows += [row for size in options.genes for row in points("genes", N_CELLS, size)]
-    rows += [row for size in options.cells for row in points("cells", size, WIDTH)]
-    judged = goals(rows)
-    record("scaling", judged + rows, model=MODEL)
-    return report(judged)
+    rows = recorded_rows("scaling")
+    for n_genes in options.genes:
+        rows = points("genes", N_CELLS, n_genes, [name for name in options.calls if name in SMALL], rows)
+    for n_cells in CELLS if options.cells is None else options.cells:
+        calls = [name for name in options.calls if options.cells or n_cells in CALLS[name]]
+        rows = points("cells", n_cells, WIDTH, calls, rows)
+    return report(goals(rows))
 
 
 if __name__ == "__main__":

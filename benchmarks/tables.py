@@ -1,4 +1,4 @@
-"""Write `docs/benchmarks.md`, and a CSV file and figures of each task in `docs/_static/benchmarks/`, from the results.
+"""Write `docs/benchmarks.md`, a CSV file and figures of each task, and the table of `docs/large_data.md`.
 
 Intervals are percentile bootstraps of paired differences over what a result should generalise to: datasets, pairs of
 reference and query, or held-out perturbations. Datasets of one study are drawn together.
@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 from _record import RESULTS, bootstrap, verdict
+from scaling import CALLS, CELLS, FROM_FILES, by_call, growth
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, TABLES = DOCS / "benchmarks.md", DOCS / "_static" / "benchmarks"
+PAGE, TABLES, LARGE = DOCS / "benchmarks.md", DOCS / "_static" / "benchmarks", DOCS / "large_data.md"
 FILES = {
     "embedding": ("embedding",), "learning_curve": ("learning_curve",),
     "integration": ("integration",), "annotation": ("annotation",),
@@ -39,10 +40,14 @@ QUESTIONS = {
     "CPU time per cell, scDataset, matrix": "training data: times as fast as scDataset",
     "CPU time per cell, annbatch /": "training data: times as fast as annbatch",
     "CPU time per cell, litdata /": "training data: times as fast as litdata",
-    "ranks: slope of CPU time, 10,000": "ranks of genes: growth of CPU time with cells (1: proportional)",
-    "embedding: slope of CPU time, 10,000": "`tl.embed`: growth of CPU time with cells (1: proportional)",
-    "embedding: slope of CPU time, 1,000": "`tl.embed`: growth of CPU time with undetected genes (0: none)",
-    "embedding: peak memory": "`tl.embed`: peak memory, 600,000 cells over 60,000",
+    "pp.entropy_serialize: slope": "ranks of genes: growth of CPU time with cells (1: proportional)",
+    "tl.embed_file: slope of CPU time, 25,000": "`tl.embed_file`: growth of CPU time with cells (1: proportional)",
+    "tl.embed_file: slope of CPU time, 1,000": "`tl.embed_file`: growth of CPU time with undetected genes (0: none)",
+    "tl.embed_file: memory": "`tl.embed_file`: memory for 1,000,000 cells, extrapolated, GB",
+    "tl.adapt, backed: memory": "`tl.adapt`, backed: memory for 1,000,000 cells, extrapolated, GB",
+    "tl.integrate, backed: memory": "`tl.integrate`, backed: memory for 1,000,000 cells, extrapolated, GB",
+    "tl.annotate: memory, GB": "`tl.annotate`: memory for 500,000 cells, extrapolated, GB",
+    "tl.umap: CPU seconds": "`tl.umap`: CPU seconds for 50,000 cells",
     "tl.embed, full cells: share": "`tl.embed`: share of the bfloat16 matrix product rate",
     "tl.embed, full cells: cells/s": "`tl.embed`: cells per second",
     "training step, full cells": "training step: share of the bfloat16 matrix product rate",
@@ -491,6 +496,34 @@ def goals(*names: str) -> str:
     return table(["", "measured", "goal", ""], lines)
 
 
+def scaling() -> str:
+    """CPU seconds of each call by the number of cells, and its peak memory and growth, in memory and from files."""
+    grouped, lines = by_call(large := [row for row in rows_of("scaling") if row.get("part") == "cells"]), []
+    for name in (name for name in CALLS if name not in (f"{other}, backed" for other in CALLS)):
+        label = f"`{name.partition(', ')[0]}`" + ", 1,000 batches" * name.endswith("1,000 batches")
+        loaded, backed = (grouped.get(("cells", one), []) for one in (name, f"{name}, backed"))
+        if name in FROM_FILES:
+            loaded, backed = [], loaded
+        seconds = {row["n_cells"]: f"{row['cpu_seconds']:,.0f}" for row in (*backed, *loaded)}
+        memory = ["-" if not rows else f"{rows[-1]['peak_mib'] * 2**20 / 1e9:.1f}" for rows in (loaded, backed)]
+        for i, rows in enumerate((loaded, backed)):
+            if len(rows) > 1 and rows[-2]["n_cells"] >= CELLS[-2]:
+                memory[i] += f" ({max(0.0, growth(rows)) / 1e3:.1f})"
+        if seconds:
+            lines.append([label, *(seconds.get(n, "-") for n in CELLS), *memory])
+    detected = sum(row["n_stored"] for row in large) / sum(row["n_cells"] for row in large)
+    words = f"A cell expresses {detected:,.0f} of {large[0]['n_genes']:,} genes on average.\n\n"
+    return words + table(
+        ["CPU seconds for", *(f"{n:,} cells" for n in CELLS), "GB, in memory", "GB, from a file"], lines
+    )
+
+
+def with_scaling(page: str) -> str:
+    """The page on large data with its table of runtime and memory."""
+    before, mark, rest = page.partition("<!-- scaling -->\n\n")
+    return before + mark + scaling() + "\n" + rest[rest.index("<!-- end of scaling -->") :]
+
+
 def faults() -> str:
     rows = [*rows_of("faults"), *rows_of("faults_long")]
     return table(
@@ -544,6 +577,7 @@ def main() -> None:
     for name in TASKS:
         figure(name)
     PAGE.write_text(page(), encoding="utf-8")
+    LARGE.write_text(with_scaling(LARGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ def test_holes_are_a_tenth_and_the_truth_scores_perfectly(script):
 def test_the_page_and_its_csv_files_are_those_of_the_results(script):
     tables = script("tables")
     assert tables.PAGE.read_text(encoding="utf-8") == tables.page()
+    large = tables.LARGE.read_text(encoding="utf-8")
+    assert large == tables.with_scaling(large)
     for name, results in tables.FILES.items():
         assert (tables.TABLES / f"{name}.csv").read_text(encoding="utf-8") == tables.csv_of(results)
     for name in tables.TASKS:

@@ -116,7 +116,7 @@ def test_the_plan_adds_up():
     assert figures("training, $") == pytest.approx(3 * hours, abs=1)
     assert figures("training, steps")[0] == PretrainingConfig.paper().steps
     assert figures("reading, MB/s for 8") == pytest.approx([8 * rate * (6 * genes + 6) / 1e6] * 2, abs=1)
-    embedded = [row for row in results["scaling"] if row.get("call") == "embedding" and row.get("part") == "cells"]
+    embedded = [row for row in results["scaling"] if row.get("call") == "tl.embed_file" and row.get("part") == "cells"]
     largest = max(embedded, key=lambda row: row["n_cells"])
     bundled = cells / largest["n_cells"] * largest["cpu_seconds"] / 3600
     assert figures("embedding, bundled") == pytest.approx(bundled, abs=0.1)

@@ -353,19 +353,21 @@ def test_of_few_labels_unlabelled_cells_take_part(reference):
     few[shown] = labels[shown]
     given = reference._replace(labels=few)
     assert (A._unlabelled_rows(few, 0) == np.flatnonzero(few < 0)).all()
-    helped = fit(given, "linear")
-    alone = fit(given, "linear")
+    helped, alone = fit(given, "linear"), fit(given, "linear")
+    assert helped.novelty_classifier is None  # one layer gives labels and novelty
     u, genes = A.read_features(alone, given, shown)
     with torch.no_grad():
-        A._fit_novelty(alone.novelty_classifier, alone.novelty_inputs(u, genes), u, few[shown])
-    assert not torch.equal(helped.novelty_classifier.weight, alone.novelty_classifier.weight)
+        A._fit_novelty(alone.classifier, alone.inputs(u, genes), u, few[shown])
+    assert not torch.equal(helped.classifier.weight, alone.classifier.weight)
     hidden = np.flatnonzero(few < 0)
     u, genes = A.read_features(helped, given, hidden)
     right = [
-        (head.novelty_classifier(head.novelty_inputs(u, genes)).argmax(dim=1).numpy() == labels[hidden]).mean()
+        (head.classifier(head.inputs(u, genes)).argmax(dim=1).numpy() == labels[hidden]).mean()
         for head in (helped, alone)
     ]
     assert right[0] >= right[1]
+    held_out = A.predict_folds(helped, given, 0)
+    assert np.array_equal(held_out.logits, held_out.novelty_logits)
 
 
 def test_of_many_labels_unlabelled_cells_take_no_part():

@@ -52,6 +52,8 @@ class HeadSizes:
         Principal components and single genes of the dataset that are read; 0 for none.
     n_known, n_neighbors
         Reference cells of `"knn"`, and neighbours that vote.
+    self_trained
+        Whether the labels of `"linear"` are taken from the layer for novelty, as it was fitted to unlabelled cells too.
     """
 
     method: str
@@ -62,9 +64,15 @@ class HeadSizes:
     n_genes: int = 0
     n_known: int = 0
     n_neighbors: int = 15
+    self_trained: bool = False
 
     def __post_init__(self) -> None:
         check_choices(method=(self.method, METHODS))
+
+    @property
+    def two_layers(self) -> bool:
+        """Whether labels and novelty have a linear layer each."""
+        return self.method == "linear" and not self.self_trained
 
     @property
     def dim(self) -> int:
@@ -107,7 +115,8 @@ class AnnotationHead(nn.Module):
     classifier maps them to logits :math:`\ell`:
 
     - `"linear"`: a linear layer without bias on the centred state :math:`\hat z` and on single genes, which are not
-      centred; the state has one scale and the genes another;
+      centred; the state has one scale and the genes another. Where few of the cells have a label, the layer for
+      novelty gives the labels too;
     - `"probe"`: a multilayer perceptron with two hidden layers on standardised features (paper, section on annotation);
     - `"knn"`: votes of the nearest reference cells.
 
@@ -147,8 +156,8 @@ class AnnotationHead(nn.Module):
         elif s.method == "probe":
             self.classifier = perceptron(s.dim, HIDDEN, s.n_labels)
         else:
-            self.classifier = nn.Linear(s.state_dim + s.n_genes, s.n_labels)
-        self.novelty_classifier = nn.Linear(s.dim + s.n_genes, s.n_labels) if s.method == "linear" else None
+            self.classifier = nn.Linear((s.state_dim if s.two_layers else s.dim) + s.n_genes, s.n_labels)
+        self.novelty_classifier = nn.Linear(s.dim + s.n_genes, s.n_labels) if s.two_layers else None
         self.feature_mean, self.feature_scale = nn.Buffer(torch.zeros(s.dim)), nn.Buffer(torch.ones(s.dim))
         self.gene_tokens = nn.Buffer(torch.zeros(s.n_genes, dtype=torch.int64))
         self.gene_mean, self.gene_scale = nn.Buffer(torch.zeros(s.n_genes)), nn.Buffer(torch.ones(s.n_genes))
@@ -191,7 +200,7 @@ class AnnotationHead(nn.Module):
         measured
             bool `(n_genes,)`; genes that were not measured are set to their mean. None: all were.
         """
-        if self.sizes.method != "linear":
+        if not self.sizes.two_layers:
             return self.novelty_inputs(u, genes, measured)
         # u holds the state with length 1 / √2 where there are principal components
         state = (u - self.feature_mean)[:, : self.sizes.state_dim] * self.state_factor

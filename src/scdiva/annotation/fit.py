@@ -314,10 +314,10 @@ def fit_head(
     """Fit a head on a reference.
 
     Principal components, means and standard deviations are fitted on unlabelled cells too. Where labels have fewer than
-    50 cells on average, the logistic regression for novelty is also fitted twice, the second time with the unlabelled
-    cells: each then counts as a cell of the label on which the first fit and the nearest centroid agree, weighted by
-    the square of its probability. With more labelled cells that does not help, and cells of types without a label would
-    be assigned to labelled types.
+    50 cells on average and other cells have none, the logistic regression for novelty gives the labels too. It is
+    fitted twice, the second time with the unlabelled cells: each then counts as a cell of the label on which the first
+    fit and the nearest centroid agree, weighted by the square of its probability. With more labelled cells that does
+    not help, and cells of types without a label would be assigned to labelled types.
 
     The multilayer perceptron of `"probe"` is trained on the labelled cells by cross-entropy with balanced label weights
     (AdamW, 300 steps of 256 cells or 100 epochs, cosine decay of the learning rate from 2e-3).
@@ -342,11 +342,11 @@ def fit_head(
     cells, linear = reference.cells, method == "linear"
     components = own_directions(cells, n_tokens, N_DIRECTIONS) if linear else torch.zeros(n_tokens, 0)
     genes = _variable_genes(cells, n_tokens) if linear else np.zeros(0, dtype=np.int64)
-    rows = _subsample(reference.labels, MOST_FITTED, seed)
+    rows, unlabelled = _subsample(reference.labels, MOST_FITTED, seed), _unlabelled_rows(reference.labels, seed)
     n_labelled = len(rows)
     sizes = HeadSizes(
         method, n_labels, reference.states.shape[1], n_tokens, components.shape[1], len(genes),
-        n_labelled if method == "knn" else 0, n_neighbors,
+        n_labelled if method == "knn" else 0, n_neighbors, linear and len(unlabelled) > 0,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):  # initial weights are overwritten
         head = AnnotationHead(sizes)
@@ -354,15 +354,16 @@ def fit_head(
         head.own.weight.copy_(components)
     head.gene_tokens.copy_(torch.from_numpy(genes))
     _set_scales(head, reference)
-    if len(genes):
-        rows = np.concatenate([rows, _unlabelled_rows(reference.labels, seed)])
+    if linear:
+        rows = np.concatenate([rows, unlabelled])
     y = reference.labels[rows]
-    u, x = read_inputs(head, reference, rows[:n_labelled], head.inputs)
-    _fit_classifier(head.classifier, x, y[:n_labelled], seed)
-    if head.novelty_classifier is not None:
+    if not sizes.self_trained:
+        u, x = read_inputs(head, reference, rows[:n_labelled], head.inputs)
+        _fit_classifier(head.classifier, x, y[:n_labelled], seed)
         del x  # 160 MB
+    if linear:
         u, x = read_inputs(head, reference, rows, head.novelty_inputs)
-        _fit_novelty(head.novelty_classifier, x, u, y)
+        _fit_novelty(head.novelty_classifier or head.classifier, x, u, y)
     head.centroids.copy_(state_centroids(head, u[:n_labelled], y[:n_labelled]))
     return head
 
@@ -404,7 +405,10 @@ def predict_folds(head: AnnotationHead, reference: Reference, seed: int, *, by_b
         classifier = copy.deepcopy(head.classifier)
         if s.method == "knn":
             classifier = Neighbors(int(training.sum()), s.dim, s.n_labels, s.n_neighbors)
-        _fit_classifier(classifier, x[labelled], y[labelled], seed, FOLD_TOLERANCE)
+        if s.self_trained:
+            _fit_novelty(classifier, x[training], u[training], y[training])
+        else:
+            _fit_classifier(classifier, x[labelled], y[labelled], seed, FOLD_TOLERANCE)
         logits = novelty_logits = classifier(x[test]).numpy()
         if head.novelty_classifier is not None:
             layer = copy.deepcopy(head.novelty_classifier)
@@ -681,8 +685,9 @@ def _fit_classifier(classifier: nn.Module, x: Tensor, y: np.ndarray, seed: int, 
         _fit_linear(classifier, x, y, INVERSE_PENALTY, tolerance=tolerance, intercept=False)
 
 
-def _fit_novelty(classifier: nn.Linear, x: Tensor, u: Tensor, y: np.ndarray) -> None:
+def _fit_novelty(classifier: nn.Module, x: Tensor, u: Tensor, y: np.ndarray) -> None:
     """Fit the layer for the logits of novelty; in place. Cells with label -1 get pseudo-labels."""
+    assert isinstance(classifier, nn.Linear)
     labelled = y >= 0
     if labelled.all():  # without a copy
         _fit_linear(classifier, x, y, NOVELTY_INVERSE_PENALTY)

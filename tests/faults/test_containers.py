@@ -26,7 +26,7 @@ def called(function, parameter, given, adata):
     asked = {
         one.name: adata if "AnnData" in str(one.annotation) else 4 if one.annotation == "int" else "cell_type"
         for one in inspect.signature(function).parameters.values()
-        if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+        if one.default is inspect.Parameter.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     }
     return function(**asked | {parameter: given})
 

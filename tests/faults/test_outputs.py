@@ -52,7 +52,7 @@ def plot(name):
         asked = {
             one.name: adata if "AnnData" in str(one.annotation) else WORDS.get(one.name, {"a": ["x"], "b": ["x"]})
             for one in inspect.signature(function).parameters.values()
-            if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+            if one.default is inspect.Parameter.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         }
         function(**asked, save=out.with_suffix(".png"))
 

@@ -56,7 +56,7 @@ def plot(function: F) -> F:
     def drawn(*args: Any, **kwargs: Any) -> Drawn:
         arguments = signature.bind(*args, **kwargs).arguments
         if unknown := [name for name in arguments.get("kwargs", {}) if name not in OF_SCANPY]:
-            near = or_nearest(unknown[0], [*signature.parameters, *OF_SCANPY])
+            near = or_nearest(unknown[0], [*(signature.parameters.keys() - {"kwargs"}), *OF_SCANPY])
             raise TypeError(f"scdiva.pl.{function.__name__}() has no argument {unknown[0]!r}{near}.")
         for name in cells & arguments.keys():
             if arguments[name] is not None or signature.parameters[name].default is inspect.Parameter.empty:

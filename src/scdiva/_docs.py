@@ -15,8 +15,8 @@ ax
 """,
     "show": """
 show
-    Whether to call ``matplotlib.pyplot.show``. False: return the axes instead. None: neither; a notebook shows the
-    figure at the end of its cell.
+    Whether to call ``matplotlib.pyplot.show``. False: return the axes instead. None: do neither, since a notebook
+    shows the figure at the end of its cell.
 """,
     "of_scanpy": """
 **kwargs

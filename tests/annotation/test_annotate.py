@@ -102,6 +102,8 @@ def test_the_seed_determines_every_bit(plain, query, reference, method):
         ({"labels_key": "one"}, ValueError, r"reference\.obs\['one'\].*160 cells.*1"),
         ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
         ({"labels_key": "twice", "reference": None, "key_added": "twice"}, ValueError, "would be overwritten"),
+        ({"labels_key": "new_majority", "reference": None, "key_added": "new"}, ValueError, "holds the labels"),
+        ({"key_added": "new", "majority_voting": "new_cluster"}, ValueError, "holds the clusters"),
         ({"batch_key": "nowhere"}, KeyError, r"reference\.obs has no column 'nowhere'"),
         ({"method": "forest"}, ValueError, "method .*'linear', 'knn', .*got 'forest'"),
         ({"method": "knn", "finetune": True}, ValueError, 'finetune=True trains .* method="probe"'),
@@ -263,8 +265,12 @@ def test_majority_labels_are_the_most_frequent_of_each_cluster():
 
 
 def test_clusters_of_the_embedding_or_of_a_column_vote(query, reference, plain):
+    query = query.copy()
+    query.obs["scdiva_label_cluster"] = "mine"  # only voting over clusters of its own writes this key
     own = annotate(query, reference, plain)
-    assert not {"scdiva_label_majority", "scdiva_label_cluster"} & set(own.obs)
+    assert set(own.obs["scdiva_label_cluster"]) == {"mine"}
+    assert "scdiva_label_majority" not in own.obs
+    del query.obs["scdiva_label_cluster"]
     found = annotate(query, reference, plain, majority_voting=True)
     again = annotate(query, reference, plain, majority_voting="leiden")
     for key in KEYS:

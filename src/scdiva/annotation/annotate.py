@@ -21,7 +21,7 @@ from scdiva._settings import logger
 from scdiva.data.cells import ENOUGH_ENTROPY, CellSource, open_cells, restricted, share_of_entropy
 from scdiva.data.genes import advice
 from scdiva.data.options import input_options
-from scdiva.data.results import check_anndata, check_writable, write
+from scdiva.data.results import check_anndata, check_writable, our_uns, write
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,9 @@ def annotate(
     - `"linear"`, the default: logistic regression without an intercept on the cell state and on the 2,000 genes of
       highest variance in the reference. The state is centred, the genes are not, and each of the two has one scale.
       Novelty comes from a second logistic regression, which also reads principal components of the reference (within
-      batches), all standardised.
+      batches), all standardised. If labels have fewer than 50 cells on average and other cells of the reference have
+      none, this second one gives the labels too; it is then fitted to the unlabelled cells as well, with the labels
+      that a first fit gives them, and its confidence in these cells is too high.
     - `"probe"`: a multilayer perceptron with two hidden layers of 128 units on the cell state alone, scaled to length 1
       and standardised. The model stays as it is. The paper calls this zero-shot annotation.
     - `"knn"`: nearest neighbours in the embedding. Nothing is trained. For a model that has integrated batches, this is
@@ -101,8 +103,8 @@ def annotate(
     includes the shift between batches. (Labels that only one part has keep the novelty of single held-out cells.) The
     entry `max_novelty_from` states which. In queries of another study, `reject=0.05` with a
     threshold from held-out cells called 3% to 56% of the cells of known types unknown, most of which had the right
-    most probable label, and 56% to 93% of the cells of types that were removed from the reference (four pairs of
-    studies, see the benchmark page "Annotation"). With held-out batches these shares were 0% to 13% and 25% to 72%
+    most probable label, and 56% to 95% of the cells of types that were removed from the reference (four pairs of
+    studies, see the benchmark page "Annotation"). With held-out batches these shares were 0% to 15% and 25% to 73%
     (three pairs). So pass a `batch_key` if the reference has batches of different studies, technologies or treatments;
     with few batches rejection is conservative. With a reference of one batch, `reject=0.01` is closer to a rate of 5%.
 
@@ -139,8 +141,8 @@ def annotate(
         Neighbours of `"knn"` that vote; fewer where labels have fewer cells on average.
     majority_voting
         Whether to also give each cell the most frequent label of its cluster, as in CellTypist [2]_. True or
-        `"leiden"`: Leiden clusters of the embedding of the genes that are read, of high resolution (5 below 5,000
-        cells, up to 30). Or a column of `adata.obs` with clusters. Types that are smaller than a cluster are lost.
+        `"leiden"`: Leiden clusters of the embedding at a high resolution (5 below 5,000 cells, up to 30), computed from
+        the genes that are read. Or a column of `adata.obs` with clusters. Types smaller than a cluster are lost.
     %(reading)s
     %(finetuning)s
     key_added
@@ -166,7 +168,7 @@ def annotate(
         lacks.
     `adata.obs[key_added + "_majority"]`
         With `majority_voting`: the most frequent label (in `key_added`) of the cell's cluster, or `"unknown"`.
-        `key_added` and the other columns are of the single cell.
+        Confidence, novelty and probabilities are those of the cell's own label.
     `adata.obs[key_added + "_cluster"]`
         With `majority_voting=True` or `"leiden"`: the cluster.
     `adata.obsm[key_added + "_probability"]`
@@ -196,7 +198,7 @@ def annotate(
     TypeError
         If `adata` or `reference` is not an AnnData object, or `key_added` is not text.
     ImportError
-        If clusters are asked for, and `igraph` is not installed (extra `scdiva[leiden]`).
+        If `majority_voting` needs clusters and `igraph` is not installed (extra `scdiva[leiden]`).
     FloatingPointError
         If the loss of fine-tuning becomes NaN or infinite.
 
@@ -231,7 +233,9 @@ def annotate(
     begun = time.monotonic()
     columns = [key_added, *(f"{key_added}_{name}" for name in (C.CONFIDENCE, C.NOVELTY, C.MAJORITY, C.CLUSTER))]
     probability_key = f"{key_added}_{C.PROBABILITY}"
-    check_writable(adata, call="tl.annotate", entry=key_added, obs=columns, obsm=[probability_key])
+    # the last two are written by majority voting only, the last by Leiden clusters only
+    written = columns[: 5 if majority_voting in (True, "leiden") else 4 if majority_voting else 3]
+    check_writable(adata, call="tl.annotate", entry=key_added, obs=written, obsm=[probability_key])
     if reference is not None:
         with speaking_of("reference"):
             check_anndata(reference)
@@ -248,6 +252,10 @@ def annotate(
     if reject is not None and reject >= 1:
         raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
     clusters = None
+    if majority_voting in columns:
+        raise ValueError(
+            f"adata.obs[{majority_voting!r}] holds the clusters and would be overwritten: name a key_added."
+        )
     if not isinstance(majority_voting, bool) and majority_voting != "leiden":
         clusters = np.unique(read_labels(adata, majority_voting), return_inverse=True)[1]
     elif majority_voting:
@@ -280,7 +288,7 @@ def annotate(
     else:
         if labels_key is None:
             raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
-        if reference is None and labels_key == key_added:
+        if reference is None and labels_key in columns:
             raise ValueError(f"adata.obs[{labels_key!r}] holds the labels and would be overwritten: name a key_added.")
         labels, types, batch = _read_labels(adata, reference, labels_key, unlabeled_category, batch_key)
 
@@ -383,7 +391,8 @@ def annotate(
             obs[columns[4]] = pd.Categorical.from_codes(clusters, list(map(str, range(clusters.max() + 1))))
         obs[columns[3]] = majority_labels(labels_of_cells, clusters)
         notes["majority_voting"] = "leiden" if majority_voting is True else majority_voting
-    for name in columns:  # of an earlier call
+    voted = our_uns(adata).get(key_added, {}).get("majority_voting")  # in an earlier call
+    for name in columns[3 : 5 if voted == "leiden" else 4 if voted else 3]:
         if name in adata.obs and name not in obs:
             del adata.obs[name]
     write(adata, "tl.annotate", key_added, notes, obs=obs, obsm={probability_key: probability})

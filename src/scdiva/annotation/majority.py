@@ -22,7 +22,7 @@ def over_cluster(embedding: NDArray[np.float32], seed: int) -> NDArray[np.int64]
     embedding
         `(n_cells, dim)`; rows with NaN are not clustered.
     seed
-        Of neighbours and clusters.
+        Seed for neighbours and clusters.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def over_cluster(embedding: NDArray[np.float32], seed: int) -> NDArray[np.int64]
 
 
 def majority_labels(labels: pd.Categorical, clusters: NDArray[np.int64]) -> pd.Categorical:
-    """Most frequent label of the cells of each cluster, the first category of equals.
+    """Most frequent label of the cells of each cluster; the first category in a tie.
 
     Parameters
     ----------

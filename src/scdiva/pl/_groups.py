@@ -120,7 +120,7 @@ def keep_colours(
 ) -> None:
     """Write the colours of categories to ``uns[column + "_colors"]``, as scanpy; nothing into a view.
 
-    Colours that are there are replaced by those of a `given` palette only.
+    Existing colours are replaced only by a `given` palette.
     """
     for key, each in names.items():
         if not adata.is_view and (given is not None or f"{key}_colors" not in adata.uns):

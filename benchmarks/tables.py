@@ -183,9 +183,9 @@ def rows_of(name: str) -> list[dict]:
     return [{**about, **row} for row in entry["rows"]]
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with its figures aligned right."""
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], aligned: str = "--:") -> str:
+    """A Markdown table, its columns after the first aligned right, as figures are."""
+    lines = [header, ["---", *[aligned] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
@@ -334,7 +334,7 @@ def which() -> str:
             lines.append([task, one.rivals[rival], ours, said, start, useful])
             useful = ""
     header = ["task", "best of the others", "scdiva", "difference (95% CI)", "start with", "scdiva is useful for"]
-    return table(header, lines)
+    return table(header, lines, "---")  # text, which wraps
 
 
 def figure(name: str) -> None:

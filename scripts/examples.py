@@ -43,7 +43,7 @@ QUICKER = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}, recipes; default all")
-    parser.add_argument("--recipe", metavar="TITLE", help="run only the recipe of this section")
+    parser.add_argument("--recipe", metavar="TITLE", choices=recipes(), help="run only the recipe of this section")
     arguments = parser.parse_args()
     if arguments.recipe:
         sys.exit(run_recipes({arguments.recipe: recipes()[arguments.recipe]}))

@@ -42,7 +42,7 @@ SETS = {"kang_pbmc_12k_1287g": 4000, "pbmc3k_raw": 6000} | dict.fromkeys((
     "mouse_pancreas_bastidasponce_739", "panc8_small_500", "perturbench_devel_norman_mcfaline_5961_500g",
     "sc_mixology_cell_lines",
 ), 1000)  # fmt: skip
-"""Maximum number of cells of each dataset; those after the first two are used in the part impute only."""
+"""Maximum number of cells of each dataset; only the first two are used for reconstruction and generation."""
 N_TEST = 40
 """Test cells whose masked genes are predicted."""
 PARTS = {

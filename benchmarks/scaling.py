@@ -46,7 +46,7 @@ FROM_FILES = (*SMALL, *(name for name in CALLS if "backed, " in name or name.sta
 WIDTH, N_CELLS, N_USED = 20_000, 10_000, 1_000
 """Genes of a file where cells vary; cells, and genes with counts, where genes vary."""
 N_LABELS, N_BATCHES, N_SAMPLES, BLOCK = 10, 8, 1_000, 5_000
-"""Labels of each cell type, batches, samples, and cells that are drawn at once."""
+"""Number of labels per cell type, of batches, of samples, and of cells that are drawn at once."""
 GOALS = (
     ("tl.annotate", "kB a cell beyond the matrix", 8.0, 0), ("tl.annotate", "GB of 500,000 cells", 12.0, 500_000),
     ("tl.integrate, backed", "GB of 1,000,000 cells", 6.0, 1_000_000),

@@ -195,7 +195,7 @@ def signed(value: float, interval: Sequence[float] | None) -> str:
 
 
 Scores = dict[str, dict[tuple[str, str], float]]
-"""Scores of each arm, by dataset and by query or unit within it."""
+"""Scores of each method, by dataset and by query, cell type or perturbation."""
 
 
 def scores(one: Comparison, *, units: bool = False) -> Scores:

@@ -135,7 +135,7 @@ def parse_yaml(path: str | os.PathLike[str], data: bytes, loader: Any = None) ->
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 def output_path(path: str | os.PathLike[str], name: str = "out") -> Path:
-    """Local path of an output; ValueError for a URL or no text, TypeError for no path. `name` is the argument."""
+    """Return the local path of an output; raise ValueError if it is empty or a URL. `name` is the argument."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {type(path).__name__}.")
     if not os.fspath(path):

@@ -20,7 +20,7 @@ logger = logging.getLogger("scdiva")
 """The package's logger, for progress; warnings about data are issued by `warnings`."""
 
 HINT = (logging.INFO + logging.DEBUG) // 2
-"""Level of the keys that a call wrote, as in scanpy."""
+"""Level of messages that list the keys a call wrote, as in scanpy."""
 _VERBOSITY = {
     "error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "hint": HINT, "debug": logging.DEBUG
 }  # fmt: skip

@@ -118,7 +118,7 @@ def palette(adata: AnnData, names: Mapping[str, Sequence[Hashable]], given: Any 
 def keep_colours(
     adata: AnnData, names: Mapping[str, Sequence[Hashable]], colours: Mapping[Hashable, Any], given: Any = None
 ) -> None:
-    """Write the colours of categories to ``uns[column + "_colors"]``, as scanpy; nothing into a view.
+    """Write the colours of categories to ``uns[column + "_colors"]``, as scanpy does; views are not changed.
 
     Existing colours are replaced only by a `given` palette.
     """

@@ -96,7 +96,7 @@ def draw_maps(panels: Sequence[Panel], *, ax: Axes | None = None, ncols: int = 4
 
 
 def check_look(n: int, *, ncols: int = 4, legend_loc: str | None = None, **look: Any) -> None:
-    """Raise an error if an argument of scanpy is invalid for `n` panels."""
+    """Raise an error if an argument for scanpy is invalid for `n` panels."""
     check_least(ncols=(ncols, 1))
     places = ("auto", "on data", "right margin", "on data export", "none", None, *Legend.codes)
     check_choices(legend_loc=(legend_loc, places))

@@ -182,7 +182,7 @@ ABSURD = {
 def test_absurd_sizes_are_refused_before_anything_is_allocated(folder, refused, drawn, field):
     def change(config):
         config["model"][field] = ABSURD[field]
-        config["model"]["integrated"] = field == "integrated_hidden"
+        config["model"] |= {"integrated": True, "adapted": 20} if field == "integrated_hidden" else {}
         if field == "n_heads":
             config["model"]["dim"] = 2**40
 

@@ -1,4 +1,4 @@
-"""Batch effects corrected cluster by cluster, and mutual neighbours: against loops, and on cells of known truth."""
+"""Batch effects corrected cluster by cluster: against loops, and on cells of known truth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 from hypothesis import given, settings
 
 from scdiva.integration import batch_correction as B
@@ -54,13 +53,15 @@ def parts():
 
 
 def test_effects_by_loops(parts, monkeypatch):
-    """In each cluster weighted ridge regression, by its normal equations; only batches' coefficients are effects."""
+    """In each cluster weighted ridge regression; the penalty grows with the expected cells of a batch."""
     states, share, design, _ = parts
-    ridge, expected = 0.7, np.zeros_like(states)
-    monkeypatch.setattr(B, "RIDGE", ridge)
+    expected = np.zeros_like(states)
+    monkeypatch.setattr(B, "RIDGE", 0.7)
+    monkeypatch.setattr(B, "RIDGE_SHARE", 0.3)
     for k in range(4):
         full = np.column_stack([np.ones(40), design])
-        left, right = np.diag([0, *[ridge] * 5]).astype(float), np.zeros((6, 5))
+        ridge = [0.7 + 0.3 * sum(share[i, k] for i in range(40)) * design[:, b].sum() / 40 for b in range(5)]
+        left, right = np.diag([0.0, *ridge]), np.zeros((6, 5))
         for i in range(40):
             left += share[i, k] * np.outer(full[i], full[i])
             right += share[i, k] * np.outer(full[i], states[i])
@@ -130,6 +131,25 @@ def test_batches_come_together_and_types_stay_apart():
     assert (np.argmax(found @ centres.T, axis=1) == kind).all()
 
 
+def test_a_batch_with_few_cells_in_a_cluster_is_corrected_less(monkeypatch):
+    """One type; a batch of 100 cells and one of 4, each moved by the same step from a third."""
+    batch = np.repeat([0, 1, 2], [400, 100, 4])
+    step = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 1]])[batch]
+    states = np.array([4, 0, 0]) + step + 0.05 * rng(1).normal(size=(504, 3))
+
+    def distances():
+        corrected = B.correct_batches(states, [batch], rng())
+        centres = [corrected[batch == b].mean(axis=0) for b in range(3)]
+        return [np.linalg.norm(centre - centres[0]) for centre in centres[1:]]
+
+    large, small = distances()  # 0.24 before
+    assert large < 0.05
+    assert small > 0.1
+    monkeypatch.setattr(B, "RIDGE", 0.1)
+    monkeypatch.setattr(B, "RIDGE_SHARE", 0.0)
+    assert distances()[1] < 0.05
+
+
 def test_each_covariate_is_taken_out():
     """Donor and site both move cells; the correction for one leaves the other."""
     draw = rng(3)
@@ -195,96 +215,3 @@ def test_any_cells_get_a_state_of_length_one(n, n_batches, labelled, seed):
     found = B.correct_batches(states, [batch], draw, labels=labels)
     assert np.isfinite(found).all()
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1)
-
-
-def some_cells(n=60, n_batches=3):
-    """Cells of batches of unlike sizes, in one cloud."""
-    draw = np.random.default_rng(2)
-    return draw.normal(size=(n, 4)), np.sort((n_batches * draw.random(n) ** 2).astype(np.int64))
-
-
-def found(states, batch, k, seed=0):
-    return B.mutual_neighbors(states, [batch], k, np.random.default_rng(seed))
-
-
-def slow_pairs(states, batch, k):
-    """Of every two cells of two batches: whether fewer than k cells of the other's batch are nearer, both ways."""
-    pairs = np.zeros((len(states), len(states)), dtype=bool)
-    for i, x in enumerate(states):
-        for j, y in enumerate(states):
-            if batch[i] == batch[j]:
-                continue
-            apart = np.linalg.norm(x - y)
-            of_i = sum(np.linalg.norm(x - z) < apart for z in states[batch == batch[j]])
-            of_j = sum(np.linalg.norm(y - z) < apart for z in states[batch == batch[i]])
-            pairs[i, j] = of_i < k and of_j < k
-    return pairs
-
-
-@pytest.mark.parametrize("k", [1, 4, 15])
-def test_pairs_are_those_of_the_definition(k):
-    states, batch = some_cells()
-    assert np.bincount(batch).min() < 15 < np.bincount(batch).max()  # one batch has fewer cells than are asked for
-    pairs = found(states, batch, k)
-    np.testing.assert_array_equal(pairs.toarray(), slow_pairs(states, batch, k))
-    assert pairs.dtype == bool
-    assert 0 < pairs.nnz < (batch[:, None] != batch[None, :]).sum()
-    order = np.random.default_rng(0).permutation(60)  # cells need not be sorted by batch
-    np.testing.assert_array_equal(found(states[order], batch[order], k).toarray(), pairs.toarray()[order][:, order])
-
-
-def test_batches_of_several_covariates_are_those_together():
-    """Cells that differ in one covariate only can be partners; those that agree in both cannot."""
-    states, one = some_cells()
-    other = np.arange(60) % 2
-    pairs = B.mutual_neighbors(states, [one, other], 5, np.random.default_rng(0)).toarray()
-    np.testing.assert_array_equal(pairs, slow_pairs(states, 2 * one + other, 5))
-    assert pairs[one[:, None] == one[None, :]].any()
-    assert pairs[other[:, None] == other[None, :]].any()
-
-
-def test_of_many_batches_each_is_compared_with_some(monkeypatch):
-    monkeypatch.setattr(B, "MOST_BATCHES", 4)
-    draw = np.random.default_rng(1)
-    states, batch = draw.normal(size=(90, 4)), np.arange(90) % 9
-    pairs = found(states, batch, 4).toarray()
-    np.testing.assert_array_equal(pairs, pairs.T)
-    compared = np.array([[pairs[np.ix_(batch == a, batch == b)].any() for b in range(9)] for a in range(9)])
-    assert (compared.sum(axis=1) == 4).all()
-    of_compared = slow_pairs(states, batch, 4) & compared[np.ix_(batch, batch)]
-    np.testing.assert_array_equal(pairs, of_compared)
-    assert not np.array_equal(found(states, batch, 4, 1).toarray(), pairs)
-
-
-def test_of_many_cells_some_are_searched(monkeypatch):
-    states, batch = some_cells()
-    monkeypatch.setattr(B, "MOST_CELLS", 30)
-    one, again, other = (found(states, batch, 4, seed) for seed in (0, 0, 1))
-    drawn = np.sort(np.random.default_rng(0).permutation(60)[:30])
-    expected = np.zeros((60, 60), dtype=bool)
-    expected[np.ix_(drawn, drawn)] = slow_pairs(states[drawn], batch[drawn], 4)
-    np.testing.assert_array_equal(one.toarray(), expected)
-    assert (one != again).nnz == 0
-    assert (one != other).nnz > 0
-
-
-def test_partners_are_drawn_evenly_from_those_that_a_cell_has():
-    states, batch = some_cells()
-    pairs = found(states, batch, 3)
-    counts = np.diff(pairs.indptr)
-    several, none = int(counts.argmax()), int(counts.argmin())
-    assert counts[several] > 2
-    assert counts[none] == 0
-    generator = torch.Generator().manual_seed(0)
-    drawn = B.draw_partners(pairs, np.repeat([several, none], 3000), generator)
-    assert (drawn[3000:] == -1).all()
-    seen, times = np.unique(drawn[:3000], return_counts=True)
-    np.testing.assert_array_equal(seen, np.flatnonzero(pairs.toarray()[several]))
-    np.testing.assert_allclose(times / 3000, 1 / counts[several], atol=0.05)
-    rows = np.arange(60)[::-1]
-    one, two = (B.draw_partners(pairs, rows, torch.Generator().manual_seed(4)) for _ in range(2))
-    assert torch.equal(one, two)
-    paired = (one >= 0).numpy()
-    np.testing.assert_array_equal(paired, counts[rows] > 0)
-    assert pairs.toarray()[rows[paired], one.numpy()[paired]].all()
-    assert len(B.draw_partners(pairs, rows[:0], generator)) == 0

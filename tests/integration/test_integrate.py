@@ -18,7 +18,7 @@ from scdiva.integration import integrate as _integrate
 from scdiva.integration.integrate import cramers_v
 
 QUICK = {"steps": 6, "rng": 3}
-HISTORY = ["loss", "denoising", "reversal", "contrast", "pairs"]
+HISTORY = ["loss", "denoising", "reversal", "contrast"]
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +52,16 @@ def test_what_is_documented_is_written_and_nothing_else(plain, cells, contents, 
     np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, rtol=1e-5)
     notes = data.uns["scdiva"]["integrate"]
     assert set(notes) == {
-        "batch_key", "labels_key", "cramers_v", "fit_cells", "own_directions", "steps", "seconds", "stopped",
+        "batch_key", "labels_key", "cramers_v", "fit_cells", "n_components", "steps", "seconds", "stopped",
         "history", "finetuned", "model", "seed",
     }  # fmt: skip
     assert (list(notes["batch_key"]), notes["labels_key"]) == (["batch"], "")
     assert np.isnan(notes["cramers_v"])
     assert (notes["fit_cells"], notes["steps"], notes["stopped"]) == (240, 6, "steps")
-    assert 0 < notes["own_directions"] <= 20
+    assert notes["n_components"] == new.integration.dim == 20
     assert 0 < notes["seconds"] < 60
     assert list(notes["history"]) == HISTORY
     assert not notes["history"]["contrast"].any()
-    assert notes["history"]["pairs"].all()
     assert all(column.shape == (6,) for column in notes["history"].values())
     assert not new.training
     assert new.vocabulary.fingerprint == plain.vocabulary.fingerprint
@@ -97,10 +96,29 @@ def test_batches_mix_and_types_stay(plain, cells):
         near = np.argsort(-data.obsm[key] @ data.obsm[key].T, axis=1)[:, 1:16]
         share.append([(group[near] == group[:, None]).mean() for group in (batch, kind)])
     (batch_before, kind_before), (batch_after, kind_after) = share
-    assert batch_before > 0.7
+    assert batch_before > 0.65
     assert batch_after < 0.6  # of two batches of one size chance gives half
     assert kind_after > kind_before - 0.02
-    assert kind_after > 0.9
+    assert kind_after > 0.85
+
+
+def test_types_of_one_batch_and_of_small_batches_are_kept():
+    """Real cells: NK cells in one of two batches with a strong batch effect, and ten batches of 20 cells."""
+    data, draw = sd.datasets.pbmc3k_small(), np.random.default_rng(0)
+    kind, batch = data.obs["cell_type"].astype(str).to_numpy(), np.resize(["b", "a"], data.n_obs).astype("<U9")
+    small = draw.permutation(data.n_obs)[:200]
+    batch[small] = [f"small {number}" for number in np.arange(200) // 20]
+    batch[kind == "NK"] = "a"
+    effect = np.where((batch == "b")[:, None], draw.choice([1, 2], data.n_vars, p=[0.8, 0.2]), 1)
+    data.X = sp.csr_matrix(data.X.multiply(effect))
+    data.obs["batch"] = batch
+    sd.tl.integrate(data, "batch", rng=0)
+    embedding = data.obsm["X_scdiva_integrated"]
+    near = np.argsort(-embedding @ embedding.T, axis=1)[:, 1:16]
+    same = (kind[near] == kind[:, None]).mean(axis=1)
+    assert same[kind == "NK"].mean() > 0.7  # 0.53 with a correction that does not depend on numbers of cells
+    assert same[small].mean() > 0.78
+    assert (batch[near] != batch[:, None]).mean() > 0.65
 
 
 def test_each_of_several_covariates_is_told_of(plain, cells, monkeypatch):
@@ -131,7 +149,6 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
     notes = data.uns["scdiva"]["integrate"]
     assert notes["labels_key"] == "partly"
     assert notes["history"]["contrast"].all()
-    assert not notes["history"]["pairs"].any()
     numbers = label_numbers(data, "partly", "unknown")[0]
     assert (numbers == -1).sum() == 80
     assert set(numbers) == {-1, 0, 1, 2, 3}
@@ -177,7 +194,7 @@ def test_one_batch_is_embedded_as_it_is(plain, cells):
     expected = sd.tl.embed(data, plain, copy=True)
     np.testing.assert_array_equal(data.obsm["X_scdiva_integrated"], expected.obsm["X_scdiva"])
     notes = data.uns["scdiva"]["integrate"]
-    assert (notes["stopped"], notes["steps"], notes["own_directions"]) == ("one batch", 0, 0)
+    assert (notes["stopped"], notes["steps"], notes["n_components"]) == ("one batch", 0, 0)
     assert list(notes["history"]) == HISTORY
     assert all(len(column) == 0 for column in notes["history"].values())
 
@@ -294,7 +311,8 @@ def test_a_sample_without_two_labels_is_refused_and_one_without_batches_named(pl
     with pytest.raises(ValueError, match=r"have fewer than two labels: pass a larger fit_cells than 20"):
         sd.tl.integrate(data, "batch", "label", model=plain, fit_cells=20, **QUICK)
     data.obs["well"] = [f"w{number % 60}" for number in range(data.n_obs)]
-    with pytest.warns(UserWarning, match=r"20 cells, in which 40 of the batches have none"):
+    cells_and_wells = "20 cells, in which 40 of the batches have none"
+    with pytest.warns(UserWarning, match=cells_and_wells), pytest.raises(ValueError, match="20 batches has one cell"):
         sd.tl.integrate(data, "well", model=plain, fit_cells=20, **QUICK)
 
 

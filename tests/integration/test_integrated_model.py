@@ -24,7 +24,7 @@ def left_out(cells):
 def fitted(plain, left_out):
     """A model integrated on two of three batches, and these cells with their embedding."""
     data = left_out[1].copy()
-    return sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK), data
+    return sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK | {"steps": 30}), data
 
 
 def embedded(data, model, **arguments):
@@ -85,6 +85,6 @@ def test_each_kind_of_model(build, left_out, fields, tmp_path):
     after = new.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     found = embedded(data, new)
-    np.testing.assert_allclose(found, data.obsm[KEY], atol=1e-6)  # the head runs over other blocks of cells
+    np.testing.assert_allclose(found, data.obsm[KEY], atol=1e-5)  # components are computed in other blocks of cells
     folder = sd.models.save_model(new, new.vocabulary, tmp_path / "new")
     np.testing.assert_array_equal(embedded(data, folder), found)

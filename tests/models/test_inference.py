@@ -160,12 +160,12 @@ def test_an_error_in_a_worker_surfaces_at_once(model, cells, two_threads, kind):
 
 @pytest.mark.parametrize("fields", [{"anchor": "learned"}, {"anchor": "encoder", "anchor_residual": False}])
 def test_an_integrated_model_is_read_through_its_head(cells, fields):
-    model = build(integrated=True, integrated_own_dim=5, integrated_hidden=9, **fields)
-    width = model.state_dim + 5
-    assert (width_of(model), width_of(model, "state")) == (width, width - 5)
+    model = build(integrated=True, adapted=5, integrated_hidden=9, **fields)
+    torch.nn.init.normal_(model.dataset_components.state_map, generator=torch.Generator().manual_seed(0))
+    assert (width_of(model), width_of(model, "state")) == (5, model.state_dim)
     with torch.inference_mode():
         for cell in cells[:5]:
-            expected = model.integration(model.encode(*cell), *cell)
+            expected = model.integration(model.dataset_components(model.encode(*cell), *cell))
             torch.testing.assert_close(read_out(model, cell, "embedding"), expected)
             torch.testing.assert_close(read_out(model, cell, "state"), model.encode(*cell))
     np.testing.assert_allclose(np.linalg.norm(encoded(model, cells[:5]), axis=1), 1, rtol=1e-5)

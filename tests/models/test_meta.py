@@ -12,7 +12,7 @@ SMALL = {"n_genes": 12, "dim": 16, "n_layers": 2, "n_heads": 2, "ffn_dim": 24, "
     "fields",
     [
         {}, {"anchor": "learned"}, {"tie_gene_head": True}, {"state_head": True},
-        {"integrated": True}, {"anchor_residual": False}, {"position": "none"},
+        {"integrated": True, "adapted": 5}, {"anchor_residual": False}, {"position": "none"},
     ],
 )  # fmt: skip
 def test_it_has_the_names_shapes_and_types_of_the_network(fields):

@@ -61,7 +61,9 @@ def folder(tmp_path):
     return save_model(make_model(), make_vocabulary(), tmp_path / "model", metadata={"steps": 7})
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_gene_head": True}, {"anchor": "learned"}, {"integrated": True}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_gene_head": True}, {"anchor": "learned"}, {"integrated": True, "adapted": 5}]
+)
 def test_what_is_saved_comes_back(tmp_path, changes):
     model, vocabulary = make_model(**changes), make_vocabulary()
     folder = save_model(model, vocabulary, tmp_path / "deep" / "model", metadata={"steps": 7})

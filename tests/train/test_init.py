@@ -224,8 +224,7 @@ def test_what_is_refused_before_anything_is_read(
     monkeypatch.setattr("scdiva.data.datamodule.CellDataModule._open", None)
     init = models.get(kind, kind)
     if kind in ("integrated", "adapted"):
-        fields = {"integrated": True} if kind == "integrated" else {"adapted": 20}
-        model = ScDiVa(ScDiVaConfig(n_genes=N_OLD, **SIZES["paper"], **fields))
+        model = ScDiVa(ScDiVaConfig(n_genes=N_OLD, **SIZES["paper"], integrated=kind == "integrated", adapted=20))
         init = str(save_model(model, old_genes, tmp_path / "fitted"))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(file, tmp_path / "run", init=init, **options)

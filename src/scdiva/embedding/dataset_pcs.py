@@ -123,8 +123,13 @@ def with_dataset_components(
 
 def sampled_states(model: ScDiVa, cells: InMemoryCells) -> tuple[np.ndarray, Tensor]:
     """Rows of at most 5,000 cells, every n-th, and their states, `(n, state_dim)`."""
-    rows = np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_STATES))
+    rows = every_nth(cells)
     return rows, encoded(model, cells.subset(rows))
+
+
+def every_nth(cells: InMemoryCells) -> np.ndarray:
+    """Rows of at most 5,000 cells, evenly spaced."""
+    return np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_STATES))
 
 
 def variable_genes(cells: InMemoryCells, n_tokens: int) -> np.ndarray:

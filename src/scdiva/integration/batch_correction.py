@@ -1,4 +1,4 @@
-"""Batch correction of cell states (Harmony), and mutual nearest neighbours across batches."""
+"""Batch correction (Harmony) and batch frequencies among similar cells."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import splu
 from scipy.special import softmax
-from torch import Tensor
 
 Matrix = NDArray[np.float64]
 
@@ -28,12 +26,10 @@ DIVERSITY = 2.0
 """Weight θ of the penalty on clusters in which a batch is more frequent than expected."""
 WIDTH = 0.1
 """σ, softness of the clusters, in units of squared distance on the sphere."""
-RIDGE = 0.1
-"""λ, penalty on the effect of a batch within a cluster, in cells."""
-MOST_CELLS = 20_000
-"""Maximum number of cells among which pairs are searched; the time of the exact search grows with its square."""
-MOST_BATCHES = 20
-"""Maximum number of other batches in which a cell's nearest neighbours are searched."""
+RIDGE, RIDGE_SHARE = 1.0, 0.2
+"""λ, penalty on the effect of a batch within a cluster: a number of cells, and a share of the expected number."""
+ROUNDS = 2
+"""Number of corrections, each with clusters of its own."""
 INTERCEPT_RIDGE = 1e-9
 """Penalty on the intercept of a cluster, in cells, so that an empty cluster has no effects."""
 
@@ -50,9 +46,9 @@ def correct_batches(
         R_{ik} \propto e^{-2 (1 - Y_k^\top z_i) / \sigma} \prod_b \left(\frac{E_{kb} + 1}{O_{kb} + 1}\right)^{\theta}
 
     with O the observed and E the expected number of cells of batch b in cluster k. In each cluster a ridge regression
-    on the batches, with an intercept, gives the effect :math:`W_{kb}`; the corrected state is
-    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. There is one round of correction: ten rounds merged distinct types that are
-    rare in single batches.
+    on the batches, with an intercept and the penalty :math:`1 + 0.2 E_{kb}` on the effect :math:`W_{kb}`, corrects less
+    for a batch that has few cells there, of few cells in all or fewer than expected. The corrected state is
+    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. It is corrected a second time, with new clusters.
 
     Parameters
     ----------
@@ -70,12 +66,14 @@ def correct_batches(
     -------
     Corrected states of length 1, float64 `(n_cells, dim)`.
     """
-    start = _unit(np.asarray(states, dtype=np.float64))
-    n_clusters = int(np.clip(round(len(start) / CELLS_PER_CLUSTER), 2, MOST_CLUSTERS))
+    corrected = _unit(np.asarray(states, dtype=np.float64))
+    n_clusters = int(np.clip(round(len(corrected) / CELLS_PER_CLUSTER), 2, MOST_CLUSTERS))
     design = sp.hstack([_indicators(batch) for batch in batches], format="csr")
-    centres, allowed = _first_clusters(start, labels, n_clusters, rng)
-    share = _cluster(start, _memberships(start, centres, allowed), design, allowed, rng)
-    return _unit(start - _effects(start, share, design))
+    for _ in range(ROUNDS):
+        centres, allowed = _first_clusters(corrected, labels, n_clusters, rng)
+        share = _cluster(corrected, _memberships(corrected, centres, allowed), design, allowed, rng)
+        corrected = _unit(corrected - _effects(corrected, share, design))
+    return corrected
 
 
 def batch_prior(
@@ -104,74 +102,6 @@ def batch_prior(
     np.add.at(counts, (cluster, batch), 1)
     counts += PRIOR_CELLS * (counts.sum(axis=0) + 1) / (counts.sum() + counts.shape[1])
     return np.log(counts / counts.sum(axis=1, keepdims=True)), cluster.astype(np.int64)
-
-
-def mutual_neighbors(
-    states: NDArray[Any], batches: list[NDArray[Any]], n_neighbors: int, rng: np.random.Generator
-) -> sp.csr_matrix:
-    """Mutual nearest neighbours between batches (Haghverdi et al. 2018).
-
-    Parameters
-    ----------
-    states
-        `(n_cells, dim)`; the distance is Euclidean.
-    batches
-        One array or more of batch numbers, `(n_cells,)` each: batch covariates, whose combinations are the batches.
-    n_neighbors
-        Nearest cells in each other batch; all cells of a batch that has fewer.
-    rng
-        Of the subsample if there are more than 20,000 cells, the others of which have no pair, and of the 20 other
-        batches in which neighbours are searched if there are more.
-
-    Returns
-    -------
-    bool `(n_cells, n_cells)`, symmetric: whether two cells are mutual neighbours.
-    """
-    from sklearn.neighbors import NearestNeighbors
-
-    n = len(states)
-    drawn = np.arange(n) if n <= MOST_CELLS else np.sort(rng.permutation(n)[:MOST_CELLS])
-    states = states[drawn]
-    names, batch = np.unique(np.stack(batches)[:, drawn], axis=1, return_inverse=True)
-    n_batches = names.shape[1]
-    # a random circle of batches: each is compared with those before and after it, so that pairs are symmetric
-    position = rng.permutation(n_batches)[batch.ravel()]
-    pairs = [(np.zeros(0, dtype=np.int64),) * 2]
-    for at in range(n_batches):
-        distance = np.abs(position - at)
-        distance = np.minimum(distance, n_batches - distance)
-        inside, outside = (
-            np.flatnonzero(distance == 0),
-            np.flatnonzero((distance > 0) & (distance <= MOST_BATCHES // 2)),
-        )
-        if len(outside):
-            k = min(n_neighbors, len(inside))
-            index = NearestNeighbors(n_neighbors=k).fit(states[inside])
-            near = index.kneighbors(states[outside], return_distance=False)
-            pairs.append((np.repeat(drawn[outside], k), drawn[inside[near.ravel()]]))
-    cells, nearest = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    graph = sp.csr_matrix((np.ones(len(cells), dtype=bool), (cells, nearest)), shape=(n, n))
-    return graph.multiply(graph.T).tocsr()
-
-
-def draw_partners(pairs: sp.csr_matrix, rows: NDArray[Any], generator: torch.Generator) -> Tensor:
-    """Draw one mutual neighbour of each cell, uniformly; int64 `(n,)`, -1 for a cell without any.
-
-    Parameters
-    ----------
-    pairs
-        From :func:`mutual_neighbors`.
-    rows
-        Cells, `(n,)`.
-    generator
-        CPU generator.
-    """
-    counts = np.diff(pairs.indptr)[rows]
-    drawn = (torch.rand(len(rows), generator=generator, dtype=torch.float64).numpy() * counts).astype(np.int64)
-    partners = np.full(len(rows), -1, dtype=np.int64)
-    paired = counts > 0
-    partners[paired] = pairs.indices[pairs.indptr[rows[paired]] + drawn[paired]]
-    return torch.from_numpy(partners)
 
 
 def _indicators(batch: NDArray[Any]) -> sp.csr_matrix:
@@ -247,10 +177,11 @@ def _cluster(
 def _effects(states: Matrix, share: Matrix, design: sp.csr_matrix) -> Matrix:
     """Batch effects of each cell: by cluster, ridge regression on the batches, without the intercept."""
     full = sp.hstack([np.ones((len(states), 1)), design], format="csr")
-    penalty = sp.diags_array([INTERCEPT_RIDGE, *np.full(design.shape[1], RIDGE)])
+    expected = np.outer(share.sum(axis=0), np.asarray(design.mean(axis=0)))
     added = np.zeros_like(states)
     for k in range(share.shape[1]):
         weighted = full.multiply(share[:, k : k + 1]).tocsr()
+        penalty = sp.diags_array([INTERCEPT_RIDGE, *(RIDGE + RIDGE_SHARE * expected[k])])
         effect = splu(sp.csc_matrix(weighted.T @ full + penalty)).solve(weighted.T @ states)
         effect[0] = 0.0
         added += weighted @ effect

@@ -61,18 +61,17 @@ def integrate(
 ) -> ScDiVa:
     r"""Integrate batches, with or without labels, and return a model that embeds later cells in the same space.
 
-    By default the model is not changed and a head is trained on it. The head maps the cell state, and a projection of
-    the cell's genes fitted on these cells (principal components within batches), to an integrated state. Its losses are
+    By default the weights of the model are not changed. A head maps the components of these cells, computed within
+    batches as by :func:`adapt`, to an integrated state. Its losses are
 
     - denoising: from the whole cell, and from the cell with each gene left out with probability t ~ U(0, 0.3), it
-      predicts the state of the whole cell, corrected for batch effects cluster by cluster [1]_;
+      predicts the components of the whole cell, corrected for batch effects cluster by cluster [1]_. The correction is
+      smaller for a batch that has fewer cells in a cluster than expected from its size, so that cell types of one batch
+      and small batches keep their types;
     - gradient reversal: a discriminator predicts the batch from the integrated state, and its reversed gradient removes
       what it uses beyond the batch frequencies among similar cells (paper, section on batch integration; schedule of
       [2]_);
-    - with labels, a supervised contrastive loss over the labelled cells [3]_; clusters then never join two labels;
-    - without labels, a contrastive loss of pairs: each cell against the others, with two positives, the same cell with
-      genes left out and one of its mutual nearest neighbours [4]_ in another batch. Similar cells (such neighbours, and
-      cosines of the corrected states above 0.85) are not pushed apart.
+    - with labels, a supervised contrastive loss over the labelled cells [3]_; clusters then never join two labels.
 
     With `finetune=True` all weights of the model are trained instead, as in the paper: gradient reversal against a
     batch discriminator, with the same schedule, plus the supervised contrastive loss. Without labels, the positive of a
@@ -123,9 +122,10 @@ def integrate(
         gene.
     `adata.uns["scdiva"]["integrate"]`
         `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `fit_cells` (number of cells that were fitted to),
-        `own_directions`, `steps`, `seconds`, `stopped` (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`),
-        `history` (arrays with a value for each step: `loss`, `denoising`, `reversal`, `contrast`, 0 without labels, and
-        `pairs`, 0 with labels; of fine-tuning `loss`, `reversal` and `contrast`), `finetuned`, `model` and `seed`.
+        `n_components` (width of the embedding; 0 if fine-tuned), `steps`, `seconds`, `stopped` (`"converged"`,
+        `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays with a value for each step: `loss`,
+        `denoising`, not of fine-tuning, `reversal` and `contrast`, 0 without labels unless fine-tuned), `finetuned`,
+        `model` and `seed`.
 
     Raises
     ------
@@ -133,8 +133,9 @@ def integrate(
         If a column, layer or gene does not exist.
     ValueError
         If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, there is
-        one batch only and `finetune=True`, `checkpoint_dir` holds another run, the model has integrated batches before,
-        or the matrix is refused as by :func:`embed`.
+        one batch only and `finetune=True`, each batch has one cell or the cells are identical within batches without
+        fine-tuning, `checkpoint_dir` holds another run, the model has integrated batches before, or the matrix is
+        refused as by :func:`embed`.
     TypeError
         If `adata` is not an AnnData object.
     FloatingPointError
@@ -154,8 +155,6 @@ def integrate(
        2019.
     .. [2] Ganin & Lempitsky, Unsupervised domain adaptation by backpropagation, ICML 2015.
     .. [3] Khosla et al., Supervised contrastive learning, NeurIPS 2020.
-    .. [4] Haghverdi et al., Batch effects in single-cell RNA-sequencing data are corrected by matching mutual nearest
-       neighbors, Nature Biotechnology 2018.
 
     Examples
     --------
@@ -188,7 +187,8 @@ def integrate(
     import torch
 
     from scdiva.data.memory import LEAST_CELLS, read_cells
-    from scdiva.integration.objective import HISTORY, IntegrationObjective, integrate_model, of_cells, with_head
+    from scdiva.embedding.dataset_pcs import every_nth, with_dataset_components
+    from scdiva.integration.objective import HISTORY, IntegrationObjective, components_of, integrate_model, with_head
     from scdiva.models.pretrained import load_for
     from scdiva.train.finetune import finetune as finetune_model
     from scdiva.train.finetune import finetune_config, network_for, planned
@@ -232,6 +232,11 @@ def integrate(
             f"fit_cells than {fit_cells}."
         )
     batches = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
+    if cells.n_batches == cells.n_cells and tuning is None:
+        raise ValueError(
+            f"each of the {cells.n_batches} batches has one cell, so their effects cannot be separated from the cells: "
+            "pass fewer columns in batch_key, or a larger fit_cells."
+        )
     if cells.n_batches > 1 and association > CONFOUNDED:
         warn(
             f"batch and label are confounded (Cramér's V {association:.2f}): differences between types that come from "
@@ -245,7 +250,7 @@ def integrate(
             "unchanged model is written."
         )
         new, embedding = pretrained, None if is_sample else embed_all(pretrained, cells, run_config)
-        result = {"own_directions": 0, "steps": 0, "stopped": "one batch", "history": {name: [] for name in HISTORY}}
+        result = {"n_components": 0, "steps": 0, "stopped": "one batch", "history": {name: [] for name in HISTORY}}
     elif tuning is not None:
         logger.info("fine-tuning on %d cells of %d batches on %s", adata.n_obs, cells.n_batches, run_config.device)
         config = planned(tuning, cells.n_cells, seed, run_config.precision)
@@ -255,14 +260,18 @@ def integrate(
         history = finetune_model(new, objective, config, device=run_config.device, checkpoint_dir=checkpoint_dir)
         if not is_sample:
             embedding = embed_all(new, cells.subset(np.arange(cells.n_cells), context), run_config)
-        result = {"own_directions": 0, "steps": len(history["loss"]), "stopped": "steps", "history": history}
+        result = {"n_components": 0, "steps": len(history["loss"]), "stopped": "steps", "history": history}
     else:
         logger.info("integrating %d cells on %s", adata.n_obs, run_config.device)
         states = embed_all(pretrained, cells, run_config._replace(what="state"))
         states_on_device = torch.from_numpy(states).to(run_config.device)
-        new = with_head(pretrained, seed).to(run_config.device)
+        some = every_nth(cells)
+        sample = some, torch.from_numpy(states[some])
+        with torch_threads_kept():
+            adapted, _ = with_dataset_components(pretrained.to(run_config.device), cells, sample)
+        new = with_head(adapted, seed)
         with torch_threads_kept(1):  # the products are too small for several threads
-            result = integrate_model(
+            result = {"n_components": new.config.adapted} | integrate_model(
                 new, cells, states_on_device, batches, labels, steps=steps, seed=seed, precision=run_config.precision
             )
         if result["stopped"] == "interrupted":
@@ -273,7 +282,8 @@ def integrate(
             )
         assert new.integration is not None
         if not is_sample:
-            embedding = of_cells(new.integration, cells, states_on_device).numpy(force=True)
+            with torch.no_grad():
+                embedding = new.integration(components_of(new, cells, states_on_device)).numpy(force=True)
     if embedding is None:
         all_rows = embed_all(new, replace(source, max_length=new.config.input_length), run_config)
     else:

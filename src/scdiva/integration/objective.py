@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,8 +17,7 @@ from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch
 from scdiva.data.memory import InMemoryCells
-from scdiva.embedding.dataset_pcs import own_directions
-from scdiva.integration.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
+from scdiva.integration.batch_correction import batch_prior, correct_batches
 from scdiva.models.heads import IntegrationHead
 from scdiva.models.inference import runs_transformer
 from scdiva.models.layers import perceptron
@@ -44,17 +42,13 @@ CHECKED, TOLERANCE = 50, 0.01
 """Steps over which the loss is averaged, and the relative decrease of that mean below which training has converged."""
 MAX_TIME = 0.3
 """A view omits each gene with probability t ~ U(0, 0.3), drawn for each cell."""
-DENOISING_WEIGHT, LABELS_WEIGHT, PAIRS_WEIGHT = 10.0, 3.0, 0.8
+DENOISING_WEIGHT, LABELS_WEIGHT = 10.0, 3.0
 """Weights of the losses other than the reversal; the paper gives none."""
-LABELS_TEMPERATURE, PAIRS_TEMPERATURE = 0.1, 0.2
-"""Temperature τ of the two contrastive losses."""
-N_NEIGHBORS = 10
-"""Number of mutual nearest neighbours in each other batch."""
-SIMILAR = 0.85
-"""Cells whose corrected states have a cosine above this are not pushed apart."""
-REVERSAL_WEIGHT, REVERSAL_RISE = 1.2, 10.0
+TEMPERATURE = 0.1
+"""Temperature τ of the contrastive losses."""
+REVERSAL_WEIGHT, REVERSAL_RISE = 0.3, 10.0
 """Weight of the reversed gradient at the end of its schedule without fine-tuning (1 with it), and the schedule's γ."""
-HISTORY = ("loss", "denoising", "reversal", "contrast", "pairs")
+HISTORY = ("loss", "denoising", "reversal", "contrast")
 """Losses recorded at each step."""
 
 
@@ -88,18 +82,14 @@ class IntegrationLoss(nn.Module):
       information that it uses, with a weight that rises during training. The log frequencies of the batches among
       similar cells (:func:`~scdiva.integration.batch_correction.batch_prior`) are added to its logits: otherwise types
       that are rare in some batches would be mixed with others until all batches had the same composition;
-    - supervised contrast between labelled cells, those of one label against all others;
-    - without labels, contrast of pairs: the positives of a cell are its thinned view and a partner, drawn from its
-      mutual nearest neighbours in other batches among the corrected states
-      (:func:`~scdiva.integration.batch_correction.mutual_neighbors`). Mutual neighbours, and cells whose corrected
-      states have a cosine above 0.85, are not negatives.
+    - supervised contrast between labelled cells, those of one label against all others.
 
     Parameters
     ----------
     head
         Trained in place; it does not read the batch.
-    features
-        The head's input of each cell, whole and then thinned in several ways, float32 `(1 + n_views, n_cells, dim)`.
+    components
+        Components of each cell, whole and then thinned in several ways, float32 `(1 + n_views, n_cells, dim)`.
     target
         Corrected states, float32 `(n_cells, dim)`.
     batches
@@ -107,21 +97,21 @@ class IntegrationLoss(nn.Module):
     labels
         Label numbers from 0, -1 for none, int64 `(n_cells,)`; None without labels.
     seed
-        Of discriminators, clusters and pairs.
+        Of discriminators and clusters.
     """
 
     def __init__(
         self,
         head: IntegrationHead,
-        features: Tensor,
+        components: Tensor,
         target: Tensor,
         batches: list[np.ndarray],
         labels: np.ndarray | None,
         seed: int,
     ) -> None:
         super().__init__()
-        device, corrected = features.device, target.numpy(force=True)
-        self.head, self.features, self.target = head, features, target.to(device)
+        device, corrected = components.device, target.numpy(force=True)
+        self.head, self.components, self.target = head, components, target.to(device)
         self.discriminators = discriminators(head.dim, batches, seed).to(device)
         self.batches = [torch.from_numpy(batch).to(device) for batch in batches]
         self.priors = []
@@ -132,13 +122,9 @@ class IntegrationLoss(nn.Module):
                 (torch.from_numpy(log_frequency).float().to(device), torch.from_numpy(cluster).to(device))
             )
         self.labels = None if labels is None else torch.from_numpy(labels).to(device)
-        self.pairs: sp.csr_matrix | None = None
-        if labels is None:
-            rng = np.random.default_rng(step_seed(seed, 0, "pairs"))
-            self.pairs = mutual_neighbors(corrected, batches, N_NEIGHBORS, rng)
 
     def losses(self, rows: np.ndarray, weight: float, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum of the losses; parts `denoising`, `reversal` (discriminators' cross-entropy), `contrast`, `pairs`.
+        """Sum of the losses; parts `denoising`, `reversal` (discriminators' cross-entropy) and `contrast`.
 
         Parameters
         ----------
@@ -147,33 +133,25 @@ class IntegrationLoss(nn.Module):
         weight
             Of the reversed gradient.
         generator
-            Source of views and partners.
+            Source of views.
         """
         head, at = self.head, torch.from_numpy(rows).to(self.target.device)
         target, views = self.target[at], [at]
-        if thinned := len(self.features) > 1:
-            drawn = torch.randint(len(self.features) - 1, (len(rows),), generator=generator).to(at.device)
+        if len(self.components) > 1:
+            drawn = torch.randint(len(self.components) - 1, (len(rows),), generator=generator).to(at.device)
             views.append((1 + drawn) * len(self.target) + at)
-        if self.pairs is not None:
-            partners = draw_partners(self.pairs, rows, generator).to(at.device)
-            views.append(partners.clamp_min(0))
-        states = head.integrated(self.features.flatten(0, 1)[torch.stack(views)])
-        state, denoising = states[0], (1 - (states[: 1 + thinned] * target).sum(dim=2)).mean()
+        states = head(self.components.flatten(0, 1)[torch.stack(views)])
+        state, denoising = states[0], (1 - (states * target).sum(dim=2)).mean()
         reversed_state = reversed_gradient(state, weight)
-        reversal = contrast = pairs = state.new_zeros(())
+        reversal = contrast = state.new_zeros(())
         for discriminator, prior, batch in zip(self.discriminators, self.priors, self.batches, strict=True):
             log_frequency, cluster = prior
             logits = log_frequency[cluster[at]] + discriminator(reversed_state * head.dim**0.5)
             reversal = reversal + F.cross_entropy(logits, batch[at])
         if self.labels is not None:
-            contrast = supervised_contrast_loss(state, self.labels[at], LABELS_TEMPERATURE)
-        if self.pairs is not None:
-            present = (torch.arange(len(states) - 1, device=at.device) < thinned)[:, None] | (partners >= 0)
-            similar = torch.from_numpy(self.pairs[rows][:, rows].toarray()).to(at.device)
-            similar |= target @ target.T > SIMILAR
-            pairs = pair_contrast_loss(state, states[1:], present, similar, PAIRS_TEMPERATURE)
-        loss = DENOISING_WEIGHT * denoising + reversal + LABELS_WEIGHT * contrast + PAIRS_WEIGHT * pairs
-        parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast, "pairs": pairs}
+            contrast = supervised_contrast_loss(state, self.labels[at], TEMPERATURE)
+        loss = DENOISING_WEIGHT * denoising + reversal + LABELS_WEIGHT * contrast
+        parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast}
         return loss, {name: part.detach() for name, part in parts.items()}
 
 
@@ -192,7 +170,7 @@ def with_head(model: ScDiVa, seed: int) -> ScDiVa:
     Parameters
     ----------
     model
-        Model without an integration head; not changed.
+        Adapted model without an integration head; not changed.
     seed
         Of the head's weights.
     """
@@ -204,49 +182,33 @@ def with_head(model: ScDiVa, seed: int) -> ScDiVa:
 
 
 @torch.no_grad()
-def fit_projection(head: IntegrationHead, cells: InMemoryCells) -> int:
-    """Set the projection of a head to the principal components within batches, shrunk by their noise; in place.
+def components_of(model: ScDiVa, cells: InMemoryCells, states: Tensor) -> Tensor:
+    """Components of all cells, float32 `(n_cells, dim)`.
 
     Parameters
     ----------
-    head
-        Changed in place.
-    cells
-        The cells.
-
-    Returns
-    -------
-    The number of components, at most the width of the projection.
-    """
-    components = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim)
-    head.table.weight.copy_(F.pad(components, (0, head.table.embedding_dim - components.shape[1])))
-    return components.shape[1]
-
-
-@torch.no_grad()
-def of_cells(read: Callable[..., Tensor], cells: InMemoryCells, states: Tensor) -> Tensor:
-    """Run a head, or its `features`, over all cells: float32 `(n_cells, dim)`.
-
-    Parameters
-    ----------
-    read
-        The head or its `features`, which take states and packed cells.
+    model
+        Adapted model.
     cells, states
-        All cells, and their cell states on the head's device.
+        All cells, and their cell states on the model's device.
     """
+    read = model.dataset_components
+    assert read is not None
     batches = ((rows, cells.take(rows).to(states.device)) for rows in _blocks(cells))
     return torch.cat([read(states[rows], *batch.packed) for rows, batch in batches])
 
 
 @torch.no_grad()
-def _fill_views(model: ScDiVa, head: IntegrationHead, cells: InMemoryCells, views: Tensor, seed: int) -> None:
-    """Write the input of the head for randomly thinned cells, computed once because encoding is slow."""
+def _fill_views(model: ScDiVa, cells: InMemoryCells, views: Tensor, seed: int) -> None:
+    """Write the components of randomly thinned cells, computed once because encoding is slow."""
+    read = model.dataset_components
+    assert read is not None
     with progress_bar(desc="thinning", unit="cell", total=len(views) * cells.n_cells) as bar:
         for number, view in enumerate(views):
             generator = step_generator(seed, number, "views")
             for rows in _blocks(cells):
                 packed = thinned_at_random(cells.take(rows), MAX_TIME, generator).to(views.device).packed
-                view[rows[0] : rows[-1] + 1] = head.features(model.encode(*packed).float(), *packed)
+                view[rows[0] : rows[-1] + 1] = read(model.encode(*packed).float(), *packed)
                 bar.update(len(rows))
 
 
@@ -272,7 +234,7 @@ def integrate_model(
     Parameters
     ----------
     model
-        From :func:`with_head`; its head is changed in place.
+        Adapted to the cells, from :func:`with_head`; its head is changed in place.
     cells
         All cells.
     states
@@ -290,8 +252,8 @@ def integrate_model(
 
     Returns
     -------
-    `own_directions`, `steps`, `stopped` (`"converged"`, `"steps"` or `"interrupted"`) and `history`: lists `loss`,
-    `denoising`, `reversal`, `contrast`, `pairs`, a value for each step.
+    `steps`, `stopped` (`"converged"`, `"steps"` or `"interrupted"`) and `history`: lists `loss`, `denoising`,
+    `reversal` and `contrast`, a value for each step.
 
     Raises
     ------
@@ -300,18 +262,17 @@ def integrate_model(
     """
     head = model.integration
     assert head is not None
-    n_own = fit_projection(head, cells)
     batch_size = min(BATCH_SIZE, cells.n_cells)
     # at most as many views as the steps use; a second pass through a transformer takes too long
     n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * batch_size // cells.n_cells))
-    features = torch.empty(1 + n_views, cells.n_cells, head.dim, device=states.device)
-    features[0] = of_cells(head.features, cells, states)
+    components = torch.empty(1 + n_views, cells.n_cells, head.dim, device=states.device)
+    components[0] = components_of(model, cells, states)
     rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
-    target = torch.from_numpy(correct_batches(features[0].numpy(force=True), batches, rng, labels=labels)).float()
-    _fill_views(model, head, cells, features[1:], seed)
+    target = torch.from_numpy(correct_batches(components[0].numpy(force=True), batches, rng, labels=labels)).float()
+    _fill_views(model, cells, components[1:], seed)
     model.requires_grad_(False)
     head.mlp.requires_grad_(True)
-    objective = IntegrationLoss(head, features, target, batches, labels, seed)
+    objective = IntegrationLoss(head, components, target, batches, labels, seed)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
     rows = shuffled(np.arange(cells.n_cells), batch_size, seed, whole=True)
     rising, falling = max(1, round(RISING * steps)), max(1, round(FALLING * steps))
@@ -339,7 +300,7 @@ def integrate_model(
     averaged.update_parameters(head.mlp)
     head.mlp.load_state_dict(averaged.module.state_dict())
     model.requires_grad_(True).eval()
-    return {"own_directions": n_own, "steps": done, "stopped": stopped, "history": history}
+    return {"steps": done, "stopped": stopped, "history": history}
 
 
 class IntegrationObjective(Objective):
@@ -399,13 +360,13 @@ class IntegrationObjective(Objective):
         for discriminator, batch in zip(self.discriminators, numbers, strict=True):
             reversal = reversal + F.cross_entropy(discriminator(wide), batch)
         if self.labels is not None:
-            contrast = supervised_contrast_loss(state, torch.from_numpy(self.labels[rows]), LABELS_TEMPERATURE)
+            contrast = supervised_contrast_loss(state, torch.from_numpy(self.labels[rows]), TEMPERATURE)
         else:
             view = thinned_at_random(taken, MAX_TIME, generator)
             positive = self._direction(network, view)
             present = torch.ones(1, len(rows), dtype=torch.bool, device=device)
             apart = torch.stack([batch[:, None] != batch for batch in numbers]).any(dim=0)
-            contrast = pair_contrast_loss(state, positive[None], present, apart, LABELS_TEMPERATURE)
+            contrast = pair_contrast_loss(state, positive[None], present, apart, TEMPERATURE)
         loss = reversal + contrast
         return loss, {"reversal": reversal.detach(), "contrast": contrast.detach()}
 

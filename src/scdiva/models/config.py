@@ -11,7 +11,7 @@ from scdiva._files import printable
 
 _LATER = ("adapted", "query_head")
 """Fields that older files lack; written if they differ from the default."""
-_GONE: dict[str, Any] = {"time_conditioning": False}
+_GONE: dict[str, Any] = {"time_conditioning": False, "integrated_own_dim": 20}
 """Removed fields, which files still have, with the value of all models."""
 MOST_LAYERS = 1_000
 """Maximum number of blocks, which take time to build even without memory."""
@@ -61,12 +61,13 @@ class ScDiVaConfig:
     query_head
         Whether a :class:`~scdiva.models.QueryHead` predicts genes of a cell from other cells of its study. Requires a
         state head.
-    integrated, integrated_own_dim, integrated_hidden
-        Whether an :class:`~scdiva.models.IntegrationHead` maps the cell state to the embedding, as after
-        `tl.integrate`; widths of its projection and of its hidden layers.
+    integrated, integrated_hidden
+        Whether an :class:`~scdiva.models.IntegrationHead` maps the components of an adapted model to the embedding, as
+        after `tl.integrate`; width of its hidden layers.
     adapted
-        Width of the embedding of a model from `tl.adapt`, which a :class:`~scdiva.models.DatasetComponents` computes
-        from the cell state and principal components of the dataset; 0: the model is not adapted.
+        Width of the embedding of a model from `tl.adapt` or `tl.integrate`, which a
+        :class:`~scdiva.models.DatasetComponents` computes from the cell state and principal components of the dataset;
+        0: the model is not adapted.
     position
         `"rope"`: attention depends on the difference in rank between two genes; `"none"`: a cell is a set.
     entropy_floor
@@ -104,7 +105,6 @@ class ScDiVaConfig:
     state_rank: int = 64
     query_head: bool = False
     integrated: bool = False
-    integrated_own_dim: int = 20
     integrated_hidden: int = 256
     adapted: int = 0
     position: Literal["rope", "none"] = "rope"
@@ -117,6 +117,8 @@ class ScDiVaConfig:
             raise ValueError(f"n_heads must divide dim; {self.n_heads} doesn't divide {self.dim}.")
         if self.position == "rope" and self.head_dim % 2:
             raise ValueError(f"RoPE rotates pairs, so dim / n_heads must be even; {self.dim} / {self.n_heads} is not.")
+        if self.integrated and not self.adapted:
+            raise ValueError("integrated=True requires adapted, the components that the head reads; got adapted=0.")
         if self.query_head and (not self.state_head or self.anchor == "learned"):
             raise ValueError(
                 'query_head needs state_head=True and anchor="encoder"; got '

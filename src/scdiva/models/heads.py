@@ -118,46 +118,32 @@ def hidden_gene_logits(log_odds: Tensor, share: Tensor) -> Tensor:
 
 
 class IntegrationHead(nn.Module):
-    r"""Map of the cell state and a projection of the genes to an integrated state.
+    r"""Map of the joint components of a dataset to an integrated state.
 
     .. math::
 
-        u = \tfrac{1}{\sqrt 2}\,[\hat z,\; \hat x], \qquad x = \sum v\,A_g, \qquad
-        w = \frac{u + 0.3\,\mathrm{MLP}(\sqrt{k}\,u)}{\lVert\cdot\rVert}
+        u = \frac{y}{\lVert y \rVert}, \qquad w = \frac{u + 0.3\,\mathrm{MLP}(\sqrt{k}\,u)}{\lVert\cdot\rVert}
 
-    with z the state of the model, x a projection fitted on the integrated cells
-    (:func:`scdiva.integration.objective.integrate_model`) and k the width of u. The batch is not an input, so the
-    state of a cell does not depend on other cells, and cells of new batches can be mapped.
+    with y the k components of a cell (:class:`DatasetComponents`). The batch is not an input, so the state of a cell
+    does not depend on other cells, and cells of new batches can be mapped.
 
     Parameters
     ----------
-    n_tokens
-        Rows of the table A: special tokens and genes.
-    state_dim, own_dim
-        Widths of z and x; `dim` is their sum, the width of the integrated state.
+    dim
+        Width of y and of the integrated state.
     hidden
         Width of the two hidden SiLU layers.
     """
 
-    def __init__(self, n_tokens: int, state_dim: int, own_dim: int, hidden: int) -> None:
+    def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.dim = state_dim + own_dim
-        self.table = nn.Embedding(n_tokens, own_dim)
-        self.mlp = perceptron(self.dim, hidden, self.dim)
-        nn.init.zeros_(self.table.weight)
+        self.dim = dim
+        self.mlp = perceptron(dim, hidden, dim)
 
-    def features(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Features u, `(B, dim)`, of cells with these states `(B, state_dim)`."""
-        own = weighted_sum(self.table.weight, tokens, values, cu_seqlens)
-        return torch.cat([F.normalize(state, dim=1), F.normalize(own, dim=1)], dim=1) / 2**0.5
-
-    def integrated(self, features: Tensor) -> Tensor:
-        """Integrated states w, `(..., dim)`, from features u."""
-        return F.normalize(features + STEP * self.mlp(features * self.dim**0.5), dim=-1)
-
-    def forward(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Map cells to integrated states `(B, dim)`; arguments as in :meth:`features`."""
-        return self.integrated(self.features(state, tokens, values, cu_seqlens))
+    def forward(self, components: Tensor) -> Tensor:
+        """Map components y to integrated states w, both `(..., dim)`."""
+        u = F.normalize(components, dim=-1)
+        return F.normalize(u + STEP * self.mlp(u * self.dim**0.5), dim=-1)
 
 
 class DatasetComponents(nn.Module):

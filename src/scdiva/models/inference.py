@@ -57,8 +57,8 @@ def width_of(model: ScDiVa, what: ReadOut = "embedding") -> int:
     """Width of the result of :func:`read_out`."""
     if callable(what):
         raise TypeError("what a function makes of a batch has a width of its own.")
-    last = None if what == "state" else model.integration or model.dataset_components
-    return model.state_dim if last is None else last.dim
+    components = None if what == "state" else model.dataset_components
+    return model.state_dim if components is None else components.dim
 
 
 def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
@@ -82,11 +82,10 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
         return what(model, *batch)
     tokens, values, cu_seqlens = batch
     state = model.encode(tokens, values, cu_seqlens)
-    last = model.integration or model.dataset_components
-    if what == "state" or last is None:
+    if what == "state" or model.dataset_components is None:
         return state
-    embedding: Tensor = last(state.float(), tokens, values, to_device(cu_seqlens, tokens.device))
-    return embedding
+    embedding: Tensor = model.dataset_components(state.float(), tokens, values, to_device(cu_seqlens, tokens.device))
+    return embedding if model.integration is None else model.integration(embedding)
 
 
 @contextlib.contextmanager

@@ -122,7 +122,7 @@ class ScDiVa(nn.Module):
         self.integration: IntegrationHead | None = None
         self.dataset_components: DatasetComponents | None = None
         if c.integrated:
-            self.integration = IntegrationHead(c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden)
+            self.integration = IntegrationHead(c.adapted, c.integrated_hidden)
         if c.adapted:
             self.dataset_components = DatasetComponents(c.n_tokens, c.state_dim, c.adapted)
         # each of the 2·n_layers writes to the stream adds its variance: scaled so that the sum keeps its size

@@ -1,4 +1,4 @@
-# make demo | test | test-faults | coverage | docs | screenshots | bench | faults | fuzz | lint | package | conda | minimum | newest |
+# make demo | test | test-faults | coverage | docs | recipes | screenshots | bench | faults | fuzz | lint | package | conda | minimum | newest |
 # prerelease | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
@@ -27,7 +27,7 @@ CORPUS ?= ../shared/data/corpus
 # folder of the data sets that tutorials use
 export SCDIVA_DATA_DIR ?= $(abspath $(wildcard ../shared/data/benchmark))
 
-.PHONY: demo test test-faults coverage docs screenshots bench faults fuzz lint package conda minimum newest prerelease torch-for-cpu train-mini clean
+.PHONY: demo test test-faults coverage docs recipes screenshots bench faults fuzz lint package conda minimum newest prerelease torch-for-cpu train-mini clean
 
 # torch goes first and by its exact version. On Linux PyPI's build has gigabytes of CUDA libraries: without a GPU set
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
@@ -68,6 +68,16 @@ docs: $(VENV)/.groups
 	$(if $(SCDIVA_DATA_DIR)$(SCDIVA_DATA_URL),OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --nbmake \
 	  --nbmake-timeout=600 tutorials,@echo "Left out: the tutorials. SCDIVA_DATA_DIR names no folder with their data sets.")
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+# docs/recipes.md with the packages that it names, in an environment of their own that also has those of .venv.
+RECIPES := .venv-recipes
+recipes: $(VENV)/.groups
+	test -x $(RECIPES)/bin/python || $(PYTHON) -m venv $(RECIPES)
+	$(PY) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	  > $(RECIPES)/lib/python$(MINOR)/site-packages/core.pth
+	$(RECIPES)/bin/python -m pip install --quiet --upgrade pip
+	$(RECIPES)/bin/python -m pip install --quiet --group recipes
+	OMP_NUM_THREADS=1 $(RECIPES)/bin/python scripts/examples.py recipes
 
 # The built site in a Chromium, at two widths, light and dark; a page wider than its window fails the call.
 screenshots: $(VENV)/.groups
@@ -132,4 +142,4 @@ train-mini: $(VENV)/.core
 	$(PY) scripts/train_mini.py --corpus "$(CORPUS)"
 
 clean:
-	rm -rf .venv .venv-newest-* .venv-prerelease-* demo docs/_build docs/generated docs/notebooks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest-* .venv-prerelease-* .venv-recipes demo docs/_build docs/generated docs/notebooks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

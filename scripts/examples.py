@@ -1,9 +1,10 @@
-"""Run the examples in the docstrings of everything public, and the recipes of docs/recipes.md.
+"""Run the examples in the docstrings of everything public (`make docs`), or the recipes of docs/recipes.md.
 
-Each runs by itself, in an empty folder, as a reader would copy it. `make docs` calls this before it builds the pages.
-A recipe is skipped, with a message, if a package that it imports is not installed.
+Each runs by itself, in an empty folder, as a reader would copy it. A recipe is skipped, with a message, if a package
+that it imports is not installed; `make recipes` installs all of them.
 
     python scripts/examples.py [PART ...]
+    python scripts/examples.py recipes
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ QUICKER = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}, recipes; default all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all), or recipes")
     parser.add_argument("--recipe", metavar="TITLE", choices=recipes(), help="run only the recipe of this section")
     arguments = parser.parse_args()
     if arguments.recipe:
         sys.exit(run_recipes({arguments.recipe: recipes()[arguments.recipe]}))
-    parts = arguments.parts or (*PARTS, "recipes")
+    parts = arguments.parts or PARTS
     failed = 0
     for part in parts:
         begun, n = time.perf_counter(), 0

@@ -342,7 +342,6 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
     parts["query_head"] = fitted("query_head", module, StudyDataModule(folder / "train.h5", vocabulary, query))
     model = with_query_head(model.cpu(), module.cpu())
 
-    carried = folder / "carried.json"
     metadata = {
         "command": " ".join(["python", *sys.argv]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
@@ -354,7 +353,6 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             "n_cells": cells.n_obs,
             "n_tokens": int(cells.lengths.sum(dtype=np.int64)),
             "tissues": by_tissue(cells),
-            **(json.loads(carried.read_text()) if carried.exists() else {}),
         },
         **parts,
     }
@@ -386,7 +384,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*are left out.*")
     folder = arguments.prepared or arguments.out / "prepared"
-    if (folder / "carried.json").exists() and not (folder / "train.h5").exists():
+    if (folder / "train.npz").exists() and not (folder / "train.h5").exists():
         from carry_corpus import unpack
 
         carried, folder = folder, arguments.out / "prepared"

@@ -46,6 +46,6 @@ def test_invalid_values_are_refused(options, capsys, arguments, message):
 
 
 def test_required_options_are_named(capsys):
-    assert "out" in refused(["embed", "a.h5ad"], capsys)
-    assert "batch_key" in refused(["integrate", "a.h5ad", "-o", "b.h5ad"], capsys)
+    assert "--out" in refused(["embed", "a.h5ad"], capsys)
+    assert "--batch_key" in refused(["integrate", "a.h5ad", "-o", "b.h5ad"], capsys)
     assert "b" in refused(["embed", "a", "b", "-o", "c"], capsys)

@@ -1,4 +1,4 @@
-"""The recipes run on counts in which one gene responds to the condition. `make docs` runs the slow ones, too."""
+"""The recipes run on counts in which one gene responds to the condition. `make recipes` runs all of them."""
 
 from __future__ import annotations
 

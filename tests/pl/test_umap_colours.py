@@ -241,9 +241,15 @@ def test_arguments_of_scanpy_are_passed_on(adata, no_umap):
     assert grey.sum() == (adata.obs["kind"] != "B cell").sum()
     axes = umap(adata, "kind", basis="umap", legend_loc="lower left", show=False)
     assert len(axes.get_legend().get_texts()) == 3
+    sizes = list(range(1, adata.n_obs + 1))
+    dots = umap(adata, "depth", basis="umap", size=sizes, show=False).collections[0]
+    np.testing.assert_array_equal(np.sort(dots.get_sizes()), sizes)
     for options, error, words in [
         ({"groups": "B cells"}, KeyError, "did you mean 'B cell'"),
         ({"vmax": [1, 2]}, ValueError, "vmax has 2 entries for 1 panels"),
+        ({"vmax": "p101"}, ValueError, "vmax='p101'"),
+        ({"size": [1.0]}, ValueError, f"{adata.n_obs} cells"),
+        ({"marker": ["o", "x"]}, TypeError, "marker must be one"),
         ({"colour": "kind"}, TypeError, r"scdiva\.pl\.umap\(\) has no argument 'colour' \(did you mean 'color'"),
         ({"edges": True}, TypeError, "no argument 'edges'"),
     ]:

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import docstring_parser
 import yaml
@@ -105,6 +105,10 @@ class _Parser(ArgumentParser):
             raise TypeError(str(error)) from error
         return super().parse_path(path, *how, **more)
 
+    def error(self, message: str, *how: Any) -> NoReturn:
+        """End with an error that names options as they are typed."""
+        super().error(re.sub(rf"\b({'|'.join(COMMANDS)})\.(?=\w)", "--", message), *how)
+
 
 def command_parser(command: str) -> ArgumentParser:
     """Parser of the options of a command."""
@@ -168,7 +172,7 @@ def _plain(text: str) -> str:
 
 def all_commands(only: str | None = None) -> ArgumentParser:
     """Parser of all commands, with the options of one of them, or of all (slower)."""
-    parser = ArgumentParser(
+    parser = _Parser(
         prog="scdiva",
         description="Single-cell embeddings from a masked discrete diffusion model of genes and their expression.",
         epilog="Exit codes: 0 success, 1 error, 2 invalid option, 130 stopped by Ctrl-C.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -64,7 +65,7 @@ def draw_maps(panels: Sequence[Panel], *, ax: Axes | None = None, ncols: int = 4
         Arguments of scanpy's ``pl.embedding``; colours of groups are those of the panels.
     """
     n = len(panels)
-    check_look(n, ncols=ncols, **look)
+    check_look(n, len(panels[0].xy), ncols=ncols, **look)
     if (title := look.pop("title", None)) is not None:
         titles = [title] if isinstance(title, str) else title
         panels = [panel._replace(title=one) for panel, one in zip(panels, titles, strict=True)]
@@ -95,10 +96,10 @@ def draw_maps(panels: Sequence[Panel], *, ax: Axes | None = None, ncols: int = 4
     return fig
 
 
-def check_look(n: int, *, ncols: int = 4, legend_loc: str | None = None, **look: Any) -> None:
-    """Raise an error if an argument for scanpy is invalid for `n` panels."""
+def check_look(n: int, n_cells: int, *, ncols: int = 4, legend_loc: str | None = None, **look: Any) -> None:
+    """Raise an error if an argument for scanpy is invalid for `n` panels of `n_cells` cells."""
     check_least(ncols=(ncols, 1))
-    places = ("auto", "on data", "right margin", "on data export", "none", None, *Legend.codes)
+    places = ("auto", "on data", "right margin", "none", None, *Legend.codes)
     check_choices(legend_loc=(legend_loc, places))
     listed = {name: value for name, value in look.items() if name in _LIMITS and isinstance(value, list | tuple)}
     if (title := look.get("title")) is not None:
@@ -106,6 +107,19 @@ def check_look(n: int, *, ncols: int = 4, legend_loc: str | None = None, **look:
     for name, values in listed.items():
         if len(values) != n:
             raise ValueError(f"{name} has {len(values)} entries for {n} panels: give one for each")
+    for name, value in ((key, look.get(key)) for key in _LIMITS):
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, str) and not re.fullmatch(r"p(100(\.0*)?|\d{1,2}(\.\d*)?)", one):
+                raise ValueError(f"{name}={one!r} is neither a number nor a percentile from 'p0' to 'p100'.")
+    if not isinstance(look.get("marker", "."), str):
+        raise TypeError(f"marker must be one of matplotlib's markers; got {look['marker']!r:.80}.")
+    size = look.get("size")
+    if size is not None:
+        sizes = np.asarray(size)
+        if sizes.dtype.kind not in "iuf" or sizes.shape not in ((), (n_cells,)) or not (sizes >= 0).all():
+            raise ValueError(
+                f"size must be a number of at least 0, or one for each of the {n_cells:,} cells; got {size!r:.80}."
+            )
 
 
 def _legend_place(panel: Panel) -> str:
@@ -144,6 +158,7 @@ def _draw_cells(axes: Axes, panel: Panel, **look: Any) -> None:
         cells.obs["value"] = np.where(known, numbers, np.nan)
     bar_at = look.pop("colorbar_loc", "right") if bar else None
     size = look.pop("size", None)
+    size = float(np.clip(48_000 / len(shown), 4, 72)) if size is None else size
     defaults: dict[str, Any] = {"vmin": panel.limits[0], "vmax": panel.limits[1]} if look.get("norm") is None else {}
     defaults |= {"na_color": "0.5" if panel.column is None else MISSING, "legend_fontsize": 8}
     place = {"legend_loc": None if panel.legend in ("on data", "none") else panel.legend, "title": panel.title}
@@ -151,7 +166,11 @@ def _draw_cells(axes: Axes, panel: Panel, **look: Any) -> None:
         cells,
         "map",
         color=None if panel.column is None else "value",
-        size=float(np.clip(48_000 / len(shown), 4, 72)) if size is None else size if np.isscalar(size) else size[shown],
+        size=float(np.clip(48_000 / len(shown), 4, 72))
+        if size is None
+        else size
+        if np.ndim(size) == 0
+        else np.asarray(size)[shown],
         colorbar_loc=None,
         ax=axes,
         show=False,

@@ -118,7 +118,7 @@ def umap(
     colors = _listed(color)
     if ax is not None and len(colors) > 1:
         raise ValueError(f"ax is one panel and color names {len(colors)}: call umap once for each, or leave ax out")
-    check_look(len(colors), **kwargs)
+    check_look(len(colors), adata.n_obs, **kwargs)
     _check_layer(adata, layer, use_raw)
     basis = basis_of(adata, basis)
     embedding_of(adata, basis)
@@ -208,7 +208,7 @@ def integration(
     batches = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not batches:
         raise ValueError("batch_key must name a column of adata.obs, or several; got none.")
-    check_look(2 * (len(batches) + (labels_key is not None)), **kwargs)
+    check_look(2 * (len(batches) + (labels_key is not None)), adata.n_obs, **kwargs)
     rows = {key: groups_of(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
     # both are checked before UMAP is computed
     after = basis_of(adata, after)
@@ -320,7 +320,7 @@ def annotation(
     columns = {} if labels_key is None else {f"annotated: {labels_key}": groups_of(adata, labels_key)}
     columns[f"predicted: {key}"] = predicted_groups(adata, key)
     confidence = adata.obs.get(f"{key}_{CONFIDENCE}")
-    check_look(len(columns) + (confidence is not None), **kwargs)
+    check_look(len(columns) + (confidence is not None), adata.n_obs, **kwargs)
     xy = coordinates(adata, basis_of(adata, basis), rng)
     columns = {title: values.cat.rename_categories(str) for title, values in columns.items()}
     # the same colour in both panels
@@ -412,7 +412,7 @@ def generated(
         )
     real = real[:, shared]  # generated cells have only genes of the model
     groups = None if color is None else _groups_of_both(real, generated, color)
-    check_look(1 + (color is not None), **kwargs)
+    check_look(1 + (color is not None), real.n_obs + generated.n_obs, **kwargs)
     seed = settings.seed if rng is None else int(rng)
     with speaking_of("real"):
         real_values = log_normalised(real)[0]

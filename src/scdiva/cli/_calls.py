@@ -17,8 +17,16 @@ from scdiva.data.genes import judge_genes, match_columns
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix, row_blocks
 from scdiva.data.output import refuse_target, write_cells
 from scdiva.data.paths import as_path
-from scdiva.models._folder import VOCABULARY, WEIGHTS, in_words, kind_of, read_config, read_sums, refuse_foreign
-from scdiva.models.hub import find_model
+from scdiva.models.storage import (
+    VOCABULARY,
+    WEIGHTS,
+    find_model,
+    in_words,
+    kind_of,
+    read_config,
+    read_sums,
+    refuse_foreign,
+)
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.vocabulary import Vocabulary
 

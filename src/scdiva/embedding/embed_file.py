@@ -48,7 +48,7 @@ from scdiva.data.output import DAMAGED, as_shard, copy_frame, folder_of, new_row
 from scdiva.data.paths import as_path, digest, is_path, stamp
 from scdiva.data.results import check_key
 from scdiva.data.soma import SomaCells
-from scdiva.models.hub import SCHEME, available, find_model
+from scdiva.models.storage import SCHEME, available, find_model
 
 if TYPE_CHECKING:
     from dask.distributed import Client

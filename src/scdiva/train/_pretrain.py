@@ -25,9 +25,8 @@ from scdiva.data.options import InputOptions, Species
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import open_soma
-from scdiva.models._folder import read_config, read_sums, save_model
 from scdiva.models.config import ScDiVaConfig
-from scdiva.models.hub import SCHEME, find_model
+from scdiva.models.storage import SCHEME, find_model, read_config, read_sums, save_model
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

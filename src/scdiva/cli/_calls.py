@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from scdiva._checks import refuse_unwritable
 from scdiva._constants import DEFAULT_MODEL, INTEGRATE, OBS_LABEL, UNS
-from scdiva._files import output_path, parse_json, read_bytes
+from scdiva._files import as_path, output_path, parse_json, read_bytes
 from scdiva.data.backed import names_of, open_root
 from scdiva.data.genes import judge_genes, match_columns
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix, row_blocks
 from scdiva.data.output import refuse_target, write_cells
-from scdiva.data.paths import as_path
 from scdiva.models.storage import (
     VOCABULARY,
     WEIGHTS,

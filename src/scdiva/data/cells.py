@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
+from scdiva._files import as_path, is_path
 from scdiva._settings import logger, progress_bar
 from scdiva._validate import Input, Scan
 from scdiva.data.backed import StoredNames
@@ -30,7 +31,6 @@ from scdiva.data.genes import (
 )
 from scdiva.data.matrix import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
 from scdiva.data.options import DEFAULT_INPUT, InputOptions
-from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, on_count_scale, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from scdiva._checks import or_nearest, warn
+from scdiva._files import as_path, digest, is_path, listing, reaching
 from scdiva.data.packed import is_packed, read_index
-from scdiva.data.paths import as_path, digest, is_path, listing, reaching
 from scdiva.data.soma import SomaCells
 
 WHOLE = 1 << 30
@@ -94,7 +94,7 @@ def file_note(path: str | Path) -> dict[str, Any]:
     `size` in bytes and `sha256`, of the parts for a packed corpus (from its index), otherwise of the whole file. Files
     of at least 1 GiB have `sampled_sha256`, of 256 evenly spaced pieces of 1 MiB: overwriting values between two pieces
     is not detected. For folders, names and sizes of the files are hashed, too. For other URLs nothing is read: `files`,
-    total `size`, and `listing_sha256` of names, sizes and ETags (:func:`scdiva.data.paths.listing`). For cells of a
+    total `size`, and `listing_sha256` of names, sizes and ETags (:func:`scdiva._files.listing`). For cells of a
     SOMA experiment: their numbers.
     """
     path = as_path(path)

@@ -12,12 +12,12 @@ from anndata import AnnData
 from scdiva._checks import check_arguments, check_least, no_entry
 from scdiva._constants import LAYER_RANK, MATCH, MAX_LENGTH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
 from scdiva._docs import with_shared_docs
+from scdiva._files import as_path, is_path
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import check_unique, tokens_of_var
 from scdiva.data.matrix import BLOCK_ROWS
 from scdiva.data.options import ORTHOLOGS, Duplicates, Empty, InputOptions, Species, input_options
-from scdiva.data.paths import as_path, is_path
 from scdiva.data.results import check_anndata, check_writable, write
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram

@@ -28,12 +28,16 @@ from scdiva._checks import check_arguments, from_extra, warn
 from scdiva._docs import with_shared_docs
 from scdiva._files import (
     FULL,
+    as_path,
+    digest,
+    is_path,
     naming_output,
     open_alone,
     output_path,
     put_whole,
     read_bytes,
     refuse_full,
+    stamp,
     tidy,
     whole_or_not,
 )
@@ -45,7 +49,6 @@ from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
 from scdiva.data.options import InputOptions, Species
 from scdiva.data.output import DAMAGED, as_shard, copy_frame, folder_of, new_rows, open_store, refuse_target, scan_once
-from scdiva.data.paths import as_path, digest, is_path, stamp
 from scdiva.data.results import check_key
 from scdiva.data.soma import SomaCells
 from scdiva.models.storage import SCHEME, available, find_model

@@ -24,8 +24,9 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from scdiva._checks import printable
 from scdiva._constants import DEFAULT_MODEL
-from scdiva._files import html_table, output_path, printable
+from scdiva._files import html_table, output_path
 from scdiva._settings import logger, settings
 from scdiva._version import __version__
 from scdiva.models.config import ScDiVaConfig

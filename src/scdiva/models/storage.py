@@ -30,9 +30,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scdiva._checks import from_extra, refuse_unwritable
+from scdiva._checks import from_extra, printable, refuse_unwritable
 from scdiva._constants import DEFAULT_MODEL
-from scdiva._files import MOST_TEXT, beside, output_path, parse_json, printable, read_bytes, whole_or_not
+from scdiva._files import MOST_TEXT, beside, output_path, parse_json, read_bytes, whole_or_not
 from scdiva._version import __version__
 from scdiva.tokenizer._vocabulary_file import MOST_BYTES
 

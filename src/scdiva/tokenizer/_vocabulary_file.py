@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scdiva._files import output_path, printable, put_whole
+from scdiva._checks import printable
+from scdiva._files import output_path, put_whole
 
 TEXTS = ("ensembl_id", "symbol", "previous", "alias", "biotype")
 COLUMNS = (*TEXTS, "entropy")

@@ -13,7 +13,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva.data.cells import log_normalised
 from scdiva.diffusion.sampler import predict_in_parts
 from scdiva.generation import imputation, sampling
-from scdiva.models.denoiser import denoiser_of
+from scdiva.generation.sampling import denoiser_of
 
 KINDS = {
     "learned": {"anchor": "learned"},

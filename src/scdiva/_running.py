@@ -15,7 +15,7 @@ from scdiva._checks import check_least
 from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._settings import logger, progress_bar, settings
 from scdiva.data.cells import CellSource, Ragged, open_cells, take_cells
-from scdiva.data.options import DEFAULT_INPUT, InputOptions
+from scdiva.data.genes import DEFAULT_INPUT, InputOptions
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -19,8 +19,10 @@ from scdiva._settings import logger, progress_bar
 from scdiva._validate import Input, Scan
 from scdiva.data.backed import StoredNames
 from scdiva.data.genes import (
+    DEFAULT_INPUT,
     ERROR_SHARE,
     WARNING_SHARE,
+    InputOptions,
     Matched,
     about_two_species,
     is_read_as_mouse,
@@ -30,7 +32,6 @@ from scdiva.data.genes import (
     protein_columns,
 )
 from scdiva.data.matrix import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
-from scdiva.data.options import DEFAULT_INPUT, InputOptions
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, on_count_scale, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

@@ -15,9 +15,17 @@ from scdiva._docs import with_shared_docs
 from scdiva._files import as_path, is_path
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.genes import check_unique, tokens_of_var
+from scdiva.data.genes import (
+    ORTHOLOGS,
+    Duplicates,
+    Empty,
+    InputOptions,
+    Species,
+    check_unique,
+    input_options,
+    tokens_of_var,
+)
 from scdiva.data.matrix import BLOCK_ROWS
-from scdiva.data.options import ORTHOLOGS, Duplicates, Empty, InputOptions, Species, input_options
 from scdiva.data.results import check_anndata, check_writable, write
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram

@@ -16,7 +16,7 @@ from scdiva._labels import batch_numbers
 from scdiva._rng import seed_of
 from scdiva._settings import logger, settings, torch_threads_kept
 from scdiva.data.cells import open_cells
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options
 from scdiva.data.results import check_anndata
 
 if TYPE_CHECKING:

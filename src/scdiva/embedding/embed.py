@@ -12,8 +12,7 @@ from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._running import embed_all, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger
-from scdiva.data.genes import tokens_of_var
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options, tokens_of_var
 from scdiva.data.results import check_key, check_writable, write
 
 if TYPE_CHECKING:

@@ -46,8 +46,8 @@ from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
 from scdiva.data.cells import CellSource, open_cells
+from scdiva.data.genes import InputOptions, Species
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
-from scdiva.data.options import InputOptions, Species
 from scdiva.data.output import DAMAGED, as_shard, copy_frame, folder_of, new_rows, open_store, refuse_target, scan_once
 from scdiva.data.results import check_key
 from scdiva.data.soma import SomaCells

@@ -19,8 +19,7 @@ from scdiva._labels import is_unknown, listed, read_labels, wanted_groups
 from scdiva._rng import seed_of, step_seed
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.genes import columns_of, or_in_raw
-from scdiva.data.options import input_options
+from scdiva.data.genes import columns_of, input_options, or_in_raw
 from scdiva.data.results import check_anndata, check_columns
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from scdiva._settings import progress_bar
 from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion.ranks import SPREAD
 from scdiva.diffusion.sampler import PartPredictions, predict_in_parts
+from scdiva.generation.sampling import denoiser_of
 from scdiva.generation.state_head import (
     CONTEXT,
     Ints,
@@ -32,7 +33,6 @@ from scdiva.generation.state_head import (
     states_of,
 )
 from scdiva.models import ScDiVa
-from scdiva.models.denoiser import denoiser_of
 
 GENES = 256
 """Genes per block of results."""

@@ -15,8 +15,7 @@ from scdiva._checks import check_arguments, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config
-from scdiva.data.genes import column_tokens, columns_of, or_in_raw
-from scdiva.data.options import InputOptions, input_options
+from scdiva.data.genes import InputOptions, column_tokens, columns_of, input_options, or_in_raw
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:

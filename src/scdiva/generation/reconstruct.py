@@ -15,8 +15,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
 from scdiva._settings import logger
-from scdiva.data.genes import columns_of
-from scdiva.data.options import input_options
+from scdiva.data.genes import columns_of, input_options
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:
@@ -257,7 +256,7 @@ def _reconstruction(
     from scdiva._rng import step_generator
     from scdiva.diffusion import sample, values_at_ranks
     from scdiva.diffusion.sampler import PartPredictions, likeliest_cell, order_by_score, predict_in_parts
-    from scdiva.models.denoiser import denoiser_of
+    from scdiva.generation.sampling import denoiser_of
     from scdiva.tokenizer.serialize import score_denominator
 
     denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))

@@ -16,8 +16,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
 from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
-from scdiva.data.genes import check_unique, column_tokens, or_in_raw
-from scdiva.data.options import input_options
+from scdiva.data.genes import check_unique, column_tokens, input_options, or_in_raw
 from scdiva.data.results import check_key, check_writable, write
 
 if TYPE_CHECKING:

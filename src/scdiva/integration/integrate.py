@@ -17,7 +17,7 @@ from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
 from scdiva._running import embed_all, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:

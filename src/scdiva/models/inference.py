@@ -24,8 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva._device import to_device
-from scdiva._settings import logger
+from scdiva._settings import logger, to_device
 from scdiva.models.scdiva import ScDiVa, check_input
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scdiva._constants import MASK
-from scdiva._device import to_device
+from scdiva._settings import to_device
 from scdiva.kernels import attention_weights, resolve_backend, rope_attention_qkv, rope_tables
 from scdiva.kernels._first_token import first_token_attention
 

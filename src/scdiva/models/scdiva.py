@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._constants import FINETUNED, LAT, MASK, N_SPECIAL
-from scdiva._device import to_device
 from scdiva._files import html_table
+from scdiva._settings import to_device
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import gene_logits
 from scdiva.diffusion.ranks import Ranked

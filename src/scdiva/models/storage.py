@@ -34,7 +34,7 @@ from scdiva._checks import from_extra, printable, refuse_unwritable
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._files import MOST_TEXT, beside, output_path, parse_json, read_bytes, whole_or_not
 from scdiva._version import __version__
-from scdiva.tokenizer._vocabulary_file import MOST_BYTES
+from scdiva.tokenizer.vocabulary import MOST_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor

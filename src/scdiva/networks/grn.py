@@ -18,8 +18,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels, wanted_groups
 from scdiva._running import open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
-from scdiva.data.genes import tokens_of_var
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options, tokens_of_var
 from scdiva.data.results import check_writable, write
 
 if TYPE_CHECKING:

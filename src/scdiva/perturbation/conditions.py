@@ -15,7 +15,7 @@ import pandas as pd
 from scdiva._checks import nearest, no_column, warn
 from scdiva._constants import UNKNOWN
 from scdiva._labels import read_labels, refuse_twice
-from scdiva.data.options import Species
+from scdiva.data.genes import Species
 from scdiva.tokenizer.names import looks_like_mouse, repeated_name
 from scdiva.tokenizer.vocabulary import Vocabulary
 

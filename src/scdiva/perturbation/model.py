@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scdiva._constants import BASELINES, DEFAULT_MODEL, FINETUNED, N_SPECIAL
 from scdiva._settings import logger, progress_bar, settings
-from scdiva.data.options import Species
+from scdiva.data.genes import Species
 from scdiva.models.pretrained import Fitted, arrays, check_shapes
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import ScreenDesign, perturbations, read_perturbations
@@ -318,7 +318,7 @@ def finetune_fields(opened: OpenScreen, finetune: bool, **arguments: Any) -> dic
     """
     if not finetune and all(value is None for value in arguments.values()):
         return None
-    from scdiva.perturbation.finetune import ResponseObjective
+    from scdiva.perturbation.response_head import ResponseObjective
     from scdiva.train.finetune import finetune_config
 
     fields = finetune_config(finetune, opened.model, ResponseObjective, **arguments, through=True)
@@ -384,7 +384,7 @@ def _finetuned(
     checkpoint_dir: str | PathLike[str] | None,
 ) -> tuple[PerturbationModel, Controls]:
     """Fine-tune the transformer of a fitted model; encode the control cells by the new weights."""
-    from scdiva.perturbation.finetune import MeasuredChanges, finetune_for_perturbation
+    from scdiva.perturbation.response_head import MeasuredChanges, finetune_for_perturbation
 
     screen, conditions = fitted.screen, fitted.screen.conditions
     measured = MeasuredChanges(

@@ -18,8 +18,7 @@ from scdiva._labels import listed, read_labels, refuse_twice, wanted_groups
 from scdiva._rng import step_seed
 from scdiva._settings import logger, progress_bar
 from scdiva.data.cells import open_cells
-from scdiva.data.genes import check_unique
-from scdiva.data.options import InputOptions
+from scdiva.data.genes import InputOptions, check_unique
 from scdiva.perturbation.conditions import Naming, gene_filter, same_genes, species_of, whole_names
 from scdiva.perturbation.model import PerturbationModel
 from scdiva.perturbation.screen import Conditions, Controls, OpenScreen, controls_of, group_names, refuse_unknown

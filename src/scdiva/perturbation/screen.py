@@ -18,9 +18,8 @@ from scdiva._labels import read_labels
 from scdiva._running import RunConfig, embed_all, model_name
 from scdiva.data.cells import CellSource, open_cells, take_cells
 from scdiva.data.corpus import warn_left_out
-from scdiva.data.genes import check_unique
+from scdiva.data.genes import InputOptions, Species, check_unique
 from scdiva.data.memory import InMemoryCells, means_by
-from scdiva.data.options import InputOptions, Species
 from scdiva.models.pretrained import load_for
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import (

@@ -21,7 +21,7 @@ from scdiva._rng import step_generator
 from scdiva._settings import logger as messages
 from scdiva._validate import Input
 from scdiva.data.corpus import data_files, held_out_studies, study_names
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.genes import InputOptions, Species
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.soma import open_soma
 from scdiva.models.config import ScDiVaConfig

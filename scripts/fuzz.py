@@ -30,7 +30,7 @@ MOST_KEPT = 100
 """Inputs of a target, the first of as many ways."""
 INSTRUMENTED = [
     "scdiva.models.storage", "scdiva.models.pretrained", "scdiva.models.config", "scdiva._checks",
-    "scdiva.tokenizer.vocabulary", "scdiva.tokenizer._vocabulary_file",
+    "scdiva.tokenizer.vocabulary",
     "scdiva.tokenizer.names", "json",
 ]  # fmt: skip
 

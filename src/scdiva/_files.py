@@ -70,11 +70,8 @@ def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> int
 def read_bytes(path: str | os.PathLike[str], limit: int = MOST_TEXT) -> bytes:
     """Read a regular file of at most `limit` bytes; errors as in :func:`check_regular`, or MemoryError."""
     n_bytes = check_regular(path, limit)
-    try:
-        with open(path, "rb") as file:
-            return file.read(n_bytes)
-    except MemoryError:
-        raise MemoryError(f"{str(path)!r} has {n_bytes:,} bytes, which do not fit into memory.") from None
+    with open(path, "rb") as file:
+        return file.read(n_bytes)
 
 
 def parse_json(path: str | os.PathLike[str], data: bytes) -> Any:

@@ -384,8 +384,6 @@ def annotate(
     labels_of_cells = as_categories(names_of_cells, annotator)
     obs: dict[str, Any] = dict(zip(columns, (labels_of_cells, confidence, novelty), strict=False))
     if majority_voting:
-        from scdiva.annotation.annotate import majority_labels, over_cluster
-
         if clusters is None:
             embedding = embed_all(annotator.model, source, run_config._replace(what="embedding"))
             clusters = over_cluster(embedding, seed_of(rng) if seed is None else seed)

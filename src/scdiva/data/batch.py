@@ -99,8 +99,6 @@ def from_ragged(
         raise ValueError(f"indptr spans {n} positions; there are {len(tokens)} tokens and {len(values)} values.")
     if n > np.iinfo(np.int32).max:
         raise ValueError(f"a batch of {n} tokens is too large: cu_seqlens is int32. Lower batch_size.")
-    if study is not None and len(study) != len(cu_seqlens) - 1:
-        raise ValueError(f"{len(study)} study numbers for {len(cu_seqlens) - 1} cells.")
     return CellBatch(
         torch.from_numpy(np.array(tokens, dtype=np.int64, copy=copy or None)),
         torch.from_numpy(np.array(values, dtype=np.float32, copy=copy or None)),
@@ -132,9 +130,8 @@ def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int
     Raises
     ------
     ValueError
-        If the budget or the number of cells is below 1, or a length is negative.
+        If the budget or the number of cells is below 1.
     """
-    lengths = _checked(lengths)
     check_least(budget=(budget, 1), max_cells=(1 if max_cells is None else max_cells, 1))
     if not len(lengths):
         return []
@@ -203,15 +200,7 @@ def deal_batches(lengths: np.ndarray, n_batches: int) -> list[np.ndarray]:
     Returns
     -------
     Cells of each batch, int64, in input order, which together are each of ``range(n)`` once.
-
-    Raises
-    ------
-    ValueError
-        If there are no batches or fewer cells than batches, or a length is negative.
     """
-    lengths = _checked(lengths)
-    if not 1 <= n_batches <= len(lengths):
-        raise ValueError(f"{len(lengths)} cells can't be dealt into {n_batches} batches.")
     batch_of = np.empty(len(lengths), dtype=np.int64)
     batch_of[np.argsort(lengths, kind="stable")[::-1]] = _turns(len(lengths), n_batches)
     by_batch = np.argsort(batch_of, kind="stable")
@@ -222,12 +211,3 @@ def _turns(n_cells: int, n_batches: int) -> np.ndarray:
     """Batch of each cell in turn: 0 1 2 2 1 0 0 1 2 ..."""
     round_, place = np.divmod(np.arange(n_cells), n_batches)
     return np.where(round_ % 2 == 0, place, n_batches - 1 - place)
-
-
-def _checked(lengths: np.ndarray) -> np.ndarray:
-    lengths = np.asarray(lengths)
-    if lengths.ndim != 1 or (len(lengths) and lengths.dtype.kind not in "iu"):
-        raise ValueError(f"lengths must be whole numbers (n,), got {lengths.dtype} {lengths.shape}.")
-    if len(lengths) and lengths.min() < 0:
-        raise ValueError(f"cell {int(lengths.argmin())} has a negative length, {lengths.min()}.")
-    return lengths.astype(np.int64, copy=False)

@@ -488,8 +488,6 @@ class CellSource:
         """
         stop = self.n_obs if stop is None else stop
         check_least(n_cells=(n_cells, 1))
-        if not 0 <= start <= stop <= self.n_obs:
-            raise ValueError(f"rows {start} to {stop} are not within the {self.n_obs} cells.")
         step = -(-n_cells // self.block_rows) * self.block_rows
         for first in range(start, stop, step):
             last = min(first + step, stop)

@@ -54,8 +54,6 @@ def runs_transformer(model: ScDiVa, what: ReadOut = "embedding") -> bool:
 
 def width_of(model: ScDiVa, what: ReadOut = "embedding") -> int:
     """Width of the result of :func:`read_out`."""
-    if callable(what):
-        raise TypeError("what a function makes of a batch has a width of its own.")
     last = None if what == "state" else model.integration or model.dataset_components
     return model.state_dim if last is None else last.dim
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from scdiva._constants import MASK
 from scdiva._settings import to_device
 from scdiva.kernels import attention_weights, resolve_backend, rope_attention_qkv, rope_tables
-from scdiva.kernels._first_token import first_token_attention
+from scdiva.kernels._attention import first_token_attention
 
 INIT_STD = 0.02
 """Standard deviation of initial weights, as in GPT-2; the paper does not state it."""

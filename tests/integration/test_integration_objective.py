@@ -14,10 +14,15 @@ from scdiva._constants import N_SPECIAL
 from scdiva.data.memory import InMemoryCells
 from scdiva.integration import objective as I
 from scdiva.integration.batch_correction import draw_partners, mutual_neighbors
-from scdiva.models.inference import encoded
+from scdiva.models.inference import RunConfig, embed_all
 from scdiva.train.objectives import pair_contrast_loss, thinned_at_random
 
 N_GENES = 30  # of the tiny model
+
+
+def encoded(model, cells):
+    """Cell states, `(n_cells, state_dim)`."""
+    return torch.from_numpy(embed_all(model, cells, RunConfig(None, "cpu", "fp32", "state")))
 
 
 def make_cells(n: int = 120, n_batches: int = 2) -> InMemoryCells:

@@ -17,11 +17,11 @@ from scdiva._checks import check_arguments, check_choices, check_least, check_po
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers, read_labels, refuse_missing
 from scdiva._rng import seed_of
-from scdiva._running import Cells, embed_all, model_name, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.cells import ENOUGH_ENTROPY, CellSource, open_cells, restricted, share_of_entropy
 from scdiva.data.genes import advice, input_options
 from scdiva.data.results import check_anndata, check_writable, our_uns, write
+from scdiva.models.inference import Cells, embed_all, model_name, resolve_run_config
 
 if TYPE_CHECKING:
     import torch

@@ -41,7 +41,6 @@ from scdiva._files import (
     tidy,
     whole_or_not,
 )
-from scdiva._running import RunConfig, embed_cells, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
@@ -51,6 +50,14 @@ from scdiva.data.matrix import BLOCK_ROWS, open_matrix
 from scdiva.data.output import DAMAGED, as_shard, copy_frame, folder_of, new_rows, open_store, refuse_target, scan_once
 from scdiva.data.results import check_key
 from scdiva.data.soma import SomaCells
+from scdiva.models.inference import (
+    RunConfig,
+    embed_cells,
+    embedding_key,
+    model_name,
+    open_cells_for_model,
+    resolve_run_config,
+)
 from scdiva.models.storage import SCHEME, available, find_model
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import is_unknown, listed, read_labels, wanted_groups
 from scdiva._rng import seed_of, step_seed
-from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import columns_of, input_options, or_in_raw
 from scdiva.data.results import check_anndata, check_columns
+from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     import torch

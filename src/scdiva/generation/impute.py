@@ -14,9 +14,9 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva.data.genes import InputOptions, column_tokens, columns_of, input_options, or_in_raw
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,10 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
 from scdiva._settings import logger
 from scdiva.data.genes import columns_of, input_options
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
 
 if TYPE_CHECKING:
     import torch

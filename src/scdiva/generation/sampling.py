@@ -16,7 +16,6 @@ from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL, TARGET_SUM
 from scdiva._rng import step_generator, step_seed
-from scdiva._running import RunConfig
 from scdiva._settings import progress_bar, settings, torch_threads_kept
 from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import sample
@@ -24,7 +23,7 @@ from scdiva.diffusion.ranks import Ranked
 from scdiva.diffusion.sampler import Denoiser
 from scdiva.generation.state_head import Fitted, Ints, Matrix, States, shift_to
 from scdiva.models.heads import Expected
-from scdiva.models.inference import encoded, open_encoder
+from scdiva.models.inference import RunConfig, embed_all, open_encoder
 from scdiva.models.queries import Context
 from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 from scdiva.tokenizer.serialize import score_denominator
@@ -438,7 +437,8 @@ def draw_by_transformer(
             spread, states = value_spread(model, cells, seed), torch.zeros(len(one), 0)
             if prompt == "state":
                 wanted, place = np.unique(np.concatenate([one, two]), return_inverse=True)
-                of_both = encoded(model, cells.subset(wanted, max_length))[place].view(2, len(one), -1)
+                at_both = embed_all(model, cells.subset(wanted, max_length), RunConfig(None, device, "fp32", "state"))
+                of_both = torch.from_numpy(at_both)[place].view(2, len(one), -1)
                 share = torch.from_numpy(fraction).float()[:, None]
                 states = (1 - share) * of_both[0] + share * of_both[1]
         for at, made in enumerate(encode(masked_cell, range(len(one)))):

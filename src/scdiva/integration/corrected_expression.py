@@ -14,10 +14,10 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, or_nearest, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
-from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
 from scdiva.data.genes import check_unique, column_tokens, input_options, or_in_raw
 from scdiva.data.results import check_key, check_writable, write
+from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -15,10 +15,10 @@ from scdiva._checks import check_arguments, check_least, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
-from scdiva._running import embed_all, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import input_options
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import embed_all, model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     import torch

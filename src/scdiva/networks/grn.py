@@ -16,10 +16,10 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, check_choices, check_least, or_nearest
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels, wanted_groups
-from scdiva._running import open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
 from scdiva.data.genes import input_options, tokens_of_var
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -244,8 +244,8 @@ def test_places_ascend_and_fit(seed):
 
 def test_the_spread_of_values_is_that_around_what_is_predicted(build, adata):
     """A value head that always says 2: genes have the root mean squared difference from it."""
+    from scdiva.data.batch import read_cells
     from scdiva.data.cells import open_cells
-    from scdiva.data.memory import read_cells
 
     model = copy.deepcopy(build(**KINDS["learned"]))
     with torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.data import memory as A
+from scdiva.data import batch as A
 from scdiva.data.cells import open_cells, take_cells
 from scdiva.models.inference import RunConfig, embed_all
 from scdiva.tokenizer import Vocabulary

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.embedding import dataset_pcs as D
 from scdiva.models.inference import RunConfig, embed_all, read_out
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.integration import objective as I
 from scdiva.integration.batch_correction import draw_partners, mutual_neighbors
 from scdiva.models.inference import RunConfig, embed_all

@@ -10,7 +10,7 @@ import torch
 
 import scdiva as sd
 from scdiva._constants import BASELINES
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.models import load
 from scdiva.perturbation.response import KINDS
 

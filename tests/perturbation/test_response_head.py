@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.metrics import perturbation_response
 from scdiva.perturbation.response_head import (
     CELLS_OF_CONDITION,

@@ -302,7 +302,7 @@ def annotate(
             finetune_annotator,
             fit_annotator,
         )
-        from scdiva.data.memory import read_cells
+        from scdiva.data.batch import read_cells
         from scdiva.models.pretrained import load_for
         from scdiva.train.finetune import finetune_config
 

@@ -25,7 +25,7 @@ from scdiva._labels import many_labels_accepted
 from scdiva._rng import step_seed
 from scdiva._settings import progress_bar, to_device, torch_threads_kept
 from scdiva.annotation.annotator import CLIP, AnnotationHead, Annotator, HeadSizes, Neighbors
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.embedding.dataset_pcs import N_DIRECTIONS, own_directions
 from scdiva.metrics.annotation import calibration
 from scdiva.models.inference import RunConfig, embed_all, runs_transformer

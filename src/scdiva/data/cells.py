@@ -276,6 +276,13 @@ def _warn_of_foreign_cells(scan: Scan, opened: OpenMatrix) -> None:
         )
 
 
+def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
+    """Warn that `n_left_out` of `n_obs` cells of a study have fewer than `min_genes` known genes."""
+    if n_left_out:
+        genes = "any gene" if min_genes == 1 else f"{min_genes} genes"
+        warn(f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.")
+
+
 def _refuse_empty(source: CellSource) -> None:
     """Raise an error that names the cells without any known gene, and the call that removes them."""
     rows = np.flatnonzero(source.lengths == 0)

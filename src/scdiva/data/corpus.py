@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scdiva._checks import or_nearest, warn
+from scdiva._checks import or_nearest
 from scdiva._files import as_path, digest, is_path, listing, reaching
 from scdiva.data.packed import is_packed, read_index
 from scdiva.data.soma import SomaCells
@@ -124,13 +124,6 @@ def file_note(path: str | Path) -> dict[str, Any]:
             file.seek(at - int(ends[number]) + sizes[number])
             content.update(file.read(PIECE))
     return {"size": size, "sampled_sha256": content.hexdigest()}
-
-
-def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
-    """Warn that `n_left_out` of `n_obs` cells of a study have fewer than `min_genes` known genes."""
-    if n_left_out:
-        genes = "any gene" if min_genes == 1 else f"{min_genes} genes"
-        warn(f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.")
 
 
 def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, seed: int) -> list[str]:

@@ -42,8 +42,8 @@ from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Input
 from scdiva._version import __version__
 from scdiva.data.backed import open_hdf5
-from scdiva.data.cells import open_cells, take_cells
-from scdiva.data.corpus import data_files, file_note, study_names, warn_left_out
+from scdiva.data.cells import open_cells, take_cells, warn_left_out
+from scdiva.data.corpus import data_files, file_note, study_names
 from scdiva.data.genes import InputOptions, Species
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
 from scdiva.data.output import as_shard, new_hdf5, scan_once

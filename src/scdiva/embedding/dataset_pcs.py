@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from scdiva._rng import step_generator
+from scdiva.data.batch import LEAST_CELLS, InMemoryCells, means_by
 from scdiva.data.cells import take_cells
-from scdiva.data.memory import LEAST_CELLS, InMemoryCells, means_by
 from scdiva.models.heads import N_DATASET_COMPONENTS
 from scdiva.models.inference import RunConfig, embed_all
 from scdiva.models.layers import weighted_sum

@@ -148,7 +148,7 @@ def generate(
     if device is not None or precision is not None:
         resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
-    from scdiva.data.memory import read_cells
+    from scdiva.data.batch import read_cells
     from scdiva.generation import sampling
     from scdiva.generation.state_head import fit_state_head, on_cpu, states_of
     from scdiva.models.pretrained import load_for

@@ -14,7 +14,7 @@ from torch import Tensor
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.diffusion.ranks import SPREAD
 from scdiva.diffusion.sampler import PartPredictions, predict_in_parts
 from scdiva.generation.sampling import denoiser_of

@@ -155,7 +155,7 @@ def impute(
 
     from scdiva._settings import torch_threads_kept
     from scdiva._validate import one_count
-    from scdiva.data.memory import read_cells
+    from scdiva.data.batch import read_cells
     from scdiva.generation.imputation import expected_values, predict_by_state_head, predict_by_transformer
     from scdiva.generation.state_head import on_cpu
     from scdiva.models.pretrained import load_for

@@ -102,6 +102,8 @@ def log_likelihood(
     written = [key_added, *(f"{key_added}_{ending}" for ending in (C.SE, C.PER_GENE, C.OUTLIER))]
     check_writable(adata, copy=copy, call="tl.log_likelihood", entry=key_added, obs=written)
     n_samples = operator.index(n_samples)
+    if n_samples < 2 or n_samples % 2:
+        raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
     run_config = resolve_run_config(None, device, precision)
     reading = input_options(adata, layer, use_raw, input)
 

@@ -222,8 +222,8 @@ def _context(model: ScDiVa, source: CellSource, genes: np.ndarray, seed: int) ->
     None without a query head, or if there are fewer cells than it was trained with.
     """
     from scdiva._rng import step_seed
+    from scdiva.data.batch import InMemoryCells
     from scdiva.data.cells import take_cells
-    from scdiva.data.memory import InMemoryCells
     from scdiva.generation.state_head import CONTEXT, MIN_CONTEXT, context_of, on_cpu, states_of
 
     if model.query_head is None or source.n_obs <= MIN_CONTEXT:

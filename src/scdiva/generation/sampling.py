@@ -17,7 +17,7 @@ from torch import Tensor
 from scdiva._constants import MASK, N_SPECIAL, TARGET_SUM
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar, settings, torch_threads_kept
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.diffusion import sample
 from scdiva.diffusion.ranks import Ranked
 from scdiva.diffusion.sampler import Denoiser

@@ -121,7 +121,7 @@ def corrected_expression(
     var = reading.var(adata)
     check_unique(var.index)
 
-    from scdiva.data.memory import read_cells
+    from scdiva.data.batch import read_cells
     from scdiva.models.pretrained import load_for
 
     pretrained = load_for(model, "cpu")
@@ -169,7 +169,7 @@ def predict_within(
     -------
     Prediction and standard deviation of an observed value around it, float32 `(n, n_genes)` each.
     """
-    from scdiva.data.memory import means_by
+    from scdiva.data.batch import means_by
 
     n_batches = int(batch.max()) + 1
     within = states - means_by(states, batch, n_batches)[batch]

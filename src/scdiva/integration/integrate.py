@@ -187,7 +187,7 @@ def integrate(
 
     import torch
 
-    from scdiva.data.memory import LEAST_CELLS, read_cells
+    from scdiva.data.batch import LEAST_CELLS, read_cells
     from scdiva.integration.objective import HISTORY, IntegrationObjective, integrate_model, of_cells, with_head
     from scdiva.models.pretrained import load_for
     from scdiva.train.finetune import finetune as finetune_model

@@ -15,8 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar, to_device
-from scdiva.data.batch import CellBatch
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import CellBatch, InMemoryCells
 from scdiva.embedding.dataset_pcs import own_directions
 from scdiva.integration.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
 from scdiva.models.heads import IntegrationHead

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva._settings import to_device
-from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.data.batch import CellBatch, InMemoryCells, from_ragged
 from scdiva.data.cells import take_cells
-from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import cell_of_token
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.layers import perceptron

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
-from scdiva.data.cells import CellSource, open_cells, take_cells
-from scdiva.data.corpus import warn_left_out
+from scdiva.data.batch import InMemoryCells, means_by
+from scdiva.data.cells import CellSource, open_cells, take_cells, warn_left_out
 from scdiva.data.genes import InputOptions, Species, check_unique
-from scdiva.data.memory import InMemoryCells, means_by
 from scdiva.models.inference import RunConfig, embed_all, model_name
 from scdiva.models.pretrained import load_for
 from scdiva.models.scdiva import ScDiVa

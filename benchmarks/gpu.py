@@ -96,9 +96,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._pytree import tree_flatten
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.batch import CellBatch
+from scdiva.data.batch import CellBatch, InMemoryCells
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import masked_cross_entropy
 from scdiva.integration.objective import IntegrationObjective

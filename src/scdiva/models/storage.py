@@ -172,35 +172,27 @@ def written_beside(folder: Path, overwrite: bool, kind: str) -> Iterator[Path]:
     FileExistsError
         If `folder` exists and must not be replaced, is of another kind, or contains files that scdiva did not write.
     """
-    ours = kind_of(folder) == kind
-    if folder.exists() and not (overwrite and ours):
-        hint = "pass overwrite=True" if ours else f"it is no {in_words(kind)} folder; choose another path"
-        raise FileExistsError(f"{folder} exists already: {hint}")
-    refuse_foreign(folder, kind)
-    refuse_unwritable(folder)
+    check_folder(folder, overwrite, kind)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with whole_or_not(folder) as part:
         part.mkdir()
         yield part
 
 
-def refuse_foreign(folder: Path, kind: str) -> None:
-    """Raise FileExistsError if a saved folder contains files that scdiva did not write, which replacing would delete.
-
-    Parameters
-    ----------
-    folder
-        The folder. It may be missing, or a symbolic link, which is then replaced itself.
-    kind
-        Kind of the saved object, see :func:`kind_of`.
-    """
-    if folder.is_symlink() or not folder.is_dir():
+def check_folder(folder: Path, overwrite: bool, kind: str) -> None:
+    """Check that a saved object can be written to a folder; arguments and errors as for :func:`written_beside`."""
+    ours = kind_of(folder) == kind
+    if folder.exists() and not (overwrite and ours):
+        hint = "pass overwrite=True" if ours else f"it is no {in_words(kind)} folder; choose another path"
+        raise FileExistsError(f"{str(folder)!r} exists already: {hint}.")
+    refuse_unwritable(folder)
+    if folder.is_symlink() or not folder.is_dir():  # a link is replaced itself
         return
-    ours = {*SUMMED, CHECKSUMS}
+    written = {*SUMMED, CHECKSUMS}
     if kind != "model":
-        ours = {f"{MODEL}/{name}" for name in ours} | {f"{kind}.json", f"{kind}.safetensors", CHECKSUMS, MODEL}
+        written = {f"{MODEL}/{name}" for name in written} | {f"{kind}.json", f"{kind}.safetensors", CHECKSUMS, MODEL}
     held = (path for path in folder.rglob("*") if path.name != ".DS_Store")
-    if foreign := sorted(name for path in held if (name := path.relative_to(folder).as_posix()) not in ours):
+    if foreign := sorted(name for path in held if (name := path.relative_to(folder).as_posix()) not in written):
         raise FileExistsError(
             f"{str(folder)!r} contains {len(foreign)} files or folders that scdiva did not write, the first is "
             f"{foreign[0]!r}: overwrite=True would delete them. Move them, or choose another path."

@@ -489,7 +489,6 @@ def score_perturbation(
     >>> sorted(set(scores["method"]))[:2]
     ['additive', 'linear']
     """
-    check_anndata(observed)
     check_choices(metric=(metric, ("l1", "l2", "cosine")))
     responses = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     rank_of = _discrimination(responses, metric)

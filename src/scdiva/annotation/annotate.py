@@ -600,7 +600,7 @@ def as_categories(names: np.ndarray, annotator: Annotator) -> pd.Categorical:
     return pd.Categorical.from_codes([code.get(name, -1) for name in names], categories, ordered=annotator.ordered)
 
 
-# --- Majority voting --------------------------------------------------------------------------------------------------
+# --- majority voting --------------------------------------------------------------------------------------------------
 _N_NEIGHBORS = 10
 _LEAST_CELLS = 10
 """Minimum number of cells with an embedding to cluster."""

@@ -216,7 +216,7 @@ def _turns(n_cells: int, n_batches: int) -> np.ndarray:
     return np.where(round_ % 2 == 0, place, n_batches - 1 - place)
 
 
-# --- Cells in memory --------------------------------------------------------------------------------------------------
+# --- cells in memory --------------------------------------------------------------------------------------------------
 LEAST_CELLS = 20
 """Minimum number of cells to fit a model to."""
 

@@ -1,4 +1,4 @@
-"""Gene names of a dataset matched to tokens; antibody columns, a second species and wrong names are detected."""
+"""Options of the input, and gene names matched to tokens; antibodies, a second species and wrong names are detected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from scdiva._validate import Input, Names
 
 
-# --- Gene names -------------------------------------------------------------------------------------------------------
+# --- options of the input ---------------------------------------------------------------------------------------------
 Duplicates = Literal["sum", "error"]
 Empty = Literal["error", "nan"]
 Species: TypeAlias = str | Mapping[str, str] | pd.Series | None
@@ -125,6 +125,7 @@ def input_options(
         ) from error
 
 
+# --- antibodies and a second species ----------------------------------------------------------------------------------
 GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+)(.+)")
 """Gene names of a Cell Ranger reference of several genomes: "GRCh38_CD4", "mm10___Cd4"."""
 HUMAN_GENOMES = ("GRCh", "hg")
@@ -362,6 +363,7 @@ def _split(matched_names: Sequence[str], reading: InputOptions) -> str:
     return "; ".join(calls)
 
 
+# --- gene names -------------------------------------------------------------------------------------------------------
 ERROR_SHARE = 0.5
 """Below this share of counts on known genes there is an error."""
 WARNING_SHARE = 0.8

@@ -21,7 +21,7 @@ from scipy.sparse import csr_matrix
 from scdiva._settings import progress_bar, settings
 from scdiva._version import __version__
 
-# --- Download ---------------------------------------------------------------------------------------------------------
+# --- download ---------------------------------------------------------------------------------------------------------
 TABLE = resources.files("scdiva.datasets").joinpath("published.tsv")
 """Names, files, checksums and addresses."""
 _HEADERS = {"User-Agent": f"scdiva/{__version__}", "Accept-Encoding": "identity"}
@@ -200,6 +200,7 @@ def _reason(error: Exception) -> str:
     return f"the address or the answer is not valid ({type(error).__name__})"
 
 
+# --- datasets ---------------------------------------------------------------------------------------------------------
 _MISSING = {"", "*", "nan", "none", "na"}
 _CONTROL = re.compile(r"(negctrl\d*|ctrl|control|3x|neg)", flags=re.IGNORECASE)
 """Parts of a label that target no gene."""

@@ -182,7 +182,7 @@ def mask_tokens(
     return Corrupted(tokens.masked_fill(masked, MASK), values.masked_fill(value_mask, 0.0), masked, value_mask)
 
 
-# --- Binomial thinning ------------------------------------------------------------------------------------------------
+# --- binomial thinning ------------------------------------------------------------------------------------------------
 class Counts(NamedTuple):
     """Counts of packed cells.
 

@@ -29,6 +29,7 @@ from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 from scdiva.tokenizer.serialize import score_denominator
 
 
+# --- a model as denoiser ----------------------------------------------------------------------------------------------
 def denoiser_of(
     model: ScDiVa,
     *,
@@ -124,6 +125,7 @@ def denoiser_of(
     return denoise
 
 
+# --- cells ------------------------------------------------------------------------------------------------------------
 BATCH = 64
 """Cells per batch of the state head."""
 STEPS_STATE_HEAD, STEPS_TRANSFORMER = 8, 32

@@ -498,7 +498,7 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
     return checked
 
 
-# --- File -------------------------------------------------------------------------------------------------------------
+# --- file -------------------------------------------------------------------------------------------------------------
 TEXTS = ("ensembl_id", "symbol", "previous", "alias", "biotype")
 COLUMNS = (*TEXTS, "entropy")
 """Columns of a vocabulary table. All are strings but `entropy` (float32, nats)."""

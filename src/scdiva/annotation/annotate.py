@@ -635,7 +635,6 @@ def over_cluster(embedding: NDArray[np.float32], seed: int) -> NDArray[np.int64]
     import scanpy as sc
     from anndata import AnnData
 
-    from_extra("igraph", "leiden", "majority_voting needs igraph")
     finite = np.flatnonzero(np.isfinite(embedding).all(axis=1))
     if len(finite) < _LEAST_CELLS:
         raise ValueError(

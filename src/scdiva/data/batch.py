@@ -205,15 +205,11 @@ def deal_batches(lengths: np.ndarray, n_batches: int) -> list[np.ndarray]:
     Cells of each batch, int64, in input order, which together are each of ``range(n)`` once.
     """
     batch_of = np.empty(len(lengths), dtype=np.int64)
-    batch_of[np.argsort(lengths, kind="stable")[::-1]] = _turns(len(lengths), n_batches)
+    # in turn: 0 1 2 2 1 0 0 1 2 ...
+    round_, place = np.divmod(np.arange(len(lengths)), n_batches)
+    batch_of[np.argsort(lengths, kind="stable")[::-1]] = np.where(round_ % 2 == 0, place, n_batches - 1 - place)
     by_batch = np.argsort(batch_of, kind="stable")
     return np.split(by_batch, np.searchsorted(batch_of[by_batch], np.arange(1, n_batches)))
-
-
-def _turns(n_cells: int, n_batches: int) -> np.ndarray:
-    """Batch of each cell in turn: 0 1 2 2 1 0 0 1 2 ..."""
-    round_, place = np.divmod(np.arange(n_cells), n_batches)
-    return np.where(round_ % 2 == 0, place, n_batches - 1 - place)
 
 
 # --- cells in memory --------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from scdiva.data.genes import (
     InputOptions,
     Species,
     check_unique,
+    first_columns,
     input_options,
     tokens_of_var,
 )
@@ -396,13 +397,11 @@ def entropy_serialize(
 
 
 def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:
-    """First column of `adata` of each token, int32 (n_tokens,); -1 if there is none."""
+    """First column of `adata` of each token, int64 (n_tokens,); -1 if there is none."""
     tokens = tokens_of_var(adata, source.tokens, use_raw)
     if use_raw:
         check_unique(adata.var_names)
-    known = np.flatnonzero(tokens >= 0)[::-1]
-    column = np.full(source.n_tokens, -1, dtype=np.int32)
-    column[tokens[known]] = known  # the first column is written last
+    column = first_columns(tokens, source.n_tokens)
     lost = (source.tokens >= 0) & (column[source.tokens] < 0)
     if lost.any():
         raise ValueError(

@@ -760,6 +760,13 @@ def tokens_of_var(adata: AnnData, tokens: NDArray[np.int32], use_raw: bool) -> N
     return np.where(row >= 0, tokens[row], UNKNOWN).astype(np.int32)
 
 
+def first_columns(tokens: NDArray[np.int32], n_tokens: int) -> NDArray[np.int64]:
+    """First column of each token, int64 `(n_tokens,)`; -1 for tokens without a column."""
+    columns, known = np.full(n_tokens, -1), np.flatnonzero(tokens >= 0)[::-1]
+    columns[tokens[known]] = known  # the first column is written last
+    return columns
+
+
 def columns_of(tokens: NDArray[np.int32], counts: NDArray[np.float64]) -> NDArray[np.int64]:
     """Column of each token; of several columns of one gene, the one with most counts.
 

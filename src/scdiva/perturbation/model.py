@@ -174,7 +174,8 @@ class PerturbationModel(Fitted):
         ValueError
             If the method is not defined for a target.
         """
-        predicted = self.mean_change(targets, controls.new_states(self.screen.groups), controls.species)
+        new_states = controls.states[~np.isin(controls.groups, self.screen.groups)]
+        predicted = self.mean_change(targets, new_states, controls.species)
         if self.head is None:
             return predicted
         return predicted._replace(change=self._finetuned_change(self.head, targets, controls))

@@ -236,10 +236,6 @@ class Controls(NamedTuple):
         """Mean expression of each group, float32 `(n_groups, n_genes)`."""
         return _group_means(self.expression, self.number, len(self.groups)).astype(np.float32)
 
-    def new_states(self, groups: Sequence[str]) -> np.ndarray:
-        """Mean states of the groups that are not among `groups`."""
-        return self.states[~np.isin(self.groups, groups)]
-
     def of_group(self, name: str) -> np.ndarray:
         """Indices, in `rows`, of the cells of a group."""
         return np.flatnonzero(self.number[self.rows] == self.groups.index(name))

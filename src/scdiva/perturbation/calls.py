@@ -511,7 +511,7 @@ def split_perturbations(
     notes = {
         "held_out": np.array(held_out, dtype=object),
         "perturbation_key": perturbation_key,
-        "control": np.array(cells.naming.control, dtype=object),
+        "control": np.array(cells.design.control, dtype=object),
         "by": by,
         "groupby": groupby or "",
         "n_splits": n_splits,
@@ -551,7 +551,7 @@ def _held_out_conditions(
     codes = [code for code, parts in enumerate(cells.parts) if parts and (len(parts) > 1) == (by == "combination")]
     if len(codes) < n_splits:
         first = f" (first: {cells.labels[codes[0]]!r})" if codes else ""
-        kind = "single perturbations" if by == "single" else f"combinations with {cells.naming.separator!r}"
+        kind = "single perturbations" if by == "single" else f"combinations with {cells.design.separator!r}"
         raise ValueError(
             f"adata.obs[{perturbation_key!r}] has {len(codes)} {kind}{first}, too few for {n_splits} folds."
             + (" Pass a smaller n_splits." if len(codes) > 1 else "")

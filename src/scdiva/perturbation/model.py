@@ -87,8 +87,8 @@ class PerturbationModel(Fitted):
     base
         Method for each kind of condition: a baseline, `"expected"` or, for a fine-tuned model, `"finetuned"`.
     design
-        Columns of the screen (`perturbation_key`, `groupby`, `dose_key`), and in `naming` the labels of control cells
-        (`control`) and the `separator` of combinations.
+        Columns of the screen (`perturbation_key`, `groupby`, `dose_key`), labels of control cells (`control`), and the
+        `separator` of combinations.
     notes
         `validation`, `labels` (perturbations that are not genes), `seed`, `seconds`; `guides`, and `whole` (names that
         contain the separator), if there are any; for a fine-tuned model `loss`, the loss of every step.
@@ -111,7 +111,7 @@ class PerturbationModel(Fitted):
             "genes": f"{len(screen.genes):,}",
             "fitted on": f"{screen.n_cells.sum():,} perturbed and {screen.n_control.sum():,} control cells",
             "columns": ", ".join(filter(None, (design.perturbation_key, design.groupby, design.dose_key))),
-            "control": ", ".join(design.naming.control),
+            "control": ", ".join(design.control),
             "predicts by": None if self.head is None else "fine-tuned transformer",
         }
 
@@ -154,7 +154,7 @@ class PerturbationModel(Fitted):
             row = int(undefined.argmax())
             raise ValueError(
                 f"method {base[row]!r} of this model is not defined for "
-                f"{self.design.naming.separator.join(targets.parts[row])!r}, which was not measured in another group. "
+                f"{self.design.separator.join(targets.parts[row])!r}, which was not measured in another group. "
                 "Fit again: scdiva.tl.fit_perturbation."
             )
         return Predicted(change, sd, {name: changes[name] for name in BASELINES}, base)

@@ -266,7 +266,6 @@ def observed_responses(
     UserWarning
         If only some genes of the prediction were observed.
     """
-    check_anndata(observed)
     conditions = prediction.conditions
     selected = conditions if only is None else conditions.loc[list(only)]
     rows, control_rows = _observed_rows(selected, ScreenDesign.from_notes(prediction.notes), observed)
@@ -489,6 +488,7 @@ def score_perturbation(
     >>> sorted(set(scores["method"]))[:2]
     ['additive', 'linear']
     """
+    check_anndata(observed)
     check_choices(metric=(metric, ("l1", "l2", "cosine")))
     responses = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     rank_of = _discrimination(responses, metric)

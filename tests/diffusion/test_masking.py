@@ -115,6 +115,10 @@ def test_cell_of_token_counts_empty_cells():
         ({"values": torch.ones(2)}, "one shape"),
         ({"cu_seqlens": torch.tensor([0, 2])}, "rise from 0"),
         ({"cu_seqlens": torch.tensor([0, 4, 3]), "times": torch.tensor([0.5, 0.5])}, "rise from 0"),
+        ({"times": torch.tensor([0.5, 0.5])}, "One time per cell"),
+        ({"times": torch.tensor([1.5])}, r"\[0, 1\]"),
+        ({"times": torch.tensor([float("nan")])}, r"\[0, 1\]"),
+        ({"value_mask_rate": -0.1}, "value_mask_rate"),
     ],
 )
 def test_bad_input_is_refused(change, message):
@@ -127,3 +131,10 @@ def test_bad_input_is_refused(change, message):
     } | change
     with pytest.raises(ValueError, match=message):
         mask_tokens(**arguments)
+
+
+def test_bad_times_are_refused():
+    with pytest.raises(ValueError, match="at least one cell"):
+        stratified_times(0, rng(0))
+    with pytest.raises(ValueError, match="min_time"):
+        stratified_times(3, rng(0), min_time=1.0)

@@ -133,6 +133,14 @@ def test_without_anything_visible_places_say_nothing():
     assert (found[3:] < 0).any()
 
 
+def test_a_place_that_is_both_is_refused():
+    tokens, values, cu, denominator = ranked_cells([3, 4], counts=True)
+    asked = torch.tensor([True, False, True, False, False, False, False])
+    visible = torch.tensor([True, True, True, False, True, True, True])
+    with pytest.raises(ValueError, match="2 positions are both visible and predicted"):
+        rank_log_prior(tokens, values, asked, visible, cu, torch.rand(2, N_GENES), denominator)
+
+
 def test_values_move_to_their_places_by_the_spread_at_most():
     tokens, values, cu, denominator = ranked_cells([9, 1, 12, 6], counts=False)
     hidden, visible = split(len(tokens))

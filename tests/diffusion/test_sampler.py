@@ -289,6 +289,7 @@ def test_values_are_drawn_where_asked():
         ({"remasking": "topk"}, "'low_confidence', 'random'"),
         ({"tokens": torch.tensor([3, PAD, MASK])}, "neither PAD nor LAT"),
         ({"cu_seqlens": torch.tensor([0, 2])}, "rise from 0"),
+        ({"denoiser": lambda *_: (torch.zeros(2, N_GENES), torch.zeros(3))}, "one row of logits"),
         ({"denoiser": lambda *_: (torch.full((1, N_GENES), torch.nan), torch.zeros(3))}, "40 logits that are NaN"),
         ({"denoiser": lambda *_: (torch.zeros(1, N_GENES), torch.zeros(2))}, "3 values"),
         (

@@ -54,3 +54,9 @@ def test_scores_depend_on_distance_only():
 
 def test_positions_restart_with_each_cell():
     assert positions(torch.tensor([0, 3, 3, 4, 6], dtype=torch.int32), 6).tolist() == [0, 1, 2, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("max_pos", "head_dim", "said"), [(4, 7, "even"), (4, 0, "even"), (-1, 8, "negative")])
+def test_tables_refuse_impossible_shapes(max_pos, head_dim, said):
+    with pytest.raises(ValueError, match=said):
+        rope_tables(max_pos, head_dim)

@@ -43,6 +43,8 @@ def test_gene_vectors_keep_their_geometry(kind):
         (np.ones((39, 4)), r"must be \(40, k\)"),
         (np.ones((40, 17)), r"1 <= k <= dim = 16; got \(40, 17\)"),
         (np.ones(40), r"must be \(40, k\)"),
+        (np.where(np.arange(40)[:, None] == 6, np.nan, np.ones((40, 4))), "first in row 6"),
+        (np.zeros((40, 4)), "only zeros"),
     ],
 )
 def test_bad_gene_vectors_are_refused_and_change_nothing(matrix, said):

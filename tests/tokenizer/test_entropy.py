@@ -125,12 +125,19 @@ def test_a_block_that_is_refused_leaves_no_count():
         bad.data[-1] = value
         with refused:
             histogram.update(bad, MEASURED)
+    with pytest.raises(ValueError, match="must be float32"):
+        histogram.update(good.astype(np.float64), MEASURED)
     np.testing.assert_array_equal(histogram.counts, before)
     assert histogram.n_cells == 40
 
 
 def test_wrong_cells_are_refused():
     histogram = EntropyHistogram.empty(9)
+    v = random_values(4)
+    with pytest.raises(ValueError, match="cells have 8 tokens, the histogram 9"):
+        histogram.update(sp.csr_matrix(v[:, :8]), MEASURED)
+    assert histogram.n_cells == 0
+    assert not histogram.counts.any()
     with pytest.raises(ValueError, match="different vocabularies"):
         histogram + EntropyHistogram.empty(8)
     with pytest.raises(ValueError, match="different vocabularies"):

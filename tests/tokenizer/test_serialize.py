@@ -254,6 +254,8 @@ def test_arrays_that_must_not_be_written_to_are_read():
 
 def test_damaged_blocks_are_refused():
     cells = sp.csr_matrix((np.float32([1, 2]), np.int32([3, 5]), np.array([0, 2])), shape=(1, 7))
+    with pytest.raises(ValueError, match=r"cells must be float32 .* got float64"):
+        serialize(cells.astype(np.float64), np.ones(7, np.float32))
     for token in (7, -1):
         bad = cells.copy()
         bad.indices[:] = sorted([3, token])
@@ -284,8 +286,14 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="kind must be"):
         to_token_space(block, np.int32([3, 4]), 9, "scaled")
     cells = to_token_space(block, np.int32([3, 4]), 9)
+    with pytest.raises(ValueError, match=r"max_length .*got 0"):
+        serialize(cells, np.ones(9, np.float32), 0)
+    with pytest.raises(ValueError, match="max_length must be a whole number"):
+        serialize(cells, np.ones(9, np.float32), 2.5)
     with pytest.raises(ValueError, match="the cells have 9 tokens"):
         serialize(cells, np.ones(8, np.float32))
+    with pytest.raises(ValueError, match="must be float32"):
+        serialize(cells, np.ones(9))
     with pytest.raises(ValueError, match=r"1 of 3 entropies .*token 1"):
         score_denominator(np.float32([0, np.nan, 1]))
     with pytest.raises(ValueError, match="divided by zero"):

@@ -175,7 +175,8 @@ def toy(
     Raises
     ------
     ValueError
-        If a number is below 1, or there are too few genes for a module of at least 2 for each type, or too many.
+        If a number is below 1, if there are fewer cells than types or batches, or if there are too few genes for a
+        module of at least 2 for each type, or too many.
 
     Examples
     --------
@@ -187,9 +188,15 @@ def toy(
     ['type A', 'type B', 'type C', 'type D']
     """
     check_least(n_cells=(n_cells, 1), n_genes=(n_genes, 1), n_types=(n_types, 1), n_batches=(n_batches, 1))
+    if n_cells < max(n_types, n_batches):
+        raise ValueError(f"{n_cells} cells can't show {n_types} types and {n_batches} batches")
     size = max(2, round(_MODULE_SIZE * n_genes))
+    if n_types * size > n_genes:
+        raise ValueError(f"{n_types} types with modules of {size} genes need {n_types * size} genes, got {n_genes}")
     table = Vocabulary.human().table
     table = table[(table["biotype"] == "protein_coding") & (table["symbol"] != table["ensembl_id"])]
+    if n_genes > len(table):
+        raise ValueError(f"n_genes must be at most {len(table)}, got {n_genes}")
 
     rng = np.random.default_rng(rng)
     genes = table.iloc[np.sort(rng.choice(len(table), n_genes, replace=False))]

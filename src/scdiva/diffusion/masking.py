@@ -106,6 +106,11 @@ def stratified_times(n_cells: int, generator: torch.Generator, min_time: float =
     -------
     float32 tensor of shape `(B,)` on the generator's device, in `[min_time, 1]`.
 
+    Raises
+    ------
+    ValueError
+        If `n_cells < 1` or `min_time` is outside [0, 1).
+
     Examples
     --------
     >>> import torch
@@ -115,6 +120,10 @@ def stratified_times(n_cells: int, generator: torch.Generator, min_time: float =
     >>> sorted((4 * times).int().tolist())  # one in each quarter
     [0, 1, 2, 3]
     """
+    if n_cells < 1:
+        raise ValueError(f"Times are drawn for at least one cell, got n_cells={n_cells}.")
+    if not 0 <= min_time < 1:
+        raise ValueError(f"min_time must be in [0, 1), got {min_time}.")
     device = generator.device
     strata = torch.randperm(n_cells, generator=generator, device=device)
     inside = torch.rand(n_cells, generator=generator, device=device, dtype=torch.float64)
@@ -155,7 +164,7 @@ def mask_tokens(
     Raises
     ------
     ValueError
-        If the batch is not packed or contains special tokens.
+        If the batch is not packed, contains special tokens, or a time or the rate is not a probability.
 
     Examples
     --------
@@ -169,6 +178,13 @@ def mask_tokens(
     [True, True, True, False, False]
     """
     check_packed(tokens, values, cu_seqlens)
+    n_cells = cu_seqlens.numel() - 1
+    if times.shape != (n_cells,):
+        raise ValueError(f"One time per cell is needed: {n_cells} cells, times of shape {tuple(times.shape)}.")
+    if not bool(((times >= 0) & (times <= 1)).all()):
+        raise ValueError("Diffusion times must lie in [0, 1].")
+    if not 0 <= value_mask_rate <= 1:
+        raise ValueError(f"value_mask_rate must be in [0, 1], got {value_mask_rate}.")
     special = tokens < N_SPECIAL
     if bool(special.any()):
         raise ValueError(

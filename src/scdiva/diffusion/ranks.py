@@ -96,6 +96,11 @@ def rank_log_prior(
     -------
     float32 `(N, n)`, a row for each predicted position. All 0 in a cell without visible genes.
 
+    Raises
+    ------
+    ValueError
+        If a predicted position is visible.
+
     Examples
     --------
     >>> import torch
@@ -106,6 +111,8 @@ def rank_log_prior(
     >>> rank_log_prior(tokens, values, asked, ~asked, cu_seqlens, torch.full((1, 8), 1.5), torch.ones(11)).shape
     torch.Size([1, 8])
     """
+    if bool((asked & visible).any()):
+        raise ValueError(f"{int((asked & visible).sum())} positions are both visible and predicted.")
     device = expected.device
     of_gene = denominator[N_SPECIAL:] if genes is None else denominator[genes.to(denominator.device)]
     of_gene = to_device(of_gene.float(), device)

@@ -38,6 +38,11 @@ def checked_values(predicted: Tensor, masked: Tensor) -> Tensor:
 
 def checked_logits(logits: Tensor, n_rows: int) -> Tensor:
     """Logits of a denoiser in float32 or float64, if there are `n_rows` rows without NaN or +inf."""
+    if logits.ndim != 2 or logits.shape[0] != n_rows:
+        raise ValueError(
+            f"The denoiser must return one row of logits for each of the {n_rows} masked tokens, got a tensor of "
+            f"shape {tuple(logits.shape)}."
+        )
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     bad = torch.isnan(logits) | (logits == torch.inf)
     if bool(bad.any()):

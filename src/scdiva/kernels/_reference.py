@@ -37,6 +37,11 @@ def rope_tables(
     -------
     `cos` and `sin`, each float32 of shape `(max_pos, head_dim // 2)`.
 
+    Raises
+    ------
+    ValueError
+        If `head_dim` is odd or not positive, or `max_pos` is negative.
+
     Examples
     --------
     >>> import torch
@@ -45,6 +50,10 @@ def rope_tables(
     >>> cos.shape
     torch.Size([10, 4])
     """
+    if head_dim <= 0 or head_dim % 2:
+        raise ValueError(f"RoPE rotates pairs of coordinates, so head_dim must be even and positive; got {head_dim}.")
+    if max_pos < 0:
+        raise ValueError(f"max_pos must not be negative; got {max_pos}.")
     pair = torch.arange(head_dim // 2, dtype=torch.float64, device="cpu")
     omega = float(base) ** (-2.0 * pair / head_dim)
     angle = torch.outer(torch.arange(max_pos, dtype=torch.float64, device="cpu"), omega)

@@ -601,7 +601,8 @@ def init_gene_embedding(
     Raises
     ------
     ValueError
-        If the matrix has another number of genes or too many columns.
+        If the matrix has another number of genes, too many columns, values that are not finite, or only zeros. The
+        model is not changed then.
 
     Examples
     --------
@@ -617,6 +618,11 @@ def init_gene_embedding(
         raise ValueError(
             f"The gene matrix must be ({c.n_genes}, k) with 1 <= k <= dim = {c.dim}; got {tuple(vectors.shape)}."
         )
+    if not torch.isfinite(vectors).all():
+        row = int((~torch.isfinite(vectors)).any(dim=1).nonzero()[0])
+        raise ValueError(f"The gene matrix holds NaN or infinite numbers, first in row {row}.")
+    if not vectors.any():
+        raise ValueError("The gene matrix holds only zeros.")
     rows = model.embedding.gene.weight[N_SPECIAL:]
     vectors = vectors.to(torch.float64)
     nonzero = vectors.any(dim=1)

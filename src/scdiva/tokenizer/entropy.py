@@ -70,10 +70,15 @@ class EntropyHistogram:
         Raises
         ------
         ValueError
-            If the cells hold values outside of the bins, or genes that were not measured. Then none is counted.
+            If the cells have another token space, hold values outside of the bins, or genes that were not measured.
+            Then none of them is counted.
         """
         from scdiva.tokenizer import _kernels
 
+        if cells.shape[1] != self.n_tokens:
+            raise ValueError(f"cells have {cells.shape[1]} tokens, the histogram {self.n_tokens}.")
+        if cells.dtype != np.float32:
+            raise ValueError(f"cells must be float32 (see to_token_space), got {cells.dtype}.")
         measured = np.asarray(measured_tokens)
         is_measured = np.zeros(self.n_tokens, dtype=bool)
         is_measured[measured[measured >= 0]] = True

@@ -176,12 +176,18 @@ def serialize(
     Raises
     ------
     ValueError
-        If `denominator` does not fit the cells, or the cells are not what :func:`to_token_space` returns.
+        If `max_length` is not positive and whole, `denominator` does not fit the cells, or the cells are not what
+        :func:`to_token_space` returns.
     """
     from scdiva.tokenizer import _kernels
 
+    if max_length < 1 or max_length % 1:
+        raise ValueError(f"max_length must be a whole number from 1 on, got {max_length}.")
     if denominator.shape != (cells.shape[1],):
         raise ValueError(f"denominator has shape {denominator.shape}, the cells have {cells.shape[1]} tokens.")
+    for name, array, maker in (("denominator", denominator, "score_denominator"), ("cells", cells, "to_token_space")):
+        if array.dtype != np.float32:
+            raise ValueError(f"{name} must be float32 (see {maker}), got {array.dtype}.")
     indptr = plain(cells.indptr, np.int64)
     out_indptr = np.zeros(len(indptr), dtype=np.int64)
     np.cumsum(np.minimum(np.diff(indptr), max_length), out=out_indptr[1:])

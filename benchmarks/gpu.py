@@ -96,16 +96,14 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._pytree import tree_flatten
 
 from scdiva._constants import N_SPECIAL
-from scdiva._running import COMPILED_CELLS, CUDA_TOKENS, embed_all, resolve_run_config
-from scdiva.data.batch import CellBatch
+from scdiva.data.batch import CellBatch, InMemoryCells
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.memory import InMemoryCells
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import masked_cross_entropy
 from scdiva.integration.objective import IntegrationObjective
 from scdiva.kernels import autotune_attention, keep_attention_plan, positions, rope_attention_qkv, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.models.inference import at_precision
+from scdiva.models.inference import COMPILED_CELLS, CUDA_TOKENS, at_precision, embed_all, resolve_run_config
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train import PretrainingConfig, PretrainingModule, fit
@@ -455,7 +453,7 @@ def rate_row(setting: Setting, what: str, n_cells: int, flops: float, seconds: f
 
 
 class CellsInMemory:
-    """Cells as `tl.embed` opens them (`scdiva._running.Cells`), without AnnData: ranked ones in memory, by windows."""
+    """Cells as `tl.embed` opens them (`models.inference.Cells`), without AnnData: ranked ones in memory, by windows."""
 
     def __init__(self, ragged: Ragged) -> None:
         self.indptr, self.tokens, self.values = ragged

@@ -39,7 +39,7 @@ from _run import apart, fingerprint, missing, over_seeds, parser_of
 import scdiva as sd
 import scdiva._constants as C
 from scdiva.data.cells import log_normalised
-from scdiva.perturbation.conditions import Naming
+from scdiva.perturbation.conditions import ScreenDesign
 
 NAME = "perturbation"
 CONDITION, GROUP, ALL = "condition", "group", "all"
@@ -84,7 +84,7 @@ def prepared(adata: ad.AnnData, screen: Screen, max_cells: int = MAX_CELLS) -> a
         kept &= adata.obs[key].astype(str).isin(values).to_numpy()
     group = adata.obs[screen.groupby] if screen.groupby else pd.Series(ALL, index=adata.obs_names)
     kept &= group.notna().to_numpy()
-    naming = Naming(("control",), SEPARATOR)
+    naming = ScreenDesign("", ("control",), SEPARATOR)
     labels = adata.obs["perturbation"].astype(str)
     names = {label: SEPARATOR.join(naming.parts(label)) or "control" for label in labels[kept].unique()}
     obs = pd.DataFrame({CONDITION: labels.map(names), GROUP: group.astype(str)})

@@ -18,7 +18,7 @@ import pandas as pd
 from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
 from scdiva.models import load_model
-from scdiva.models._folder import CARD, SUMMED, write_sums
+from scdiva.models.storage import CARD, SUMMED, write_sums
 
 STUDIES = pd.read_csv(Path(__file__).with_suffix(".csv"), index_col="study")
 """Columns `tissue` and `publication`, by study."""

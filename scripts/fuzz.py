@@ -29,8 +29,8 @@ LEAST = 1_000_000
 MOST_KEPT = 100
 """Inputs of a target, the first of as many ways."""
 INSTRUMENTED = [
-    "scdiva.models._folder", "scdiva.models.pretrained", "scdiva.models.config", "scdiva._checks",
-    "scdiva.tokenizer.vocabulary", "scdiva.tokenizer._vocabulary_file",
+    "scdiva.models.storage", "scdiva.models.pretrained", "scdiva.models.config", "scdiva._checks",
+    "scdiva.tokenizer.vocabulary",
     "scdiva.tokenizer.names", "json",
 ]  # fmt: skip
 

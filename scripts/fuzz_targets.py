@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scdiva.models import _folder, pretrained, save_model
+from scdiva.models import pretrained, save_model, storage
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -35,7 +35,7 @@ TINY = ScDiVaConfig(
     anchor_hidden=4, anchor_residual=True, state_head=True, state_rank=2, tie_gene_head=True,
 )  # fmt: skip
 """Every byte of a small file is reached sooner."""
-KINDS = (_folder.CONFIG, _folder.WEIGHTS, _folder.VOCABULARY, _folder.CHECKSUMS, _folder.CARD)
+KINDS = (storage.CONFIG, storage.WEIGHTS, storage.VOCABULARY, storage.CHECKSUMS, storage.CARD)
 """The file of a folder that the first byte of an input to the target `folder` stands for."""
 SUSPECT = (
     "compile", "exec", "import", "marshal.", "pickle.", "code.", "ctypes.", "os.system", "os.exec", "os.posix_spawn",
@@ -102,14 +102,14 @@ class Place:
         model = ScDiVa(TINY, generator=torch.Generator().manual_seed(0))
         save_model(model, vocabulary, self.folder, metadata={"steps": 3, "corpus": ["a", "b"]})
         self.whole = {name: (self.folder / name).read_bytes() for name in KINDS}
-        self.sums = _folder.read_sums(self.folder)
+        self.sums = storage.read_sums(self.folder)
         networks = functools.lru_cache(maxsize=64)(pretrained.without_memory)
         self.cached = lambda config: copy.deepcopy(networks(config))
         pretrained.load_model(self.folder, device="cpu")  # imports what loading imports, before anybody listens
-        for again in self.whole[_folder.VOCABULARY], b"PAR1":
-            (self.folder / _folder.VOCABULARY).write_bytes(again)
+        for again in self.whole[storage.VOCABULARY], b"PAR1":
+            (self.folder / storage.VOCABULARY).write_bytes(again)
             with suppress(ValueError):
-                vocabulary = Vocabulary.read(self.folder / _folder.VOCABULARY)
+                vocabulary = Vocabulary.read(self.folder / storage.VOCABULARY)
                 vocabulary.write(io.BytesIO())
                 vocabulary.match(vocabulary.symbols)
         with suppress(ValueError):
@@ -119,48 +119,48 @@ class Place:
     def put(self, files: dict[str, bytes]) -> dict[str, str]:
         """Write these files into the whole folder, with sums that agree; give the sums."""
         files = self.whole | files
-        sums = {name: hashlib.sha256(files[name]).hexdigest() for name in _folder.SUMMED}
-        if files[_folder.CHECKSUMS] is self.whole[_folder.CHECKSUMS]:
-            files[_folder.CHECKSUMS] = "".join(f"{sums[name]}  {name}\n" for name in sums).encode()
+        sums = {name: hashlib.sha256(files[name]).hexdigest() for name in storage.SUMMED}
+        if files[storage.CHECKSUMS] is self.whole[storage.CHECKSUMS]:
+            files[storage.CHECKSUMS] = "".join(f"{sums[name]}  {name}\n" for name in sums).encode()
         for name, data in files.items():
             (self.folder / name).write_bytes(data)
         return sums
 
 
 def read_sums(place: Place, data: bytes) -> None:
-    (place.folder / _folder.CHECKSUMS).write_bytes(data)
+    (place.folder / storage.CHECKSUMS).write_bytes(data)
     with watch().over(place.folder):
-        sums = _folder.read_sums(place.folder)
-        _folder.read_checked(place.folder, _folder.CARD, sums)
+        sums = storage.read_sums(place.folder)
+        storage.read_checked(place.folder, storage.CARD, sums)
 
 
 def read_config(place: Place, data: bytes) -> None:
     """config.json to the network that it describes, which takes no memory; its layers are held to the weights first."""
-    (place.folder / _folder.CONFIG).write_bytes(data)
-    sums = place.sums | {_folder.CONFIG: hashlib.sha256(data).hexdigest()}
+    (place.folder / storage.CONFIG).write_bytes(data)
+    sums = place.sums | {storage.CONFIG: hashlib.sha256(data).hexdigest()}
     with watch().over(place.folder):
-        config = _folder.read_config(place.folder, sums)
+        config = storage.read_config(place.folder, sums)
         described = pretrained._model_config(place.folder, config)
-        pretrained._filled(described, place.whole[_folder.WEIGHTS], place.folder / _folder.WEIGHTS)
+        pretrained._filled(described, place.whole[storage.WEIGHTS], place.folder / storage.WEIGHTS)
 
 
 def read_weights(place: Place, data: bytes) -> None:
     """model.safetensors, filled into a network."""
     with watch().over(place.folder):
-        model = pretrained._filled(TINY, data, place.folder / _folder.WEIGHTS)
+        model = pretrained._filled(TINY, data, place.folder / storage.WEIGHTS)
     _all_finite(model)
 
 
 def read_vocabulary(place: Place, data: bytes) -> None:
     """vocabulary.safetensors, and all that is worked out from it later."""
-    (place.folder / _folder.VOCABULARY).write_bytes(data)
+    (place.folder / storage.VOCABULARY).write_bytes(data)
     with watch().over(place.folder):
-        vocabulary = Vocabulary.read(place.folder / _folder.VOCABULARY)
+        vocabulary = Vocabulary.read(place.folder / storage.VOCABULARY)
         vocabulary.match(vocabulary.symbols[:5])
     file = io.BytesIO()
     vocabulary.write(file)
-    (place.folder / _folder.VOCABULARY).write_bytes(file.getvalue())
-    if Vocabulary.read(place.folder / _folder.VOCABULARY) != vocabulary:
+    (place.folder / storage.VOCABULARY).write_bytes(file.getvalue())
+    if Vocabulary.read(place.folder / storage.VOCABULARY) != vocabulary:
         raise Finding("an accepted vocabulary is another one once it was written and read")
 
 
@@ -168,7 +168,7 @@ def read_folder(place: Place, data: bytes) -> None:
     """A whole folder: one file is the input, and the rest agrees with it where it can."""
     name = KINDS[data[0] % len(KINDS)] if data else KINDS[0]
     files = {name: data[1:]}
-    if name == _folder.VOCABULARY:  # the fingerprint behind which a foreign vocabulary ends
+    if name == storage.VOCABULARY:  # the fingerprint behind which a foreign vocabulary ends
         (place.folder / name).write_bytes(data[1:])
         try:
             vocabulary = Vocabulary.read(place.folder / name)
@@ -176,9 +176,9 @@ def read_folder(place: Place, data: bytes) -> None:
             pass
         else:
             said = {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint}
-            config = json.loads(place.whole[_folder.CONFIG]) | {"vocabulary": said}
-            files[_folder.CONFIG] = json.dumps(config).encode()
-    elif name == _folder.CONFIG:
+            config = json.loads(place.whole[storage.CONFIG]) | {"vocabulary": said}
+            files[storage.CONFIG] = json.dumps(config).encode()
+    elif name == storage.CONFIG:
         files |= _weights_of(data[1:])
     place.put(files)
     try:
@@ -203,7 +203,7 @@ def _weights_of(config: bytes) -> dict[str, bytes]:
     if network is None or sum(tensor.numel() for tensor in network.state_dict().values()) > 100_000:
         return {}
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    return {_folder.WEIGHTS: save({name: torch.full(shape, 0.5) for name, shape in shapes.items()})}
+    return {storage.WEIGHTS: save({name: torch.full(shape, 0.5) for name, shape in shapes.items()})}
 
 
 def _all_finite(model: ScDiVa) -> None:

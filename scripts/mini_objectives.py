@@ -24,7 +24,7 @@ from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.cells import take_cells
 from scdiva.data.packed import PackedCells
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
-from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
+from scdiva.diffusion.masking import Counts, chosen, counts_of, keep_counts, log_normalised
 from scdiva.models.heads import hidden_gene_logits
 from scdiva.models.layers import SetEncoder
 from scdiva.models.queries import FEW, HEADS, LEAST, QueryHead

@@ -317,7 +317,7 @@ def altered():
 
     from safetensors.torch import load_file, save_file
 
-    from scdiva.models._folder import write_sums
+    from scdiva.models.storage import write_sums
 
     def alter(folder, settings=None, tensors=None):
         (file,) = folder.glob("*.json")

@@ -13,7 +13,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva.data.cells import log_normalised
 from scdiva.diffusion.sampler import predict_in_parts
 from scdiva.generation import imputation, sampling
-from scdiva.models.denoiser import denoiser_of
+from scdiva.generation.sampling import denoiser_of
 
 KINDS = {
     "learned": {"anchor": "learned"},
@@ -244,8 +244,8 @@ def test_places_ascend_and_fit(seed):
 
 def test_the_spread_of_values_is_that_around_what_is_predicted(build, adata):
     """A value head that always says 2: genes have the root mean squared difference from it."""
+    from scdiva.data.batch import read_cells
     from scdiva.data.cells import open_cells
-    from scdiva.data.memory import read_cells
 
     model = copy.deepcopy(build(**KINDS["learned"]))
     with torch.no_grad():

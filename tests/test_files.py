@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scdiva._files import output_path, parse_yaml, printable, put_whole, read_bytes, tidy, whole_or_not
+from scdiva._checks import printable
+from scdiva._files import output_path, parse_yaml, put_whole, read_bytes, tidy, whole_or_not
 
 
 @pytest.mark.parametrize(

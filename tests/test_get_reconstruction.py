@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from scdiva.get._reconstruction import parameters_of, recovered_of
+from scdiva.get._frames import parameters_of, recovered_of
 
 KEY = "scdiva_reconstructed"
 

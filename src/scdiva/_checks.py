@@ -14,14 +14,13 @@ import os
 import re
 import sys
 import tempfile
+import unicodedata
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
-
-from scdiva._files import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +45,7 @@ _DESCRIPTIONS = {
     "None": "None",
 }
 """Annotations that values are checked against, and their description."""
+_BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _COLUMN = "the name of one column"
 _TEXTS = {
     "groupby": _COLUMN,
@@ -310,6 +310,18 @@ def refuse_unwritable(out: Path) -> None:
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
+def printable(text: str) -> str:
+    r"""Escape terminal control characters as in JSON (``\u001b``), except newlines and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(
+        f"\\u{ord(one):04x}"
+        if (unicodedata.category(one) == "Cc" and one not in "\n\t") or one in _BIDIRECTIONAL
+        else one
+        for one in text
+    )
+
+
 @contextlib.contextmanager
 def speaking_of(argument: str) -> Iterator[None]:
     """Name another argument than `adata`, such as `"reference"`, in errors and warnings of a block."""

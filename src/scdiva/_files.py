@@ -1,10 +1,11 @@
-"""Files: size limits for files from untrusted sources, output paths, atomic writes."""
+"""Files: URLs, size limits for files from untrusted sources, output paths, atomic writes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import glob
+import hashlib
 import html
 import json
 import os
@@ -12,12 +13,13 @@ import re
 import shutil
 import stat
 import time
-import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard, cast
 
+from scdiva._checks import from_extra, printable
 from scdiva._settings import logger
 
 MOST_TEXT = 1 << 24
@@ -30,22 +32,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk."""
 _STALE = 60.0
 """Age in seconds above which an unlocked temporary file is deleted."""
-_BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-def printable(text: str) -> str:
-    r"""Escape terminal control characters as in JSON (``\u001b``), except newlines and tabs."""
-    if text.isprintable():
-        return text
-    return "".join(
-        f"\\u{ord(one):04x}"
-        if (unicodedata.category(one) == "Cc" and one not in "\n\t") or one in _BIDIRECTIONAL
-        else one
-        for one in text
-    )
-
-
 def html_table(title: str, properties: Mapping[str, object]) -> str:
     """HTML table of an object's properties, for `_repr_html_`; None is omitted."""
     rows = (
@@ -81,11 +70,8 @@ def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> int
 def read_bytes(path: str | os.PathLike[str], limit: int = MOST_TEXT) -> bytes:
     """Read a regular file of at most `limit` bytes; errors as in :func:`check_regular`, or MemoryError."""
     n_bytes = check_regular(path, limit)
-    try:
-        with open(path, "rb") as file:
-            return file.read(n_bytes)
-    except MemoryError:
-        raise MemoryError(f"{str(path)!r} has {n_bytes:,} bytes, which do not fit into memory.") from None
+    with open(path, "rb") as file:
+        return file.read(n_bytes)
 
 
 def parse_json(path: str | os.PathLike[str], data: bytes) -> Any:
@@ -317,3 +303,97 @@ def delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+# --- URLs -------------------------------------------------------------------------------------------------------------
+_VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime", "created")
+"""Names of the version of an object in different file systems; the first that exists is used."""
+
+
+def is_path(given: Any) -> TypeGuard[str | Path]:
+    """Whether `given` is a path, a URL or cells of a SOMA experiment, and not an AnnData object."""
+    return isinstance(given, str | PathLike) or hasattr(given, "stem")
+
+
+def as_path(given: Any) -> Path:
+    """Convert a path or URL; cells of a SOMA experiment are returned unchanged.
+
+    Returns
+    -------
+    A :class:`~pathlib.Path` for local files. For URLs a ``UPath``, which has the same methods but is not an instance of
+    Path.
+
+    Raises
+    ------
+    ImportError
+        If a package for this kind of URL is missing.
+    ValueError
+        If the kind of URL is unknown.
+    """
+    if not isinstance(given, str | PathLike):
+        return cast(Path, given)
+    if "://" not in str(given):
+        return Path(given)
+    path = from_extra("upath", "remote", f"{given!r} needs universal-pathlib").UPath(given)
+    with reaching(path):
+        _ = path.fs  # imports the file system
+    return cast(Path, path)
+
+
+@contextlib.contextmanager
+def reaching(path: Any) -> Iterator[None]:
+    """Add the URL and the remedy to errors of a remote file system; errors about the content pass unchanged.
+
+    Parameters
+    ----------
+    path
+        Result of :func:`as_path`; errors of local paths pass unchanged.
+
+    Raises
+    ------
+    FileNotFoundError, ImportError, OSError
+        If nothing exists at the URL, a package is missing, or the URL can't be reached.
+    """
+    try:
+        yield
+    except Exception as error:  # each file system has errors of its own
+        # zarr's FileNotFoundErrors are ValueErrors too
+        of_content = isinstance(error, KeyError | TypeError | ValueError) and not isinstance(error, OSError)
+        if isinstance(path, Path) or of_content or repr(str(path)) in str(error):
+            raise
+        kind = next((kind for kind in (FileNotFoundError, ImportError) if isinstance(error, kind)), OSError)
+        raise kind(
+            f"{str(path)!r} can't be read ({type(error).__name__}: {error}). Is there such a bucket and key, and what "
+            "reads it (pip install 'scdiva[remote]')? Who you are and where the server is, fsspec reads from the "
+            "environment: AWS_PROFILE, AWS_ENDPOINT_URL, FSSPEC_S3_ANON=true for a public bucket, and so on."
+        ) from error
+
+
+def listing(path: Path) -> list[tuple[str, int, str]]:
+    """List the files at a path without reading them.
+
+    Returns
+    -------
+    Of each file its name below the path, its size in bytes, and its version: modification time, ETag of an object, or
+    whatever the file system offers. Empty for a folder on a server that can't list folders, such as most https servers.
+    """
+    from fsspec.core import url_to_fs
+
+    with reaching(path):
+        files, root = url_to_fs(str(path))
+        files.invalidate_cache()
+        found = files.find(root, detail=True)
+    return sorted(
+        (name.removeprefix(root), int(info["size"] or 0), str(next((info[v] for v in _VERSIONS if info.get(v)), "")))
+        for name, info in found.items()
+    )
+
+
+def stamp(path: Path) -> str:
+    """Checksum of the sizes and versions of a file, or of all files of a folder; it changes with the content."""
+    return digest(path.note() if hasattr(path, "note") else listing(path))
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of JSON values."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

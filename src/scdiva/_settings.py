@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from tqdm import tqdm
+
 
 logger = logging.getLogger("scdiva")
 """The package's logger, for progress; warnings about data are issued by `warnings`."""
@@ -315,3 +318,10 @@ def tqdm_keywords(shown: bool | None = None) -> dict[str, Any]:
     if getattr(sys.stderr, "isatty", lambda: False)() or "ipykernel" in sys.modules:
         return {"disable": False, "dynamic_ncols": True, "delay": DELAY, "leave": False}
     return {"disable": False, "delay": DELAY, "mininterval": LOG_INTERVAL}
+
+
+def to_device(x: Tensor, device: torch.device | str) -> Tensor:
+    """Copy a tensor to a device; from CPU to CUDA asynchronously, through page-locked memory."""
+    if x.device.type != "cpu" or not str(device).startswith("cuda"):
+        return x.to(device)
+    return (x if x.is_pinned() else x.pin_memory()).to(device, non_blocking=True)

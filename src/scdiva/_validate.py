@@ -182,8 +182,6 @@ class _Totals:
         from scdiva.tokenizer import _kernels
         from scdiva.tokenizer.serialize import plain
 
-        if block.shape[1] != self.n_vars:
-            raise ValueError(f"the block at row {start} has {block.shape[1]} columns, expected {self.n_vars}.")
         n_cells, per_cell = block.shape[0], np.diff(block.indptr).astype(np.int32)
         sums = np.zeros((self.n_vars, 2))
         n_fractions, n_known = np.empty((2, n_cells), np.int32)

@@ -13,7 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva.annotation import annotate as _annotate
-from scdiva.annotation.majority import majority_labels
+from scdiva.annotation.annotate import majority_labels
 
 from .conftest import SHORT
 

@@ -18,7 +18,7 @@ from torch import nn
 from scdiva._constants import N_SPECIAL
 from scdiva.annotation import fit as A
 from scdiva.annotation.annotator import METHODS, AnnotationHead, HeadSizes, Neighbors
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 
 N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
 

@@ -153,7 +153,6 @@ def test_what_stands_there_is_not_replaced_unless_said(run, refused, small, tmp_
     assert ad.read_h5ad(run(*words[:-2], "--overwrite")).n_obs == 60
     (tmp_path / "kept").mkdir()
     words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--steps", "2", "--model", small]
-    assert "to --save" in refused(*words, "--save", tmp_path / "kept", out="b.h5ad")
     assert "choose another path" in refused(*words, "--save", tmp_path / "kept", "--overwrite", out="b.h5ad")
     assert "must end in .h5ad or .zarr" in refused(*words, out="out.csv")
 
@@ -163,9 +162,9 @@ def test_a_folder_of_another_kind_is_refused_before_the_work(refused, small, tmp
     (tmp_path / "kept" / "mine.txt").write_text("mine")
     monkeypatch.setattr("scdiva.cli._calls._opened", None)
     words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--model", small, "--overwrite", "--save"]
-    assert "is no model folder: choose another path for --save" in refused(*words, tmp_path / "kept")
+    assert "it is no model folder; choose another path" in refused(*words, tmp_path / "kept")
     annotate = ["annotate", "cells.h5ad", "--labels_key", "cell_type", "--model", small, "--overwrite", "--save"]
-    assert f"{str(small)!r} exists and is no annotator folder" in refused(*annotate, small)
+    assert f"{str(small)!r} exists already: it is no annotator folder" in refused(*annotate, small)
     assert "is the --out" in refused(*words, tmp_path / "out.zarr", out="out.zarr")
     assert (tmp_path / "kept" / "mine.txt").read_text() == "mine"
 

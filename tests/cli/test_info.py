@@ -30,7 +30,7 @@ def test_a_model_is_described_without_its_weights(described, small, monkeypatch,
         return (folder / name).read_bytes()
 
     with monkeypatch.context() as patch:
-        patch.setattr("scdiva.models._folder.read_checked", read)
+        patch.setattr("scdiva.models.storage.read_checked", read)
         found = described(small)
     assert found["kind"] == "model"
     assert found["config"]["dim"] == 16

@@ -37,5 +37,3 @@ def test_parts_that_do_not_fit_are_refused():
         from_ragged(np.int64([0, 2]), np.int32([5]), np.float32([2]))
     with pytest.raises(ValueError, match="indptr spans"):
         from_ragged(np.int64([0, 2, 1]), np.int32([5]), np.float32([2]))
-    with pytest.raises(ValueError, match="2 study numbers for 1 cells"):
-        from_ragged(np.int64([0, 1]), np.int32([5]), np.float32([2]), study=[0, 1])

@@ -76,13 +76,6 @@ def test_dealt_batches_are_alike():
 def test_impossible_calls_are_refused():
     with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
         fill_batches(np.array([3]), 0)
-    with pytest.raises(ValueError, match="cell 1 has a negative length, -2"):
-        fill_batches(np.array([3, -2]), 8)
-    with pytest.raises(ValueError, match="whole numbers"):
-        deal_batches(np.array([3.5]), 1)
-    for n in (0, 3):
-        with pytest.raises(ValueError, match=f"2 cells can't be dealt into {n} batches"):
-            deal_batches(np.array([3, 9]), n)
 
 
 @pytest.mark.parametrize("max_cells", [1, 3, 7])

@@ -9,8 +9,7 @@ import pytest
 
 import scdiva
 from scdiva._constants import UNKNOWN
-from scdiva.data.genes import gene_names, judge_genes, match_columns
-from scdiva.data.options import DEFAULT_INPUT, InputOptions
+from scdiva.data.genes import DEFAULT_INPUT, InputOptions, gene_names, judge_genes, match_columns
 from scdiva.tokenizer import Vocabulary
 
 

@@ -12,9 +12,9 @@ import torch
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.data import memory as A
+from scdiva.data import batch as A
 from scdiva.data.cells import open_cells, take_cells
-from scdiva.models.inference import encoded
+from scdiva.models.inference import RunConfig, embed_all
 from scdiva.tokenizer import Vocabulary
 
 
@@ -129,12 +129,10 @@ def test_a_balanced_sample_takes_equally_many_cells_of_each_group():
 
 
 @pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])
-def test_states_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch):
-    monkeypatch.setattr("scdiva.models.inference.BLOCK_CELLS", 7)
+def test_states_in_batches_are_those_of_single_cells(tiny, fields):
     model, cells = tiny(**fields).eval(), make_cells(20)
-    found = encoded(model, cells)
+    found = torch.from_numpy(embed_all(model, cells, RunConfig(7, "cpu", "fp32", "state")))
     for i in range(20):
         with torch.no_grad():
             expected = model.encode(*cells.take(np.array([i])).packed)
         torch.testing.assert_close(found[i], expected[0], atol=1e-6, rtol=0)
-    assert not found.requires_grad

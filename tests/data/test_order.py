@@ -129,7 +129,3 @@ def test_arguments_are_checked():
     pool = pool_of([8], 4, 0)
     with pytest.raises(ValueError, match="too few for 90 batches a step"):
         Order(pool, 0, 4, lanes=[(0, 90)])
-    with pytest.raises(ValueError, match="batch_tokens=12 is below"):
-        Order(pool_of([80], 4, 0), 0, 4, batch_tokens=12)
-    with pytest.raises(ValueError, match="no cells to shuffle"):
-        Order(CellPool([], [], MIN_GENES, CONTEXT, 4), 0, 4)

@@ -10,8 +10,7 @@ import pytest
 
 import scdiva as sd
 from scdiva.data import CellDataModule, open_cells, pack_files
-from scdiva.data.genes import column_tokens, judge_genes, match_columns
-from scdiva.data.options import InputOptions
+from scdiva.data.genes import InputOptions, column_tokens, judge_genes, match_columns
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.tokenizer.names import _table
 

@@ -23,12 +23,12 @@ import zarr
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 import scdiva as sd
+from scdiva._files import as_path
 from scdiva.data import CellDataModule
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import data_files, file_note
 from scdiva.data.datamodule import check_manifest, manifest_of
 from scdiva.data.packing import pack_files
-from scdiva.data.paths import as_path
 from scdiva.train import pretrain
 
 upath = pytest.importorskip("upath", reason="universal-pathlib, of the extra remote, is not installed")

@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.datasets import _download
+from scdiva.datasets import _published as _download
 
 pytest.importorskip("pooch", reason="needs pooch, which a full install brings")
 

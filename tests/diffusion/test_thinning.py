@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised, sum_by_cell
+from scdiva.diffusion.masking import Counts, chosen, counts_of, keep_counts, log_normalised, sum_by_cell
 
 BOUNDS = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
 

@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.embedding import dataset_pcs as D
-from scdiva.models.inference import encoded, read_out
+from scdiva.models.inference import RunConfig, embed_all, read_out
 
 N_GENES = 30  # of the tiny model
 N_TOKENS = N_GENES + N_SPECIAL
+
+
+def encoded(model, cells):
+    """Cell states, `(n_cells, state_dim)`."""
+    return torch.from_numpy(embed_all(model, cells, RunConfig(None, "cpu", "fp32", "state")))
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ def test_an_interrupt_leaves_adata_and_model_as_they_were(adata, one, monkeypatc
 @pytest.mark.parametrize("kind", ["one", "plain"])
 def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, monkeypatch):
     """By windows of a few cells; a function is given the tensors of the rows that a batch holds."""
-    from scdiva._running import open_cells_for_model, resolve_run_config, run_cells
+    from scdiva.models.inference import open_cells_for_model, resolve_run_config, run_cells
 
     model = one if kind == "one" else plain
     z = embedded(adata, model)
@@ -261,13 +261,10 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
         assert sorted(seen) == np.flatnonzero(only).tolist()
     assert sorted(asked) == np.flatnonzero(only).tolist()
     assert list(run_cells(model, source, run_config, only=np.zeros(90, dtype=bool))) == []
-    with pytest.raises(TypeError, match="width of its own"):
-        run_config._replace(what=scaled).width(model)
 
 
 def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(adata, one, monkeypatch):
     """What CUDA is asked for, done on the CPU; compiled blocks are run eagerly."""
-    from scdiva import _running
     from scdiva.models import Blocks, inference
 
     opened, budgets, compiled = [], [], []
@@ -288,15 +285,15 @@ def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(ada
     monkeypatch.setattr(inference, "open_encoder", on_cpu)
     monkeypatch.setattr(batch, "fill_batches", filled)
     monkeypatch.setattr(Blocks, "compile_each", marked)
-    source = _running.open_cells_for_model(one, adata, _running.resolve_run_config(None, "cpu", "fp32"))[1]
-    expected = _running.embed_all(one, source, _running.resolve_run_config(None, "cpu", "bf16"))
+    source = inference.open_cells_for_model(one, adata, inference.resolve_run_config(None, "cpu", "fp32"))[1]
+    expected = inference.embed_all(one, source, inference.resolve_run_config(None, "cpu", "bf16"))
     assert set(budgets) == {batch.BATCH_TOKENS}
     assert not compiled
     for least, is_compiled in ((91, False), (90, True)):
-        monkeypatch.setattr(_running, "COMPILED_CELLS", least)
+        monkeypatch.setattr(inference, "COMPILED_CELLS", least)
         budgets.clear()
         with torch.compiler.set_stance("force_eager"):
-            found = _running.embed_all(one, source, _running.RunConfig(None, "cuda", "bf16", "embedding"))
+            found = inference.embed_all(one, source, inference.RunConfig(None, "cuda", "bf16", "embedding"))
         np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
         assert opened[-1] == ("cuda", is_compiled)
         assert set(budgets) == {131_072}

@@ -31,7 +31,7 @@ def test_genes_that_can_not_be_imputed_are_named_before_any_are(cells, model, re
     def called(*_, **__):
         raise AssertionError("cells were read before the genes were looked at")
 
-    monkeypatch.setattr("scdiva.data.memory.read_cells", called)
+    monkeypatch.setattr("scdiva.data.batch.read_cells", called)
     error = TypeError if name == "a number" else ValueError
     refused(lambda a: sd.tl.impute(a, asked(a), model), cells, error, said)
 

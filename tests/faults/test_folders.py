@@ -13,7 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva.models import load_model, save_model
-from scdiva.models._folder import SUMMED, write_sums
+from scdiva.models.storage import SUMMED, write_sums
 
 FILES = ("README.md", "config.json", "model.safetensors", "vocabulary.safetensors")
 

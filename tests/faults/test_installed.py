@@ -119,7 +119,7 @@ LATE = {
     ),
     "a push": (
         "huggingface_hub", "hub", lambda _: sd.models.push("scdiva-mini", "hf://a/b"),
-        ("scdiva.models.hub.find_model",),
+        ("scdiva.models.storage.find_model",),
     ),
     "pretraining": (
         "triton", "gpu",

@@ -19,7 +19,7 @@ from scdiva import cli
 from scdiva._files import MOST_TEXT
 from scdiva.data import PackedCells, open_cells, pack_files
 from scdiva.models import load, load_model, save_model
-from scdiva.models._folder import SUMMED, write_sums
+from scdiva.models.storage import SUMMED, write_sums
 from scdiva.train import PretrainingConfig, pretrain
 
 

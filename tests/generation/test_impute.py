@@ -243,8 +243,8 @@ def test_a_table_of_what_was_imputed(adata, headed):
 
 def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, querying):
     """Of a gene that is masked, a cell is not among the cells that it is predicted from."""
+    from scdiva.data.batch import read_cells
     from scdiva.data.cells import open_cells
-    from scdiva.data.memory import read_cells
     from scdiva.generation.state_head import context_of, on_cpu, predict, states_of
 
     cells, _ = read_cells(open_cells(adata, querying), np.zeros(adata.n_obs, dtype=np.int64), whole=True)

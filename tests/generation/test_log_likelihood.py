@@ -56,7 +56,7 @@ def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_o
     from scdiva._rng import generator, step_generator
     from scdiva.data.cells import open_cells
     from scdiva.diffusion import log_likelihood
-    from scdiva.models.denoiser import denoiser_of
+    from scdiva.generation.sampling import denoiser_of
 
     data = few[:4, 10:].copy()  # ten genes of the vocabulary are not measured
     config = headed.config

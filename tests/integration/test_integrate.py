@@ -13,7 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva._labels import label_numbers
-from scdiva.data import memory
+from scdiva.data import batch
 from scdiva.integration import integrate as _integrate
 from scdiva.integration.integrate import cramers_v
 
@@ -282,8 +282,8 @@ def test_a_sample_is_fitted_to_and_all_cells_are_embedded(plain, cells, labels_k
     matrix = data.X.toarray()
     matrix[[0, 230]] = 0
     data.X = sp.csr_matrix(matrix)
-    read, real = [], memory.read_cells
-    monkeypatch.setattr(memory, "read_cells", lambda *a, **k: read.append(real(*a, **k)) or read[-1])
+    read, real = [], batch.read_cells
+    monkeypatch.setattr(batch, "read_cells", lambda *a, **k: read.append(real(*a, **k)) or read[-1])
     with pytest.warns(UserWarning, match="2 of 240 cells are left out"):
         new = sd.tl.integrate(data, "batch", labels_key, model=plain, fit_cells=60, **QUICK)
     fitted, rows = read[0]

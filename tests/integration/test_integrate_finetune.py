@@ -137,7 +137,7 @@ def test_a_resumed_run_gives_the_same_bits(learned, data, tmp_path, monkeypatch)
     ],
 )
 def test_arguments_are_refused_before_anything_is_read(learned, data, contents, given, match, monkeypatch):
-    monkeypatch.setattr("scdiva._running.open_cells", None)
+    monkeypatch.setattr("scdiva.models.inference.open_cells", None)
     before = contents(data)
     with pytest.raises(ValueError, match=match):
         sd.tl.integrate(data, "batch", model=learned, **given)

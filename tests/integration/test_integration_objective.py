@@ -11,13 +11,18 @@ import torch
 import torch.nn.functional as F
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.embedding.dataset_pcs import with_dataset_components
 from scdiva.integration import objective as I
-from scdiva.models.inference import encoded
+from scdiva.models.inference import RunConfig, embed_all
 from scdiva.train.objectives import thinned_at_random
 
 N_GENES = 30  # of the tiny model
+
+
+def encoded(model, cells):
+    """Cell states, `(n_cells, state_dim)`."""
+    return torch.from_numpy(embed_all(model, cells, RunConfig(None, "cpu", "fp32", "state")))
 
 
 def make_cells(n: int = 120, n_batches: int = 2) -> InMemoryCells:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scdiva.kernels import rope_attention, rope_tables
-from scdiva.kernels._first_token import first_token_attention
+from scdiva.kernels._attention import first_token_attention
 
 
 def inputs(lengths, n_heads=2, head_dim=8, dtype=torch.float32):

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from scdiva.kernels import _triton, rope_attention, rope_tables
-from scdiva.kernels._first_token import first_token_attention
+from scdiva.kernels._attention import first_token_attention
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.inference import at_precision
 

@@ -15,7 +15,7 @@ import torch
 
 from scdiva.diffusion import masked_cross_entropy
 from scdiva.kernels import rope_attention, rope_attention_qkv, rope_tables
-from scdiva.kernels._first_token import first_token_attention
+from scdiva.kernels._attention import first_token_attention
 
 HEADS = 3
 MAX_LENGTH = 4096

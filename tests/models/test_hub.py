@@ -83,7 +83,7 @@ def test_a_model_that_was_fetched_is_not_fetched_again_and_loads_offline(hub, fo
 
 FETCHING = """
 import sys
-from scdiva.models.hub import fetch
+from scdiva.models.storage import fetch
 sys.stdout.write(str(fetch("hf://lab/atlas")))
 """
 
@@ -154,7 +154,7 @@ def test_pushing_without_connection_or_right_is_said_in_one_line(hub, folder, mo
 
 def test_a_file_that_was_damaged_is_refused_with_the_call_that_mends_it(hub, folder):
     hub.put("lab/atlas", folder)
-    cached = sd.models.hub.fetch("hf://lab/atlas") / "model.safetensors"
+    cached = sd.models.storage.fetch("hf://lab/atlas") / "model.safetensors"
     data = bytearray(cached.read_bytes())
     data[-3] ^= 1
     cached.resolve().write_bytes(data)

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from scdiva._settings import settings
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model, pretrained, save_model
-from scdiva.models._folder import SUMMED, write_sums
-from scdiva.models.hub import available, find_model
 from scdiva.models.pretrained import load_for
+from scdiva.models.storage import SUMMED, available, find_model, write_sums
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 FILES = {"config.json", "model.safetensors", "vocabulary.safetensors", "README.md", "SHA256SUMS"}
@@ -239,7 +238,7 @@ def test_an_unknown_name_lists_what_there_is(tmp_path):
 
 
 def test_bundled_models_load_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("scdiva.models.hub._BUNDLED", tmp_path)
+    monkeypatch.setattr("scdiva.models.storage._BUNDLED", tmp_path)
     assert available() == []
     save_model(make_model(), make_vocabulary(), tmp_path / "tiny")
     assert available() == ["tiny"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model
-from scdiva.models.hub import available
+from scdiva.models.storage import available
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 

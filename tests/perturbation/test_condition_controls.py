@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.perturbation.conditions import Naming, ScreenDesign, is_control_like, read_perturbations
+from scdiva.perturbation.conditions import ScreenDesign, is_control_like, read_perturbations
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 GENES = ["KLF1", "GATA1", "TAL1", "HLA-DRA", "RP11-34P13.7"]
@@ -85,10 +85,10 @@ def test_a_letter_behind_the_control_is_a_gene_where_the_separator_says_so(read)
 )  # fmt: skip
 def test_controls_in_any_collection(read, control):
     found = read(["NT1", "NT2", "KLF1"], control)
-    assert found.naming.control == ("NT1", "NT2")
+    assert found.design.control == ("NT1", "NT2")
     assert found.is_control.tolist() == [True, True, False]
-    assert Naming.of(b"NT1", "+").control == ("NT1",)
-    assert Naming.of(0, "+").control == ("0",)
+    assert ScreenDesign.of("", b"NT1").control == ("NT1",)
+    assert ScreenDesign.of("", 0).control == ("0",)
 
 
 @pytest.mark.parametrize("control", [np.array("NT1"), np.array([["NT1", "NT2"]])])
@@ -137,5 +137,7 @@ def test_a_gene_is_one_part_whatever_separator_its_name_contains(read):
 
 def test_columns_of_pairs_are_not_genes():
     labels = ["KLF1_GATA1", "KLF1_1", "A_B"]
-    naming = Naming(separator="_").with_whole_names(labels, lambda names: {*names} & {"KLF1", "GATA1"}, labels)
+    naming = ScreenDesign("", separator="_").with_whole_names(
+        labels, lambda names: {*names} & {"KLF1", "GATA1"}, labels
+    )
     assert naming.whole == {"KLF1_1", "A_B"}

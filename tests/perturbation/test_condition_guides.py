@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from scdiva.perturbation.conditions import (
-    Naming,
     ScreenDesign,
     gene_filter,
     genes_of_guides,
@@ -49,9 +48,9 @@ def test_genes_of_a_mouse_are_known_where_the_data_have_a_mouses(human):
 def test_a_mapping_names_parts_combinations_and_the_control(human):
     given = {"a": "KLF1", "pair": "KLF1+GATA1", "NTC_1": "ctrl"}
     found = read(["a", "pair", "NTC_1", "a+GATA1", "TAL1"], given, human)
-    assert found.guides == {"a": "KLF1", "pair": "KLF1+GATA1", "NTC_1": "ctrl", "a+GATA1": "KLF1+GATA1"}
+    assert found.design.guides == {"a": "KLF1", "pair": "KLF1+GATA1", "NTC_1": "ctrl", "a+GATA1": "KLF1+GATA1"}
     assert found.parts == ((), ("KLF1",), ("TAL1",), ("GATA1", "KLF1"))
-    assert genes_of_guides(["a+TAL1"], found.guides, Naming(("ctrl",))) == {"a+TAL1": "KLF1+TAL1"}
+    assert genes_of_guides(["a+TAL1"], found.design.guides, ScreenDesign("", ("ctrl",))) == {"a+TAL1": "KLF1+TAL1"}
 
 
 @pytest.mark.parametrize("guides", ["auto", 3, ["KLF1g1"]])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._labels import read_labels
-from scdiva.perturbation.conditions import Naming, ScreenDesign, perturbations
+from scdiva.perturbation.conditions import ScreenDesign, perturbations
 
 GENES = st.lists(st.sampled_from(["A", "B", "KLF1", "ctrl"]), min_size=1, max_size=4)
 
@@ -35,22 +35,22 @@ def cells(labels):
     ],
 )
 def test_labels_are_split(label, parts):
-    assert Naming(("ctrl",)).parts(label) == parts
+    assert ScreenDesign("", ("ctrl",)).parts(label) == parts
 
 
 @given(GENES)
 def test_the_order_of_parts_means_nothing(parts):
-    found = Naming(("ctrl",)).parts("+".join(parts))
-    assert found == Naming(("ctrl",)).parts("+".join(reversed(parts)))
+    found = ScreenDesign("", ("ctrl",)).parts("+".join(parts))
+    assert found == ScreenDesign("", ("ctrl",)).parts("+".join(reversed(parts)))
     assert set(found) == set(parts) - {"ctrl"}
-    assert Naming(("ctrl",), "_").parts("_".join(parts)) == found
+    assert ScreenDesign("", ("ctrl",), "_").parts("_".join(parts)) == found
 
 
 def test_a_separator_may_be_another_or_none():
-    assert Naming(("ctrl",), "").parts("A+B") == ("A+B",)
-    assert Naming(("+",)).parts("+") == ()  # the control's own name is never split
+    assert ScreenDesign("", ("ctrl",), "").parts("A+B") == ("A+B",)
+    assert ScreenDesign("", ("+",)).parts("+") == ()  # the control's own name is never split
     with pytest.raises(ValueError, match=r"'CD4\+' has an empty part"):
-        Naming().parts("CD4+")
+        ScreenDesign("").parts("CD4+")
 
 
 def test_cells_are_numbered_by_what_was_done_to_them():

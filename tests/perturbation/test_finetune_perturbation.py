@@ -10,7 +10,7 @@ import torch
 
 import scdiva as sd
 from scdiva._constants import BASELINES
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.models import load
 from scdiva.perturbation.response import KINDS
 
@@ -179,7 +179,7 @@ class _Stopped(Exception):
 
 
 def test_a_resumed_run_gives_the_same_bits(data, learned, tmp_path, monkeypatch, weights, same):
-    from scdiva.perturbation.finetune import ResponseObjective
+    from scdiva.perturbation.response_head import ResponseObjective
 
     whole = sd.tl.fit_perturbation(data, "perturbation", model=learned, **TUNE | {"epochs": 3})
     how = TUNE | {"epochs": 3, "checkpoint_dir": tmp_path / "run"}

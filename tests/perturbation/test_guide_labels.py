@@ -116,7 +116,7 @@ def test_several_controls_count_as_one(one, perturbed_cells, genes, tmp_path):
     expected, fitted = fit(plain, one), fit(several, one, control=controls)
     np.testing.assert_array_equal(fitted.screen.delta, expected.screen.delta)
     again = sd.models.load(fitted.save(tmp_path / "fitted"))
-    assert again.design.naming.control == tuple(controls)
+    assert again.design.control == tuple(controls)
     asked = {"predict": [genes[0], f"{genes[0]}+{genes[2]}"], "rng": 0}
     by_one = sd.tl.predict_perturbation(plain, model=expected, **asked)
     for model in (fitted, again):

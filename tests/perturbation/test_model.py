@@ -13,7 +13,7 @@ import torch
 
 from scdiva._constants import BASELINES, EXPECTED
 from scdiva.models import PerturbationModel, load, save_model
-from scdiva.models._folder import kind_of
+from scdiva.models.storage import kind_of
 from scdiva.perturbation.conditions import ScreenDesign
 from scdiva.perturbation.response import KINDS
 from scdiva.perturbation.screen import Conditions

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva.data.cells import log_normalised
-from scdiva.data.options import InputOptions
+from scdiva.data.genes import InputOptions
 from scdiva.perturbation.conditions import ScreenDesign
 from scdiva.perturbation.screen import open_screen, read_screen, refuse_unknown
 

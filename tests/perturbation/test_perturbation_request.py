@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.data.options import InputOptions
+from scdiva.data.genes import InputOptions
 from scdiva.models import PerturbationModel
 from scdiva.perturbation.conditions import ScreenDesign
 from scdiva.perturbation.predict import Targets, find_targets

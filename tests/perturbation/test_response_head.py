@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.metrics import perturbation_response
-from scdiva.perturbation.finetune import CELLS_OF_CONDITION, MeasuredChanges, ResponseObjective
-from scdiva.perturbation.response_head import ResponseHead, head_inputs, perturbed_input, predicted_change
+from scdiva.perturbation.response_head import (
+    CELLS_OF_CONDITION,
+    MeasuredChanges,
+    ResponseHead,
+    ResponseObjective,
+    head_inputs,
+    perturbed_input,
+    predicted_change,
+)
 
 N_GENES, N_OUT = 30, 11
 TOKENS = np.array([5, -1, 20, 9, -1])

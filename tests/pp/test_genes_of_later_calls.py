@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import scdiva as sd
-from scdiva.data.options import InputOptions, input_options
+from scdiva.data.genes import InputOptions, input_options
 
 pytestmark = pytest.mark.filterwarnings("ignore:(these are genes|the data have)")
 

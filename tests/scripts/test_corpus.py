@@ -10,7 +10,7 @@ import pytest
 from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
 from scdiva.models import load_model
-from scdiva.models.pretrained import find_model
+from scdiva.models.storage import find_model
 from scdiva.tokenizer import load_vocabulary
 
 

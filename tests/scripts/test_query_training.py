@@ -13,8 +13,7 @@ import scdiva as sd
 from scdiva._rng import step_generator
 from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
-from scdiva.diffusion.masking import cell_of_token
-from scdiva.diffusion.thinning import counts_of, log_normalised
+from scdiva.diffusion.masking import cell_of_token, counts_of, log_normalised
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import load_vocabulary
 

@@ -11,7 +11,7 @@ import torch
 
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model
-from scdiva.models.hub import find_model
+from scdiva.models.storage import find_model
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import PretrainingConfig, fit_linear_map
 

@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load, save
 
-from scdiva.tokenizer import Vocabulary, _vocabulary_file
+from scdiva.tokenizer import Vocabulary
+from scdiva.tokenizer.vocabulary import TEXTS
 
 
 @pytest.fixture
 def small():
-    columns = {name: ["A", "B", "C"] for name in _vocabulary_file.TEXTS}
+    columns = {name: ["A", "B", "C"] for name in TEXTS}
     return Vocabulary(pd.DataFrame({**columns, "entropy": np.arange(3, dtype=np.float32)}), foreign=["D", "E|F"])
 
 

@@ -58,7 +58,6 @@ def test_cells_that_devices_do_not_divide_are_refused():
         ("checkpoint_minutes", 0.0),
         ("batch_size", -1),
         ("batch_tokens", 0),
-        ("batch_tokens", 1200),
         ("seed", True),
         ("learning_rate", 0.0),
         ("final_learning_rate", 1.5),

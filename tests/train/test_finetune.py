@@ -14,7 +14,7 @@ from scdiva import settings
 from scdiva._constants import N_SPECIAL
 from scdiva.annotation.annotator import AnnotationHead, HeadSizes
 from scdiva.annotation.fit import AnnotationObjective
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.integration.objective import IntegrationObjective
 from scdiva.models.layers import Block
 from scdiva.tokenizer.vocabulary import Vocabulary

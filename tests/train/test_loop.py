@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from scdiva import settings
-from scdiva.train import loop as L
+from scdiva.train import base as L
 
 
 def run(steps=60, loss_of=None, frozen=(), last=60):

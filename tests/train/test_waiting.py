@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.diffusion import loss as loss_module
 from scdiva.integration.objective import IntegrationObjective
 from scdiva.kernels import _attention

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scdiva._checks import check_choices
-from scdiva._running import Cells, RunConfig, run_cells
 from scdiva._settings import logger
 from scdiva.data.batch import from_ragged
 from scdiva.data.cells import Ragged, take_cells
 from scdiva.diffusion import cell_of_token
-from scdiva.models._folder import MODEL
-from scdiva.models.inference import width_of
+from scdiva.models.inference import Cells, RunConfig, run_cells, width_of
 from scdiva.models.layers import perceptron, weighted_sum
 from scdiva.models.pretrained import Fitted, arrays, check_shapes
 from scdiva.models.scdiva import ScDiVa
+from scdiva.models.storage import MODEL
 
 METHODS = ("linear", "knn", "probe")
 HIDDEN = 128

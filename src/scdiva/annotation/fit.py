@@ -21,20 +21,18 @@ from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
 from scdiva._checks import warn
-from scdiva._device import to_device
 from scdiva._labels import many_labels_accepted
 from scdiva._rng import step_seed
-from scdiva._running import RunConfig, embed_all
-from scdiva._settings import progress_bar, torch_threads_kept
+from scdiva._settings import progress_bar, to_device, torch_threads_kept
 from scdiva.annotation.annotator import CLIP, AnnotationHead, Annotator, HeadSizes, Neighbors
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.embedding.dataset_pcs import N_DIRECTIONS, own_directions
 from scdiva.metrics.annotation import calibration
-from scdiva.models.inference import runs_transformer
+from scdiva.models.inference import RunConfig, embed_all, runs_transformer
 from scdiva.models.scdiva import ScDiVa
+from scdiva.train.base import shuffled, train_steps
 from scdiva.train.finetune import Objective, encode_cells, finetune, network_for, planned, tuned_config
 from scdiva.train.linear_map import DEVIATION_OFFSET
-from scdiva.train.loop import shuffled, train_steps
 
 INVERSE_PENALTY, NOVELTY_INVERSE_PENALTY = 0.01, 0.1
 """C of the logistic regressions for labels and for novelty: the quadratic penalty is 1 / (2 C)."""

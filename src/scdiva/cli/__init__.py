@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scdiva._files import printable
+from scdiva._checks import printable
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

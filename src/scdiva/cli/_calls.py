@@ -9,16 +9,20 @@ from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scdiva._checks import refuse_unwritable
 from scdiva._constants import DEFAULT_MODEL, INTEGRATE, OBS_LABEL, UNS
-from scdiva._files import output_path, parse_json, read_bytes
+from scdiva._files import as_path, output_path, parse_json, read_bytes
 from scdiva.data.backed import names_of, open_root
 from scdiva.data.genes import judge_genes, match_columns
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix, row_blocks
 from scdiva.data.output import refuse_target, write_cells
-from scdiva.data.paths import as_path
-from scdiva.models._folder import VOCABULARY, WEIGHTS, in_words, kind_of, read_config, read_sums, refuse_foreign
-from scdiva.models.hub import find_model
+from scdiva.models.storage import (
+    VOCABULARY,
+    WEIGHTS,
+    check_folder,
+    find_model,
+    read_config,
+    read_sums,
+)
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -78,7 +82,9 @@ def run_call(command: str, options: dict[str, Any]) -> str:
             raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, *files.values())
     if save is not None:
-        _refuse_folder(save, overwrite, out, FITTED[command])
+        if save.resolve() == out.resolve():
+            raise FileExistsError(f"{str(save)!r} is the --out. Pass another folder to --save.")
+        check_folder(save, overwrite, FITTED[command])
     if "model" in options:
         find_model(options["model"])
     with contextlib.ExitStack() as stack:
@@ -92,20 +98,6 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     write_cells(result, out)
     # the model is saved last, so that the result is kept if this fails
     return str(out) if save is None else f"{out}\n{fitted.save(save, overwrite=overwrite)}"
-
-
-def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
-    """Check the folder of `--save` before the model is fitted."""
-    refuse_unwritable(folder)
-    if folder.resolve() == out.resolve():
-        raise FileExistsError(f"{str(folder)!r} is the --out. Pass another folder to --save.")
-    if folder.exists() and not overwrite:
-        raise FileExistsError(f"{str(folder)!r} exists. Pass another folder to --save, or --overwrite.")
-    if folder.exists() and kind_of(folder) != kind:
-        raise FileExistsError(
-            f"{str(folder)!r} exists and is no {in_words(kind)} folder: choose another path for --save."
-        )
-    refuse_foreign(folder, kind)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from scdiva._files import MOST_DEPTH, MOST_INDEX, check_regular
-from scdiva.data.paths import reaching
+from scdiva._files import MOST_DEPTH, MOST_INDEX, check_regular, reaching
 
 REQUESTS = 32
 """Parallel requests to an object storage, each of which takes tens of milliseconds, however small."""
@@ -244,7 +243,7 @@ def open_root(path: Path) -> tuple[Any, Any]:
     Parameters
     ----------
     path
-        The file or folder, from :func:`scdiva.data.paths.as_path`.
+        The file or folder, from :func:`scdiva._files.as_path`.
 
     Returns
     -------

@@ -1,15 +1,18 @@
-"""Batches of cells without padding, filled or dealt by a budget of tokens."""
+"""Cells for models: batches without padding, filled or dealt by a budget of tokens, and cells in memory."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 
 from scdiva._checks import check_least
+from scdiva._settings import progress_bar
+from scdiva.data.cells import CellSource, Ragged, take_cells, warn_left_out
 
 WINDOW = 4096
 """Minimum number of cells that batches are filled from; fewer fill them badly."""
@@ -99,8 +102,6 @@ def from_ragged(
         raise ValueError(f"indptr spans {n} positions; there are {len(tokens)} tokens and {len(values)} values.")
     if n > np.iinfo(np.int32).max:
         raise ValueError(f"a batch of {n} tokens is too large: cu_seqlens is int32. Lower batch_size.")
-    if study is not None and len(study) != len(cu_seqlens) - 1:
-        raise ValueError(f"{len(study)} study numbers for {len(cu_seqlens) - 1} cells.")
     return CellBatch(
         torch.from_numpy(np.array(tokens, dtype=np.int64, copy=copy or None)),
         torch.from_numpy(np.array(values, dtype=np.float32, copy=copy or None)),
@@ -132,9 +133,8 @@ def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int
     Raises
     ------
     ValueError
-        If the budget or the number of cells is below 1, or a length is negative.
+        If the budget or the number of cells is below 1.
     """
-    lengths = _checked(lengths)
     check_least(budget=(budget, 1), max_cells=(1 if max_cells is None else max_cells, 1))
     if not len(lengths):
         return []
@@ -203,31 +203,185 @@ def deal_batches(lengths: np.ndarray, n_batches: int) -> list[np.ndarray]:
     Returns
     -------
     Cells of each batch, int64, in input order, which together are each of ``range(n)`` once.
-
-    Raises
-    ------
-    ValueError
-        If there are no batches or fewer cells than batches, or a length is negative.
     """
-    lengths = _checked(lengths)
-    if not 1 <= n_batches <= len(lengths):
-        raise ValueError(f"{len(lengths)} cells can't be dealt into {n_batches} batches.")
     batch_of = np.empty(len(lengths), dtype=np.int64)
-    batch_of[np.argsort(lengths, kind="stable")[::-1]] = _turns(len(lengths), n_batches)
+    # in turn: 0 1 2 2 1 0 0 1 2 ...
+    round_, place = np.divmod(np.arange(len(lengths)), n_batches)
+    batch_of[np.argsort(lengths, kind="stable")[::-1]] = np.where(round_ % 2 == 0, place, n_batches - 1 - place)
     by_batch = np.argsort(batch_of, kind="stable")
     return np.split(by_batch, np.searchsorted(batch_of[by_batch], np.arange(1, n_batches)))
 
 
-def _turns(n_cells: int, n_batches: int) -> np.ndarray:
-    """Batch of each cell in turn: 0 1 2 2 1 0 0 1 2 ..."""
-    round_, place = np.divmod(np.arange(n_cells), n_batches)
-    return np.where(round_ % 2 == 0, place, n_batches - 1 - place)
+# --- cells in memory --------------------------------------------------------------------------------------------------
+LEAST_CELLS = 20
+"""Minimum number of cells to fit a model to."""
 
 
-def _checked(lengths: np.ndarray) -> np.ndarray:
-    lengths = np.asarray(lengths)
-    if lengths.ndim != 1 or (len(lengths) and lengths.dtype.kind not in "iu"):
-        raise ValueError(f"lengths must be whole numbers (n,), got {lengths.dtype} {lengths.shape}.")
-    if len(lengths) and lengths.min() < 0:
-        raise ValueError(f"cell {int(lengths.argmin())} has a negative length, {lengths.min()}.")
-    return lengths.astype(np.int64, copy=False)
+@dataclass(frozen=True)
+class InMemoryCells:
+    """Serialised cells in memory.
+
+    Attributes
+    ----------
+    indptr, tokens, values
+        As :func:`scdiva.tokenizer.serialize.serialize` returns them; no cell is empty.
+    batch
+        int64 `(n_cells,)`, batch number of each cell, from 0, ascending.
+    measured
+        int64, tokens of the columns of the data, ascending.
+    n_batches
+        Number of batches.
+    """
+
+    indptr: np.ndarray
+    tokens: np.ndarray
+    values: np.ndarray
+    batch: np.ndarray
+    measured: np.ndarray
+    n_batches: int
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return len(self.batch)
+
+    n_obs = n_cells
+    """The same, under the name that an opened source uses."""
+
+    def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
+        """Yield all cells in one window, see :meth:`scdiva.data.cells.CellSource.windows`."""
+        yield np.arange(self.n_cells), (self.indptr, self.tokens, self.values)
+
+    def take(self, rows: np.ndarray, max_length: int | None = None) -> CellBatch:
+        """Batch of the cells `rows`, each cut to its first `max_length` genes (None: all)."""
+        ragged = take_cells((self.indptr, self.tokens, self.values), rows, max_length)
+        return from_ragged(*ragged, self.batch[rows])
+
+    def subset(self, rows: np.ndarray, max_length: int | None = None) -> InMemoryCells:
+        """Cells `rows` (ascending), each cut to its first `max_length` genes (None: all)."""
+        indptr, tokens, values = take_cells((self.indptr, self.tokens, self.values), rows, max_length)
+        return replace(self, indptr=indptr, tokens=tokens, values=values, batch=self.batch[rows])
+
+    def keeping(self, kept: np.ndarray) -> InMemoryCells:
+        """Keep the entries of a mask, bool (T,); cells may become empty."""
+        indptr = np.concatenate([[0], np.cumsum(kept)])[self.indptr]
+        return replace(self, indptr=indptr, tokens=self.tokens[kept], values=self.values[kept])
+
+    def matrix(self, n_tokens: int) -> sp.csr_matrix:
+        """Expression as CSR matrix (cells, tokens), which shares memory with the cells."""
+        return sp.csr_matrix((self.values, self.tokens, self.indptr), shape=(self.n_cells, n_tokens))
+
+
+def read_cells(
+    source: CellSource,
+    batch: np.ndarray,
+    *,
+    whole: bool = False,
+    trains: bool = True,
+    only: np.ndarray | None = None,
+    most: int | None = None,
+    balanced: np.ndarray | None = None,
+    seed: int = 0,
+) -> tuple[InMemoryCells, np.ndarray]:
+    """Read cells into memory by blocks, ordered by batch; cells without a known gene are skipped.
+
+    Parameters
+    ----------
+    source
+        Opened cells.
+    batch
+        Batch number of each cell, `(n_obs,)`.
+    whole
+        Whether to read all genes of a cell rather than the `max_length` genes that the model reads.
+    trains
+        Whether the cells are used for training; skipped cells then cause a warning.
+    only
+        bool `(n_obs,)`, the cells to read; None: all.
+    most
+        Maximum number of cells; more are subsampled, and only the sample is held in memory. None: no maximum.
+    balanced
+        Group number of each cell, `(n_obs,)`: the sample takes equally many cells of each group, or all cells of a
+        group that has fewer. None: the sample is uniform.
+    seed
+        Seed of the subsample.
+
+    Returns
+    -------
+    The cells, and their rows in the source.
+
+    Raises
+    ------
+    ValueError
+        If fewer than 20 cells have a known gene.
+    """
+    chosen = np.flatnonzero(source.lengths > 0)
+    if len(chosen) < LEAST_CELLS:
+        what = "training" if trains else "a fit to them"
+        raise ValueError(f"{len(chosen)} cells have a known gene; {what} needs {LEAST_CELLS} or more.")
+    if whole:
+        source = replace(source, max_length=source.vocabulary.n_genes)
+    if trains:
+        warn_left_out("adata", source.n_obs - len(chosen), source.n_obs, 1)
+    if only is not None:
+        chosen = chosen[only[chosen]]
+    if balanced is not None and most is not None:
+        chosen = chosen[balanced_sample(balanced[chosen], most, np.random.default_rng([seed, 1]))]
+    chosen = chosen[np.argsort(batch[chosen], kind="stable")]
+    if most is not None and len(chosen) > most:
+        chosen = chosen[np.sort(np.random.default_rng([seed, 1]).choice(len(chosen), most, replace=False))]
+    # every cell is written to its place at once: only one block is ever held twice
+    place = np.full(source.n_obs, -1)
+    place[chosen] = np.arange(len(chosen))
+    room = np.minimum(source.lengths[chosen], source.max_length).astype(np.int64)
+    starts, lengths = (np.cumsum(room) - room).tolist(), np.zeros(len(chosen), dtype=np.int64)
+    tokens, values = np.empty(room.sum(), dtype=np.int32), np.empty(room.sum(), dtype=np.float32)
+    with progress_bar(desc="reading", unit="cell", total=source.n_obs) as bar:
+        for rows, (bounds, *block) in source.windows(source.block_rows, on_read=bar.update):
+            for i, first, last in zip(place[rows].tolist(), bounds.tolist(), bounds[1:].tolist(), strict=False):
+                if i >= 0:
+                    lengths[i] = last - first
+                    at = slice(starts[i], starts[i] + last - first)
+                    tokens[at], values[at] = block[0][first:last], block[1][first:last]
+    if (lengths > room).any():
+        raise ValueError("the cells were changed while they were read: call again once the data are complete.")
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    if indptr[-1] < len(tokens):  # several columns of one gene were added
+        for array in (tokens, values):
+            for at, start, length in zip(indptr.tolist(), starts, lengths.tolist(), strict=False):
+                array[at : at + length] = array[start : start + length]
+        tokens, values = tokens[: indptr[-1]], values[: indptr[-1]]
+    names, numbers = np.unique(batch[chosen], return_inverse=True)
+    return InMemoryCells(indptr, tokens, values, numbers, source.measured_tokens, len(names)), chosen
+
+
+def balanced_sample(group: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw equally many cells of each group, or all cells of a group that has fewer.
+
+    Parameters
+    ----------
+    group
+        Group number of each cell, `(n_cells,)`.
+    most
+        Maximum number of cells.
+    rng
+        Source of the draw.
+
+    Returns
+    -------
+    Cell numbers, ascending; all cells if there are at most `most`.
+    """
+    if len(group) <= most:
+        return np.arange(len(group))
+    # groups take turns: one cell of each, a second of each, and so on
+    order = rng.permutation(len(group))
+    order = order[np.argsort(group[order], kind="stable")]
+    ordered = group[order]
+    turn = np.arange(len(group)) - np.searchsorted(ordered, ordered)
+    return np.sort(order[np.argsort(turn, kind="stable")[:most]])
+
+
+def means_by(x: np.ndarray, number: np.ndarray, n: int) -> np.ndarray:
+    """Mean of the rows of `x` in each of n groups, float64 `(n, width)`; 0 for a group without rows."""
+    sums = np.zeros((n, x.shape[1]))
+    np.add.at(sums, number, x)
+    return sums / np.maximum(np.bincount(number, minlength=n), 1)[:, None]

@@ -14,12 +14,15 @@ import scipy.sparse as sp
 
 from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
+from scdiva._files import as_path, is_path
 from scdiva._settings import logger, progress_bar
 from scdiva._validate import Input, Scan
 from scdiva.data.backed import StoredNames
 from scdiva.data.genes import (
+    DEFAULT_INPUT,
     ERROR_SHARE,
     WARNING_SHARE,
+    InputOptions,
     Matched,
     about_two_species,
     is_read_as_mouse,
@@ -29,8 +32,6 @@ from scdiva.data.genes import (
     protein_columns,
 )
 from scdiva.data.matrix import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
-from scdiva.data.options import DEFAULT_INPUT, InputOptions
-from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, on_count_scale, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -275,6 +276,13 @@ def _warn_of_foreign_cells(scan: Scan, opened: OpenMatrix) -> None:
         )
 
 
+def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
+    """Warn that `n_left_out` of `n_obs` cells of a study have fewer than `min_genes` known genes."""
+    if n_left_out:
+        genes = "any gene" if min_genes == 1 else f"{min_genes} genes"
+        warn(f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.")
+
+
 def _refuse_empty(source: CellSource) -> None:
     """Raise an error that names the cells without any known gene, and the call that removes them."""
     rows = np.flatnonzero(source.lengths == 0)
@@ -487,8 +495,6 @@ class CellSource:
         """
         stop = self.n_obs if stop is None else stop
         check_least(n_cells=(n_cells, 1))
-        if not 0 <= start <= stop <= self.n_obs:
-            raise ValueError(f"rows {start} to {stop} are not within the {self.n_obs} cells.")
         step = -(-n_cells // self.block_rows) * self.block_rows
         for first in range(start, stop, step):
             last = min(first + step, stop)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from scdiva._checks import or_nearest, warn
+from scdiva._checks import or_nearest
+from scdiva._files import as_path, digest, is_path, listing, reaching
 from scdiva.data.packed import is_packed, read_index
-from scdiva.data.paths import as_path, digest, is_path, listing, reaching
 from scdiva.data.soma import SomaCells
 
 WHOLE = 1 << 30
@@ -94,7 +94,7 @@ def file_note(path: str | Path) -> dict[str, Any]:
     `size` in bytes and `sha256`, of the parts for a packed corpus (from its index), otherwise of the whole file. Files
     of at least 1 GiB have `sampled_sha256`, of 256 evenly spaced pieces of 1 MiB: overwriting values between two pieces
     is not detected. For folders, names and sizes of the files are hashed, too. For other URLs nothing is read: `files`,
-    total `size`, and `listing_sha256` of names, sizes and ETags (:func:`scdiva.data.paths.listing`). For cells of a
+    total `size`, and `listing_sha256` of names, sizes and ETags (:func:`scdiva._files.listing`). For cells of a
     SOMA experiment: their numbers.
     """
     path = as_path(path)
@@ -124,13 +124,6 @@ def file_note(path: str | Path) -> dict[str, Any]:
             file.seek(at - int(ends[number]) + sizes[number])
             content.update(file.read(PIECE))
     return {"size": size, "sampled_sha256": content.hexdigest()}
-
-
-def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
-    """Warn that `n_left_out` of `n_obs` cells of a study have fewer than `min_genes` known genes."""
-    if n_left_out:
-        genes = "any gene" if min_genes == 1 else f"{min_genes} genes"
-        warn(f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.")
 
 
 def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, seed: int) -> list[str]:

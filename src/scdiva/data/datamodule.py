@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._checks import check_least
 from scdiva._constants import MAX_LENGTH
+from scdiva._files import as_path, is_path
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
-from scdiva.data.cells import open_cells
-from scdiva.data.corpus import data_files, file_note, held_out_studies, study_names, warn_left_out
-from scdiva.data.options import InputOptions
+from scdiva.data.cells import open_cells, warn_left_out
+from scdiva.data.corpus import data_files, file_note, held_out_studies, study_names
+from scdiva.data.genes import InputOptions
 from scdiva.data.packed import PackedCells, is_packed
-from scdiva.data.paths import as_path, is_path
 from scdiva.data.sampler import LEFT_OUT, CellPool, Order, Source, TrainingStream, ValidationBatches
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR

@@ -12,12 +12,21 @@ from anndata import AnnData
 from scdiva._checks import check_arguments, check_least, no_entry
 from scdiva._constants import LAYER_RANK, MATCH, MAX_LENGTH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
 from scdiva._docs import with_shared_docs
+from scdiva._files import as_path, is_path
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.genes import check_unique, tokens_of_var
+from scdiva.data.genes import (
+    ORTHOLOGS,
+    Duplicates,
+    Empty,
+    InputOptions,
+    Species,
+    check_unique,
+    first_columns,
+    input_options,
+    tokens_of_var,
+)
 from scdiva.data.matrix import BLOCK_ROWS
-from scdiva.data.options import ORTHOLOGS, Duplicates, Empty, InputOptions, Species, input_options
-from scdiva.data.paths import as_path, is_path
 from scdiva.data.results import check_anndata, check_writable, write
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
@@ -388,13 +397,11 @@ def entropy_serialize(
 
 
 def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:
-    """First column of `adata` of each token, int32 (n_tokens,); -1 if there is none."""
+    """First column of `adata` of each token, int64 (n_tokens,); -1 if there is none."""
     tokens = tokens_of_var(adata, source.tokens, use_raw)
     if use_raw:
         check_unique(adata.var_names)
-    known = np.flatnonzero(tokens >= 0)[::-1]
-    column = np.full(source.n_tokens, -1, dtype=np.int32)
-    column[tokens[known]] = known  # the first column is written last
+    column = first_columns(tokens, source.n_tokens)
     lost = (source.tokens >= 0) & (column[source.tokens] < 0)
     if lost.any():
         raise ValueError(

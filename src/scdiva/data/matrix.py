@@ -13,9 +13,9 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._checks import check_least, is_second_argument, or_nearest
+from scdiva._files import as_path, is_path, reaching
 from scdiva._validate import Input, Names, Scan, scan, with_matrix
 from scdiva.data.backed import StoredNames, StoredRows, file_of, names_of, naming, open_root, whole
-from scdiva.data.paths import as_path, is_path, reaching
 from scdiva.data.results import check_anndata
 from scdiva.data.soma import SomaCells, SomaRows
 

@@ -16,9 +16,8 @@ import numpy as np
 from fsspec.core import url_to_fs
 
 from scdiva._constants import N_SPECIAL
-from scdiva._files import MOST_INDEX, check_regular, parse_json
+from scdiva._files import MOST_INDEX, check_regular, digest, parse_json
 from scdiva.data.backed import open_hdf5
-from scdiva.data.paths import digest
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary

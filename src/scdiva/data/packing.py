@@ -27,18 +27,27 @@ import numpy as np
 from scdiva._checks import check_arguments, check_least, refuse_unwritable, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
-from scdiva._files import open_alone, output_path, parse_json, put_whole, refuse_full, whole_or_not
+from scdiva._files import (
+    as_path,
+    digest,
+    open_alone,
+    output_path,
+    parse_json,
+    put_whole,
+    refuse_full,
+    stamp,
+    whole_or_not,
+)
 from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Input
 from scdiva._version import __version__
 from scdiva.data.backed import open_hdf5
-from scdiva.data.cells import open_cells, take_cells
-from scdiva.data.corpus import data_files, file_note, study_names, warn_left_out
+from scdiva.data.cells import open_cells, take_cells, warn_left_out
+from scdiva.data.corpus import data_files, file_note, study_names
+from scdiva.data.genes import InputOptions, Species
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
-from scdiva.data.options import InputOptions, Species
 from scdiva.data.output import as_shard, new_hdf5, scan_once
 from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, read_index, token_type
-from scdiva.data.paths import as_path, digest, stamp
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 

@@ -250,11 +250,9 @@ def n_batches(
     Raises
     ------
     ValueError
-        If the budget is below two of the longest cells, or there are fewer cells than lanes.
+        If there are fewer cells than lanes.
     """
     if batch_tokens is not None:
-        if batch_tokens < 2 * longest:
-            raise ValueError(f"a cell has {longest} tokens, and batch_tokens={batch_tokens} is below two of them.")
         n = -(-n_tokens // (lanes * (batch_tokens - longest)))
         if n_tokens >= 2 * longest * lanes * n:
             return n, True
@@ -426,7 +424,7 @@ class Order:
     Raises
     ------
     ValueError
-        If there are no cells, and as :func:`n_batches`.
+        As :func:`n_batches`.
     """
 
     def __init__(
@@ -438,8 +436,6 @@ class Order:
         n_blocks: int = 64,
         lanes: Sequence[tuple[int, int]] = ((0, 1),),
     ) -> None:
-        if not pool.n_cells:
-            raise ValueError("there are no cells to shuffle.")
         self.pool, self.seed, self.lanes = pool, seed, list(lanes)
         self._how = batch_size, batch_tokens, n_blocks
         self._dealt: tuple[tuple[int, int], Epoch] | None = None

@@ -1,8 +1,6 @@
 """Published, bundled and simulated datasets, and gene families."""
 
-from scdiva.datasets._bundled import pbmc3k_small
-from scdiva.datasets._cells import pbmc68k_reduced, toy
-from scdiva.datasets._gene_sets import gene_family, transcription_factors
+from scdiva.datasets._bundled import gene_family, pbmc3k_small, pbmc68k_reduced, toy, transcription_factors
 from scdiva.datasets._published import adamson, kang, mouse_brain, mouse_pancreas, norman, pancreas, pbmc3k
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
-from scdiva._device import to_device
+from scdiva._settings import to_device
 from scdiva.diffusion.masking import Corrupted, cell_of_token
 from scdiva.kernels import _attention
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
-from scdiva._device import to_device
+from scdiva._settings import to_device
 
 SPREAD = 0.7
 """Standard deviation of log-normalised values around the expected ones."""

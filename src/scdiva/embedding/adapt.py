@@ -16,7 +16,7 @@ from scdiva._labels import batch_numbers
 from scdiva._rng import seed_of
 from scdiva._settings import logger, settings, torch_threads_kept
 from scdiva.data.cells import open_cells
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options
 from scdiva.data.results import check_anndata
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
-    from scdiva.data.memory import InMemoryCells
+    from scdiva.data.batch import InMemoryCells
     from scdiva.models import ScDiVa
 
 MOST_CELLS = 50_000
@@ -134,7 +134,7 @@ def adapt(
     target = settings.resolve_device(device)
     batch = batch_numbers(adata, batch_key)
 
-    from scdiva.data.memory import read_cells
+    from scdiva.data.batch import read_cells
     from scdiva.embedding.dataset_pcs import sampled_states, with_dataset_components
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for

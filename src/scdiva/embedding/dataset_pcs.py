@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from scdiva._rng import step_generator
+from scdiva.data.batch import LEAST_CELLS, InMemoryCells, means_by
 from scdiva.data.cells import take_cells
-from scdiva.data.memory import LEAST_CELLS, InMemoryCells, means_by
 from scdiva.models.heads import N_DATASET_COMPONENTS
-from scdiva.models.inference import encoded
+from scdiva.models.inference import RunConfig, embed_all
 from scdiva.models.layers import weighted_sum
 from scdiva.models.scdiva import ScDiVa
 from scdiva.train.linear_map import ROUNDING, fit_linear_map, identical_cells, leading_directions
@@ -124,7 +124,8 @@ def with_dataset_components(
 def sampled_states(model: ScDiVa, cells: InMemoryCells) -> tuple[np.ndarray, Tensor]:
     """Rows of at most 5,000 cells, every n-th, and their states, `(n, state_dim)`."""
     rows = every_nth(cells)
-    return rows, encoded(model, cells.subset(rows))
+    run_config = RunConfig(None, str(next(model.parameters()).device), "fp32", "state")
+    return rows, torch.from_numpy(embed_all(model, cells.subset(rows), run_config))
 
 
 def every_nth(cells: InMemoryCells) -> np.ndarray:

@@ -10,11 +10,10 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
-from scdiva._running import embed_all, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger
-from scdiva.data.genes import tokens_of_var
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options, tokens_of_var
 from scdiva.data.results import check_key, check_writable, write
+from scdiva.models.inference import embed_all, embedding_key, model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -28,27 +28,37 @@ from scdiva._checks import check_arguments, from_extra, warn
 from scdiva._docs import with_shared_docs
 from scdiva._files import (
     FULL,
+    as_path,
+    digest,
+    is_path,
     naming_output,
     open_alone,
     output_path,
     put_whole,
     read_bytes,
     refuse_full,
+    stamp,
     tidy,
     whole_or_not,
 )
-from scdiva._running import RunConfig, embed_cells, embedding_key, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, progress_bar, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
 from scdiva.data.cells import CellSource, open_cells
+from scdiva.data.genes import InputOptions, Species
 from scdiva.data.matrix import BLOCK_ROWS, open_matrix
-from scdiva.data.options import InputOptions, Species
 from scdiva.data.output import DAMAGED, as_shard, copy_frame, folder_of, new_rows, open_store, refuse_target, scan_once
-from scdiva.data.paths import as_path, digest, is_path, stamp
 from scdiva.data.results import check_key
 from scdiva.data.soma import SomaCells
-from scdiva.models.hub import SCHEME, available, find_model
+from scdiva.models.inference import (
+    RunConfig,
+    embed_cells,
+    embedding_key,
+    model_name,
+    open_cells_for_model,
+    resolve_run_config,
+)
+from scdiva.models.storage import SCHEME, available, find_model
 
 if TYPE_CHECKING:
     from dask.distributed import Client

@@ -17,11 +17,10 @@ from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import is_unknown, listed, read_labels, wanted_groups
 from scdiva._rng import seed_of, step_seed
-from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.genes import columns_of, or_in_raw
-from scdiva.data.options import input_options
+from scdiva.data.genes import columns_of, input_options, or_in_raw
 from scdiva.data.results import check_anndata, check_columns
+from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +148,7 @@ def generate(
     if device is not None or precision is not None:
         resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
-    from scdiva.data.memory import read_cells
+    from scdiva.data.batch import read_cells
     from scdiva.generation import sampling
     from scdiva.generation.state_head import fit_state_head, on_cpu, states_of
     from scdiva.models.pretrained import load_for

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator, step_seed
-from scdiva._running import RunConfig, row_numbers, run_cells
 from scdiva._settings import progress_bar
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.diffusion.ranks import SPREAD
 from scdiva.diffusion.sampler import PartPredictions, predict_in_parts
+from scdiva.generation.sampling import denoiser_of
 from scdiva.generation.state_head import (
     CONTEXT,
     Ints,
@@ -32,7 +32,7 @@ from scdiva.generation.state_head import (
     states_of,
 )
 from scdiva.models import ScDiVa
-from scdiva.models.denoiser import denoiser_of
+from scdiva.models.inference import RunConfig, row_numbers, run_cells
 
 GENES = 256
 """Genes per block of results."""

@@ -14,10 +14,9 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import model_name, open_cells_for_model, resolve_run_config
-from scdiva.data.genes import column_tokens, columns_of, or_in_raw
-from scdiva.data.options import InputOptions, input_options
+from scdiva.data.genes import InputOptions, column_tokens, columns_of, input_options, or_in_raw
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     import torch
@@ -156,7 +155,7 @@ def impute(
 
     from scdiva._settings import torch_threads_kept
     from scdiva._validate import one_count
-    from scdiva.data.memory import read_cells
+    from scdiva.data.batch import read_cells
     from scdiva.generation.imputation import expected_values, predict_by_state_head, predict_by_transformer
     from scdiva.generation.state_head import on_cpu
     from scdiva.models.pretrained import load_for

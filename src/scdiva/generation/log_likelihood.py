@@ -13,9 +13,9 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of, step_generator
-from scdiva._running import open_cells_for_model, resolve_run_config, row_numbers, run_cells
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import open_cells_for_model, resolve_run_config, row_numbers, run_cells
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,7 @@ def log_likelihood(
     import torch
 
     from scdiva.diffusion import log_likelihood as estimate_bound
-    from scdiva.models.denoiser import denoiser_of
+    from scdiva.generation.sampling import denoiser_of
 
     seed = seed_of(rng)
     loaded, source, parameters = open_cells_for_model(model, adata, run_config, reading, empty="error")

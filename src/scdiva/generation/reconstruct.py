@@ -13,11 +13,10 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
 from scdiva._settings import logger
-from scdiva.data.genes import columns_of
-from scdiva.data.options import input_options
+from scdiva.data.genes import columns_of, input_options
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config, row_numbers, run_cells
 
 if TYPE_CHECKING:
     import torch
@@ -223,8 +222,8 @@ def _context(model: ScDiVa, source: CellSource, genes: np.ndarray, seed: int) ->
     None without a query head, or if there are fewer cells than it was trained with.
     """
     from scdiva._rng import step_seed
+    from scdiva.data.batch import InMemoryCells
     from scdiva.data.cells import take_cells
-    from scdiva.data.memory import InMemoryCells
     from scdiva.generation.state_head import CONTEXT, MIN_CONTEXT, context_of, on_cpu, states_of
 
     if model.query_head is None or source.n_obs <= MIN_CONTEXT:
@@ -257,7 +256,7 @@ def _reconstruction(
     from scdiva._rng import step_generator
     from scdiva.diffusion import sample, values_at_ranks
     from scdiva.diffusion.sampler import PartPredictions, likeliest_cell, order_by_score, predict_in_parts
-    from scdiva.models.denoiser import denoiser_of
+    from scdiva.generation.sampling import denoiser_of
     from scdiva.tokenizer.serialize import score_denominator
 
     denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.memory import InMemoryCells
+from scdiva.data.batch import InMemoryCells
 from scdiva.models import ScDiVa
 from scdiva.models.queries import Context
 

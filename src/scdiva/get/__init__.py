@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from scdiva.get._cells import annotation_df, serialized_df
-from scdiva.get._genes import gene_embedding_df, grn_df, perturbation_df
-from scdiva.get._reconstruction import imputed_df, reconstructed_genes, reconstruction_df
+from scdiva.get._frames import (
+    annotation_df,
+    gene_embedding_df,
+    grn_df,
+    imputed_df,
+    perturbation_df,
+    reconstructed_genes,
+    reconstruction_df,
+    serialized_df,
+)
 
 __all__ = [
     "annotation_df",

@@ -14,11 +14,10 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, or_nearest, refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
-from scdiva._running import model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
-from scdiva.data.genes import check_unique, column_tokens, or_in_raw
-from scdiva.data.options import input_options
+from scdiva.data.genes import check_unique, column_tokens, input_options, or_in_raw
 from scdiva.data.results import check_key, check_writable, write
+from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -122,7 +121,7 @@ def corrected_expression(
     var = reading.var(adata)
     check_unique(var.index)
 
-    from scdiva.data.memory import read_cells
+    from scdiva.data.batch import read_cells
     from scdiva.models.pretrained import load_for
 
     pretrained = load_for(model, "cpu")
@@ -170,7 +169,7 @@ def predict_within(
     -------
     Prediction and standard deviation of an observed value around it, float32 `(n, n_genes)` each.
     """
-    from scdiva.data.memory import means_by
+    from scdiva.data.batch import means_by
 
     n_batches = int(batch.max()) + 1
     within = states - means_by(states, batch, n_batches)[batch]

@@ -15,10 +15,10 @@ from scdiva._checks import check_arguments, check_least, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
-from scdiva._running import embed_all, model_name, open_cells_for_model, resolve_run_config
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import embed_all, model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +186,7 @@ def integrate(
 
     import torch
 
-    from scdiva.data.memory import LEAST_CELLS, read_cells
+    from scdiva.data.batch import LEAST_CELLS, read_cells
     from scdiva.embedding.dataset_pcs import every_nth, with_dataset_components
     from scdiva.integration.objective import HISTORY, IntegrationObjective, components_of, integrate_model, with_head
     from scdiva.models.pretrained import load_for

@@ -12,18 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from scdiva._device import to_device
 from scdiva._rng import step_generator, step_seed
-from scdiva._settings import progress_bar
-from scdiva.data.batch import CellBatch
-from scdiva.data.memory import InMemoryCells
+from scdiva._settings import progress_bar, to_device
+from scdiva.data.batch import CellBatch, InMemoryCells
 from scdiva.integration.batch_correction import batch_prior, correct_batches
 from scdiva.models.heads import IntegrationHead
 from scdiva.models.inference import runs_transformer
 from scdiva.models.layers import perceptron
 from scdiva.models.scdiva import ScDiVa
+from scdiva.train.base import shuffled, train_steps
 from scdiva.train.finetune import Objective, encode_cells
-from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 
 DISCRIMINATOR_WIDTH = 128

@@ -1,4 +1,4 @@
-"""Triton kernel of :func:`scdiva.kernels._first_token.first_token_attention`; imported only when chosen."""
+"""Triton kernel of :func:`scdiva.kernels._attention.first_token_attention`; imported only when chosen."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def first_token_kernel(
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor) -> Tensor:
-    """Attend from the first token of each cell; see :func:`scdiva.kernels._first_token.first_token_attention`."""
+    """Attend from the first token of each cell; see :func:`scdiva.kernels._attention.first_token_attention`."""
     return _first_token(q, k, v, cos, sin, cu_seqlens.to(torch.int32))
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from scdiva._checks import check_choices, check_fields, or_nearest, refuse_unknown
+from scdiva._checks import check_choices, check_fields, or_nearest, printable, refuse_unknown
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
-from scdiva._files import printable
 
 _LATER = ("adapted", "query_head")
 """Fields that older files lack; written if they differ from the default."""

@@ -1,53 +1,289 @@
-"""Run a model on many batches of cells: device, workers and precision.
+"""Inference: open cells for a model, and run it over them in batches, on a device, by workers and in a precision.
 
-On a CPU each worker is a thread that computes on one core and shares the weights (torch releases the GIL). The
-transformer processes one cell at a time, so that no padding is needed and no core waits for another; several threads in
-one small matrix product gain little, and lose time on a busy machine. On CUDA one worker suffices: batches are checked
-on the CPU and copied through page-locked memory without waiting; two workers are used for functions that may wait for
-the device.
+The next window of cells is read while the model runs. On a CPU each worker is a thread that computes on one core and
+shares the weights (torch releases the GIL). The transformer processes one cell at a time, so that no padding is needed
+and no core waits for another; several threads in one small matrix product gain little, and lose time on a busy machine.
+On CUDA one worker suffices: batches are checked on the CPU and copied through page-locked memory without waiting; two
+workers are used for functions that may wait for the device.
 
 Only the matrix products of the transformer blocks and of the value embedding, 99% of the work, run in lower precision.
-Residual stream, norms, set encoder, inputs and outputs stay in float32, as in training.
+Residual stream, norms, set encoder, inputs and outputs stay in float32, as in training. torch is imported on use, so
+that the command line starts at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from scdiva._device import to_device
-from scdiva._settings import logger
-from scdiva.models.scdiva import ScDiVa, check_input
+from scdiva._checks import check_least
+from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
+from scdiva._settings import logger, progress_bar, settings, to_device
+from scdiva.data.cells import CellSource, Ragged, open_cells, take_cells
+from scdiva.data.genes import DEFAULT_INPUT, InputOptions
 
 if TYPE_CHECKING:
-    from scdiva.data.memory import InMemoryCells
+    import torch
+    from anndata import AnnData
+    from torch import Tensor
 
-BLOCK_CELLS = 1024
-"""Cells per batch of :func:`encoded`."""
+    from scdiva.models import ScDiVa
 
-Packed = tuple[Tensor, Tensor, Tensor]
-"""tokens int64 (T,), values float (T,), cu_seqlens int32 (B + 1,), as :meth:`ScDiVa.encode` takes them."""
-Batch = tuple[Tensor, ...]
-"""The same three tensors, and further ones for a read-out function."""
-Coming = tuple[Tensor, torch.cuda.Event | None]
-"""A result on the CPU, and the CUDA event after which it is complete."""
+    Packed: TypeAlias = tuple[Tensor, Tensor, Tensor]
+    """tokens int64 (T,), values float (T,), cu_seqlens int32 (B + 1,), as :meth:`ScDiVa.encode` takes them."""
+    Batch: TypeAlias = tuple[Tensor, ...]
+    """The same three tensors, and further ones for a read-out function."""
+    Coming: TypeAlias = tuple[Tensor, torch.cuda.Event | None]
+    """A result on the CPU, and the CUDA event after which it is complete."""
+    Encode: TypeAlias = Callable[[Callable[[Any], Batch], Iterable[Any]], Iterator[np.ndarray]]
+    ReadOut: TypeAlias = Literal["embedding", "state"] | Callable[..., Tensor]
+    """Requested result: embeddings of the cells; their states, before integration or adaptation; or the return value of
+    a function of the model and the tensors of the batch."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Encode = Callable[[Callable[[Item], Batch], Iterable[Item]], Iterator[np.ndarray]]
-ReadOut = Literal["embedding", "state"] | Callable[..., Tensor]
-"""Requested result: embeddings of the cells; their states, before integration or adaptation; or the return value of a
-function of the model and the tensors of the batch."""
+
+CUDA_TOKENS = 131_072
+"""Tokens per batch on CUDA, enough that kernels take longer than their launch."""
+COMPILED_CELLS = 20_000
+"""Number of cells from which on the transformer blocks are compiled on CUDA; fewer take less time than compiling."""
 
 
+class Cells(Protocol):
+    """Cells that are read in windows: a :class:`scdiva.data.cells.CellSource`, or cells in memory."""
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells."""
+
+    def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
+        """Row numbers and cells of each window, see :meth:`scdiva.data.cells.CellSource.windows`."""
+
+
+class RunConfig(NamedTuple):
+    """Device, precision, batch size and output of inference, with all settings resolved.
+
+    Attributes
+    ----------
+    batch_size
+        Maximum number of cells per batch; None: no limit.
+    device, precision
+        As for torch and :func:`open_encoder`.
+    what
+        Output of the model, see :func:`read_out`.
+    """
+
+    batch_size: int | None
+    device: str
+    precision: str
+    what: ReadOut
+
+    def width(self, model: ScDiVa) -> int:
+        """Number of columns of the output."""
+        return width_of(model, self.what)
+
+
+def resolve_run_config(batch_size: int | None, device: str | None, precision: str | None) -> RunConfig:
+    """Check the arguments of :func:`scdiva.tl.embed` of these names; None takes the setting."""
+    batch_size = settings.batch_size if batch_size is None else operator.index(batch_size)
+    check_least(batch_size=(1 if batch_size is None else batch_size, 1))
+    device = settings.resolve_device(device)
+    return RunConfig(batch_size, device, settings.resolve_precision(precision, device), "embedding")
+
+
+def open_cells_for_model(
+    model: ScDiVa | str | PathLike[str],
+    data: AnnData | Path,
+    run_config: RunConfig,
+    reading: InputOptions = DEFAULT_INPUT,
+    **options: Any,
+) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
+    """Load a model and open cells for it.
+
+    Parameters
+    ----------
+    model
+        As for :func:`scdiva.tl.embed`.
+    data
+        The cells, or the path of a file of cells.
+    run_config
+        Device and precision of the model.
+    reading, **options
+        As for :func:`scdiva.data.open_cells`.
+
+    Returns
+    -------
+    The loaded model, the checked cells, and the parameters of the call, as scalars that h5ad can hold.
+    """
+    from scdiva.models.pretrained import load_for
+
+    loaded = load_for(model, run_config.device)
+    cells = open_cells(data, loaded, reading, **options)
+    parameters = {
+        "model": model_name(model),
+        "vocabulary": loaded.vocabulary.fingerprint,
+        **cells.reading.parameters(),
+        "empty": cells.reading.empty,
+        "input": cells.kind,
+        "precision": run_config.precision if runs_transformer(loaded, run_config.what) else "fp32",
+        **{key: cells.report[key] for key in ("share_genes", "share_counts")},
+    }
+    return loaded, cells, parameters
+
+
+def embedding_key(model: ScDiVa) -> str:
+    """Default key of `obsm` for embeddings of a model; integrated models embed under the key of `tl.integrate`."""
+    integrated = model.integration is not None or model.finetuned_for == "integrate"
+    return OBSM_INTEGRATED if integrated else OBSM_EMBEDDING
+
+
+def model_name(model: object) -> str:
+    """Name of a model in the parameters of a call: its name or path, or the class of a loaded model."""
+    return str(model) if isinstance(model, str | PathLike) else type(model).__name__
+
+
+def embed_cells(
+    model: ScDiVa, source: Cells, run_config: RunConfig, *, start: int = 0, stop: int | None = None, only: Any = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Embed all cells of a source, window by window.
+
+    Parameters
+    ----------
+    model
+        The model; its device and mode are restored.
+    source
+        Cells to embed, in row order.
+    run_config
+        From :func:`resolve_run_config`.
+    start, stop
+        First row, and the row after the last one: 0 and None, or boundaries of windows.
+    only
+        As for :func:`run_cells`.
+
+    Yields
+    ------
+    Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source excludes are missing.
+    """
+    width = run_config.width(model)
+    for rows, _, results in run_cells(model, source, run_config, start=start, stop=stop, only=only):
+        states = np.empty((len(rows), width), dtype=np.float32)
+        for cells, output in results:
+            states[cells] = output
+        yield rows, states
+
+
+def embed_all(model: ScDiVa, source: Cells, run_config: RunConfig) -> np.ndarray:
+    """Embed all cells of a source, float32 `(n_obs, width)`; rows that the source excludes are NaN."""
+    embedding = np.full((source.n_obs, run_config.width(model)), np.nan, dtype=np.float32)
+    for rows, states in embed_cells(model, source, run_config):
+        embedding[rows] = states
+    return embedding
+
+
+def run_cells(
+    model: ScDiVa,
+    source: Cells,
+    run_config: RunConfig,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    held_tokens: int | None = None,
+    only: np.ndarray | None = None,
+    beside: Callable[[np.ndarray], tuple[Tensor, ...]] | None = None,
+) -> Iterator[tuple[np.ndarray, Ragged, Iterator[tuple[np.ndarray, np.ndarray]]]]:
+    """Run the model over all cells of a source in batches.
+
+    Parameters
+    ----------
+    model, source, run_config, start, stop
+        As for :func:`embed_cells`.
+    held_tokens
+        Maximum number of tokens of batches whose outputs are held at once, if these are large; None: a window.
+    only
+        bool `(n_obs,)`, the cells to run; None: all.
+    beside
+        Returns additional tensors for the rows of a batch, which are passed to the read-out.
+
+    Yields
+    ------
+    For each window the row numbers of its cells `(n,)`, the cells, and an iterator over its batches: positions of the
+    batch's cells in the window, and their output. The iterator must be exhausted before the next window is requested.
+    """
+    from scdiva.data.batch import BATCH_TOKENS, WINDOW, fill_batches, from_ragged, portions
+
+    through_blocks = runs_transformer(model, run_config.what)
+    on_cuda = run_config.device.startswith("cuda")
+    budget = CUDA_TOKENS if on_cuda else BATCH_TOKENS
+    # on a CPU, batches of the transformer are no faster than single cells
+    most = 1 if through_blocks and run_config.device.startswith("cpu") else run_config.batch_size
+    total = (source.n_obs if stop is None else stop) if only is None else int(only.sum())
+    compiled = on_cuda and through_blocks and total - start >= COMPILED_CELLS
+    logger.debug(
+        "running the model on %s in %s, %d cells in batches of up to %s, %s",
+        run_config.device, run_config.precision, total - start, most or f"{budget:,} genes",
+        "with the transformer" if through_blocks else "without the transformer",
+    )  # fmt: skip
+    with (
+        open_encoder(
+            model,
+            device=run_config.device,
+            precision=run_config.precision,
+            what=run_config.what,
+            threads=settings.threads,
+            compiled=compiled,
+        ) as encode,
+        progress_bar(desc="running the model", unit="cell", total=total, initial=start) as bar,
+    ):
+
+        def results(rows: np.ndarray, ragged: Ragged) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            lengths = np.diff(ragged[0])
+            if through_blocks:
+                lengths = np.minimum(lengths, model.config.max_length) + 1
+
+            def packed(cells: np.ndarray) -> tuple[Tensor, ...]:
+                batch = from_ragged(*take_cells(ragged, cells)).packed
+                return batch if beside is None else (*batch, *beside(rows[cells]))
+
+            for batches in portions(fill_batches(lengths, budget, most), lengths, held_tokens):
+                for cells, output in zip(batches, encode(packed, batches), strict=True):
+                    yield cells, output
+                    bar.update(len(cells))
+
+        for rows, ragged in _read_ahead(source.windows(WINDOW, start, stop)):
+            if only is not None:
+                selected = np.flatnonzero(only[rows])
+                rows, ragged = rows[selected], take_cells(ragged, selected)
+            if len(rows):
+                yield rows, ragged, results(rows, ragged)
+        bar.update(total - bar.n)  # excluded cells
+
+
+def row_numbers(rows: np.ndarray) -> tuple[Tensor]:
+    """Row numbers as a tensor: `beside` of a read-out whose random numbers depend on the cell."""
+    import torch
+
+    return (torch.from_numpy(rows.astype(np.int64)),)
+
+
+def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Iterate while the next item is computed in another thread."""
+    with ThreadPoolExecutor(1, "scdiva-read") as reader:
+        coming = reader.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = reader.submit(next, items, None)
+            yield item
+
+
+# --- one batch after another ------------------------------------------------------------------------------------------
 def runs_transformer(model: ScDiVa, what: ReadOut = "embedding") -> bool:
     """Whether the result depends on the transformer; the state of a set encoder without residual does not."""
     return callable(what) or model.config.anchor != "encoder" or model.config.anchor_residual
@@ -55,8 +291,6 @@ def runs_transformer(model: ScDiVa, what: ReadOut = "embedding") -> bool:
 
 def width_of(model: ScDiVa, what: ReadOut = "embedding") -> int:
     """Width of the result of :func:`read_out`."""
-    if callable(what):
-        raise TypeError("what a function makes of a batch has a width of its own.")
     components = None if what == "state" else model.dataset_components
     return model.state_dim if components is None else components.dim
 
@@ -97,7 +331,7 @@ def open_encoder(
     threads: int | None = None,
     what: ReadOut = "embedding",
     compiled: bool = False,
-) -> Iterator[Encode[Any]]:
+) -> Iterator[Encode]:
     """Prepare a model for many batches; its state is restored at the end of the ``with`` block.
 
     Parameters
@@ -129,6 +363,10 @@ def open_encoder(
     MemoryError
         By that iterator, if a single cell does not fit into memory.
     """
+    import torch
+
+    from scdiva.models.scdiva import check_input
+
     home, training = next(model.parameters()).device, model.training
     with _one_thread_each() as n_torch:
         kind = torch.device(device).type
@@ -216,6 +454,8 @@ def run_in_parts(
     torch.OutOfMemoryError, MemoryError, RuntimeError
         Errors of `run` other than a lack of memory, and a lack of memory with the maximum number of parts.
     """
+    import torch
+
     while True:
         try:
             return run(n_parts)
@@ -233,6 +473,8 @@ def run_in_parts(
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out; the CPU allocator raises a RuntimeError."""
+    import torch
+
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
@@ -247,6 +489,8 @@ def _one_thread_each() -> Iterator[int]:
 
     The number belongs to the process, and calls may run concurrently. Yields the former number.
     """
+    import torch
+
     global _open, _threads_before
     with _lock:
         if _open == 0:
@@ -273,48 +517,14 @@ def at_precision(model: ScDiVa, precision: str, what: ReadOut = "embedding") -> 
     what
         Requested result, see :func:`read_out`.
     """
+    from scdiva.models.layers import in_bf16
+
     if precision == "fp32" or not runs_transformer(model, what):
         return model
     network = copy.copy(model)
     embedding = copy.copy(model.embedding)
-    embedding._modules = {**embedding._modules, "value_out": _in_bf16(embedding.value_out)}
-    network._modules = {**model._modules, "blocks": _in_bf16(model.blocks), "embedding": embedding}
+    embedding._modules = {**embedding._modules, "value_out": in_bf16(embedding.value_out)}
+    network._modules = {**model._modules, "blocks": in_bf16(model.blocks), "embedding": embedding}
     if getattr(model.blocks[0], "_compiled_call_impl", None) is not None:
         network.compile_blocks()
     return network
-
-
-def _in_bf16(module: nn.Module) -> nn.Module:
-    """Copy a module with its linear layers in bfloat16; all other modules are shared."""
-    if isinstance(module, nn.Linear):
-        return _Bf16Linear(module)
-    copied = copy.copy(module)
-    copied._modules = {name: child if child is None else _in_bf16(child) for name, child in module._modules.items()}
-    return copied
-
-
-class _Bf16Linear(nn.Linear):
-    """Linear layer in bfloat16; sums are in float32 before rounding."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        self.weight = _fixed_bf16(layer.weight)
-        self.bias = None if layer.bias is None else _fixed_bf16(layer.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.to(torch.bfloat16), self.weight, self.bias)
-
-
-def _fixed_bf16(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(weight.detach().to(torch.bfloat16), requires_grad=False)
-
-
-@torch.no_grad()
-def encoded(model: ScDiVa, cells: InMemoryCells, what: ReadOut = "state") -> Tensor:
-    """Cell states, or another result of :func:`read_out`, `(n_cells, width)`, on the CPU."""
-    device, parts = next(model.parameters()).device, []
-    size = 1 if runs_transformer(model) and device.type == "cpu" else BLOCK_CELLS
-    for start in range(0, cells.n_cells, size):
-        packed = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device).packed
-        parts.append(read_out(model, packed, what).float().cpu())
-    return torch.cat(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scdiva._constants import MASK
-from scdiva._device import to_device
+from scdiva._settings import to_device
 from scdiva.kernels import attention_weights, resolve_backend, rope_attention_qkv, rope_tables
-from scdiva.kernels._first_token import first_token_attention
+from scdiva.kernels._attention import first_token_attention
 
 INIT_STD = 0.02
 """Standard deviation of initial weights, as in GPT-2; the paper does not state it."""
@@ -547,3 +548,29 @@ class SetEncoder(nn.Module):
         """Encode each cell from its visible tokens; `visible` bool `(T,)`. Returns `(B, linear_dim + learned_dim)`."""
         x, y = self.parts(tokens, values, cu_seqlens, visible)
         return torch.cat([self.balance * x, y], dim=1) / (self.balance**2 + 1) ** 0.5
+
+
+def in_bf16(module: nn.Module) -> nn.Module:
+    """Copy a module with its linear layers in bfloat16; all other modules are shared."""
+    if isinstance(module, nn.Linear):
+        return Bf16Linear(module)
+    copied = copy.copy(module)
+    copied._modules = {name: child if child is None else in_bf16(child) for name, child in module._modules.items()}
+    return copied
+
+
+class Bf16Linear(nn.Linear):
+    """Linear layer in bfloat16; sums are in float32 before rounding."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        self.weight = _fixed_bf16(layer.weight)
+        self.bias = None if layer.bias is None else _fixed_bf16(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `(..., in_features)` to `(..., out_features)`."""
+        return F.linear(x.to(torch.bfloat16), self.weight, self.bias)
+
+
+def _fixed_bf16(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.detach().to(torch.bfloat16), requires_grad=False)

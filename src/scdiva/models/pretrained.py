@@ -1,6 +1,6 @@
 """Load models and fitted objects from their folders, strictly and without pickle.
 
-:mod:`scdiva.models._folder` describes the files. Nothing is repaired or filled in on loading: a missing, damaged,
+:mod:`scdiva.models.storage` describes the files. Nothing is repaired or filled in on loading: a missing, damaged,
 swapped or surplus file, tensor or gene raises an error that names it. A model with one random layer would return
 embeddings that look plausible.
 """
@@ -12,21 +12,26 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load as parse_safetensors
+from safetensors.torch import save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from scdiva._checks import printable
 from scdiva._constants import DEFAULT_MODEL
-from scdiva._files import html_table, output_path, printable
+from scdiva._files import html_table, output_path
 from scdiva._settings import logger, settings
 from scdiva._version import __version__
-from scdiva.models._folder import (
+from scdiva.models.config import ScDiVaConfig
+from scdiva.models.scdiva import ScDiVa
+from scdiva.models.storage import (
     CARD,
     CHECKSUMS,
     CONFIG,
@@ -36,6 +41,7 @@ from scdiva.models._folder import (
     SUMMED,
     VOCABULARY,
     WEIGHTS,
+    find_model,
     in_words,
     kind_of,
     read_checked,
@@ -45,9 +51,6 @@ from scdiva.models._folder import (
     write_sums,
     written_beside,
 )
-from scdiva.models.config import ScDiVaConfig
-from scdiva.models.hub import find_model
-from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 
@@ -206,7 +209,7 @@ def _filled(config: ScDiVaConfig, data: bytes, file: Path) -> ScDiVa:
 def read_tensors(file: Path, data: bytes, dtypes: Sequence[str] = (*DTYPES, "float64")) -> dict[str, Tensor]:
     """Parse safetensors; floating-point tensors must have one of these types and be finite."""
     try:
-        tensors = load(data)
+        tensors = parse_safetensors(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{file} is damaged or no safetensors file: {printable(f'{error!s:.300}')}") from error
     for name, value in tensors.items():
@@ -341,6 +344,11 @@ class Fitted:
 
 
 AnyFitted = TypeVar("AnyFitted", bound=Fitted)
+_FITTED = {
+    "annotator": "scdiva.annotation.annotator.Annotator",
+    "perturbation_model": "scdiva.perturbation.model.PerturbationModel",
+}
+"""Classes of fitted objects by kind; they are in higher layers and are imported by name."""
 
 
 def load_fitted(cls: type[AnyFitted], path: str | os.PathLike[str], device: str | None = None) -> AnyFitted:
@@ -373,6 +381,51 @@ def load_fitted(cls: type[AnyFitted], path: str | os.PathLike[str], device: str 
         return cls._restored(model, settings, tensors)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{folder} holds no {in_words(cls.kind)} that scdiva {__version__} reads: {error}") from error
+
+
+@overload
+def load(*, device: str | None = None) -> ScDiVa: ...
+@overload
+def load(model: Any, *, device: str | None = None) -> Any: ...
+def load(model: str | os.PathLike[str] | ScDiVa | Fitted = DEFAULT_MODEL, *, device: str | None = None) -> Any:
+    """Load a saved model, annotator or perturbation model.
+
+    Parameters
+    ----------
+    model
+        A folder, the name of a bundled model, or ``"hf://owner/name"``. Loaded objects are returned.
+    device
+        Torch device of the model. None: `settings.device`.
+
+    Returns
+    -------
+    :class:`ScDiVa` (also of `tl.integrate` and `tl.adapt`), :class:`Annotator` or :class:`PerturbationModel`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder or one of its files does not exist.
+    ValueError
+        If a file is damaged, was changed, or has a newer format; the message names it.
+    TypeError
+        If `model` is of another type.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
+    >>> folder = annotator.save("blood")
+    >>> sd.models.load("blood").labels
+    ('type A', 'type B', 'type C', 'type D')
+    """
+    if isinstance(model, Fitted):
+        return model
+    if isinstance(model, str | os.PathLike) and (where := _FITTED.get(kind_of(Path(model).expanduser()) or "")):
+        module, name = where.rsplit(".", 1)
+        return load_fitted(getattr(import_module(module), name), model, device)
+    return load_model(model, device=device)
 
 
 def given_fitted(cls: type[AnyFitted], model: object, device: str | None) -> AnyFitted | None:

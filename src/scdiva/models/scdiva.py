@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._constants import FINETUNED, LAT, MASK, N_SPECIAL
-from scdiva._device import to_device
 from scdiva._files import html_table
+from scdiva._settings import to_device
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import gene_logits
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import positions
 from scdiva.kernels._attention import longest_cell
-from scdiva.models._folder import save_model
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.heads import DatasetComponents, DualHeads, Expected, IntegrationHead, StateHead, hidden_gene_logits
 from scdiva.models.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, SetEncoder, linear, normed
 from scdiva.models.queries import QueryHead
+from scdiva.models.storage import save_model
 
 if TYPE_CHECKING:
     from scdiva.tokenizer.vocabulary import Vocabulary

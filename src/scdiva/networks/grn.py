@@ -16,11 +16,10 @@ from scdiva import _constants as C
 from scdiva._checks import check_arguments, check_choices, check_least, or_nearest
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels, wanted_groups
-from scdiva._running import open_cells_for_model, resolve_run_config
 from scdiva._settings import progress_bar
-from scdiva.data.genes import tokens_of_var
-from scdiva.data.options import input_options
+from scdiva.data.genes import first_columns, input_options, tokens_of_var
 from scdiva.data.results import check_writable, write
+from scdiva.models.inference import open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -214,10 +213,8 @@ def grn(
     all_names = names if reference is None else [*names, reference]
     group = np.where(source.lengths == 0, -1, group)
     sizes = _check_sizes(group, all_names)
-    token_of_column = tokens_of_var(adata, source.tokens, source.reading.use_raw)
-    column_of, var_names = np.full(source.n_tokens, -1), np.asarray(adata.var_names).astype(object)
-    known_columns = np.flatnonzero(token_of_column >= 0)[::-1]  # the first of several columns of a gene is written last
-    column_of[token_of_column[known_columns]] = known_columns
+    column_of = first_columns(tokens_of_var(adata, source.tokens, source.reading.use_raw), source.n_tokens)
+    var_names = np.asarray(adata.var_names).astype(object)
     fraction = expressed_fraction(source, group, len(all_names))
     known = loaded.seen_tokens & (column_of >= 0)
     raw_only = set() if adata.raw is None else set(adata.raw.var_names).difference(adata.var_names)

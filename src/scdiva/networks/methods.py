@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scdiva._running import RunConfig, embed_cells, run_cells
 from scdiva.models import ScDiVa
+from scdiva.models.inference import RunConfig, embed_cells, run_cells
 
 if TYPE_CHECKING:
     from scdiva.networks.grn import Pairs

@@ -15,7 +15,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
 from scdiva._rng import seed_of
 from scdiva._settings import settings
-from scdiva.data.options import input_options
+from scdiva.data.genes import input_options
 from scdiva.data.results import check_anndata, check_columns, check_key, check_writable, noted, write
 from scdiva.perturbation.conditions import Perturbations, ScreenDesign, read_perturbations
 from scdiva.perturbation.scores import stored_prediction
@@ -65,7 +65,7 @@ def fit_perturbation(
     With `finetune=True` all weights of the model are trained instead, as in the paper. The transformer reads a control
     cell with the perturbed genes first, their values masked, and a response head on its output predicts the change of
     all genes of the screen. The loss is the squared error of the change, weighted by the genes' mean expression in
-    control cells (the paper's signal-weighted MSE, :class:`scdiva.perturbation.finetune.ResponseObjective`). The
+    control cells (the paper's signal-weighted MSE, :class:`scdiva.perturbation.response_head.ResponseObjective`). The
     prediction is the mean over up to 64 control cells of the group. An epoch draws 64 control cells for each measured
     condition. The head is initialised with the mean change of single perturbations, and the effects of several parts
     add up before training.
@@ -511,7 +511,7 @@ def split_perturbations(
     notes = {
         "held_out": np.array(held_out, dtype=object),
         "perturbation_key": perturbation_key,
-        "control": np.array(cells.naming.control, dtype=object),
+        "control": np.array(cells.design.control, dtype=object),
         "by": by,
         "groupby": groupby or "",
         "n_splits": n_splits,
@@ -551,7 +551,7 @@ def _held_out_conditions(
     codes = [code for code, parts in enumerate(cells.parts) if parts and (len(parts) > 1) == (by == "combination")]
     if len(codes) < n_splits:
         first = f" (first: {cells.labels[codes[0]]!r})" if codes else ""
-        kind = "single perturbations" if by == "single" else f"combinations with {cells.naming.separator!r}"
+        kind = "single perturbations" if by == "single" else f"combinations with {cells.design.separator!r}"
         raise ValueError(
             f"adata.obs[{perturbation_key!r}] has {len(codes)} {kind}{first}, too few for {n_splits} folds."
             + (" Pass a smaller n_splits." if len(codes) > 1 else "")

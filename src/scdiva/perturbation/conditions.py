@@ -15,7 +15,7 @@ import pandas as pd
 from scdiva._checks import nearest, no_column, warn
 from scdiva._constants import UNKNOWN
 from scdiva._labels import read_labels, refuse_twice
-from scdiva.data.options import Species
+from scdiva.data.genes import Species
 from scdiva.tokenizer.names import looks_like_mouse, repeated_name
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -47,26 +47,41 @@ _GUIDE = re.compile(r"(?:sg)?[-_]?(.+?)(?:[-_.:](?:sg|g|guide|sh)?[-_]?\d+|(?:sg
 
 
 @dataclass(frozen=True)
-class Naming:
-    """How labels name perturbations.
+class ScreenDesign:
+    """Experimental design of a perturbation screen: columns of `obs`, and how labels name perturbations.
 
     Attributes
     ----------
+    perturbation_key, groupby, dose_key
+        Columns of `obs` with the perturbation, the group and the dose of each cell; `""`: no such column.
     control
         Labels of the control cells.
     separator
         Text between the parts of a combination; empty: there are no combinations.
     whole
         Names that contain the separator and are one part, such as the gene HLA-DRA with `"-"`.
+    guides
+        Gene, or combination of genes, of each label that contains guides.
     """
 
+    perturbation_key: str
     control: tuple[str, ...] = ("control",)
     separator: str = "+"
+    groupby: str = ""
+    dose_key: str = ""
     whole: frozenset[str] = frozenset()
+    guides: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, control: Iterable[str] | str, separator: str, whole: Iterable[str] = ()) -> Naming:
-        """Convert control labels of any collection to a tuple; those of a set are sorted.
+    def of(
+        cls,
+        perturbation_key: str | None,
+        control: Iterable[str] | str = "control",
+        groupby: str | None = None,
+        dose_key: str | None = None,
+        separator: str = "+",
+    ) -> ScreenDesign:
+        """Design described by the arguments of a call; control labels of a set are sorted.
 
         Raises
         ------
@@ -87,7 +102,29 @@ class Naming:
         if not labels:
             raise ValueError("control names no label. Pass the label of the control cells, or a list of labels.")
         refuse_twice(labels, "control")
-        return cls(tuple(labels), separator, frozenset(map(str, whole)))
+        return cls(perturbation_key or "", tuple(labels), separator, groupby or "", dose_key or "")
+
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, Any]) -> ScreenDesign:
+        """Design of a prediction or a saved model, from :attr:`arguments` and :attr:`Perturbations.notes`."""
+        guides = notes.get("guides", {"label": (), "gene": ()})
+        columns = (str(notes[name]) for name in ("groupby", "dose_key", "separator"))
+        return replace(
+            cls.of(str(notes["perturbation_key"]), notes["control"], *columns),
+            whole=frozenset(map(str, np.asarray(notes.get("whole", ()), dtype=object))),
+            guides=dict(zip(map(str, guides["label"]), map(str, guides["gene"]), strict=True)),
+        )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the call, as h5ad can hold them."""
+        return {
+            "perturbation_key": self.perturbation_key,
+            "control": np.array(self.control, dtype=object),
+            "groupby": self.groupby,
+            "dose_key": self.dose_key,
+            "separator": self.separator,
+        }
 
     def split(self, label: str) -> list[str]:
         """Split a label at its separators; control labels and gene names that contain the separator are kept."""
@@ -121,7 +158,9 @@ class Naming:
             )
         return tuple(sorted(set(parts) - set(self.control)))
 
-    def with_whole_names(self, labels: Iterable[str], genes_among: GeneFilter, columns: Collection[str] = ()) -> Naming:
+    def with_whole_names(
+        self, labels: Iterable[str], genes_among: GeneFilter, columns: Collection[str] = ()
+    ) -> ScreenDesign:
         """Add the names within labels that contain the separator and are one part.
 
         Parameters
@@ -157,63 +196,6 @@ def is_control_like(label: str) -> bool:
 
 
 @dataclass(frozen=True)
-class ScreenDesign:
-    """Experimental design of a perturbation screen: columns of `obs`, and how labels name perturbations.
-
-    Attributes
-    ----------
-    perturbation_key, groupby, dose_key
-        Columns of `obs` with the perturbation, the group and the dose of each cell; `""`: no such column.
-    naming
-        Control labels, separator, and names that contain the separator.
-    guides
-        Gene, or combination of genes, of each label that contains guides.
-    """
-
-    perturbation_key: str
-    naming: Naming = field(default_factory=Naming)
-    groupby: str = ""
-    dose_key: str = ""
-    guides: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        perturbation_key: str | None,
-        control: Iterable[str] | str = "control",
-        groupby: str | None = None,
-        dose_key: str | None = None,
-        separator: str = "+",
-    ) -> ScreenDesign:
-        """Design described by the arguments of a call; see :meth:`Naming.of` for the errors."""
-        return cls(perturbation_key or "", Naming.of(control, separator), groupby or "", dose_key or "")
-
-    @classmethod
-    def from_notes(cls, notes: Mapping[str, Any]) -> ScreenDesign:
-        """Design of a prediction or a saved model, from :attr:`arguments` and :attr:`Perturbations.notes`."""
-        guides = notes.get("guides", {"label": (), "gene": ()})
-        whole = np.asarray(notes.get("whole", ()), dtype=object)
-        return cls(
-            str(notes["perturbation_key"]),
-            Naming.of(notes["control"], str(notes["separator"]), whole),
-            str(notes["groupby"]),
-            str(notes["dose_key"]),
-            dict(zip(map(str, guides["label"]), map(str, guides["gene"]), strict=True)),
-        )
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of the call, as h5ad can hold them."""
-        return {
-            "perturbation_key": self.perturbation_key,
-            "control": np.array(self.naming.control, dtype=object),
-            "groupby": self.groupby,
-            "dose_key": self.dose_key,
-            "separator": self.naming.separator,
-        }
-
-
-@dataclass(frozen=True)
 class Perturbations:
     """Perturbation of each cell.
 
@@ -225,17 +207,14 @@ class Perturbations:
         Label of each perturbation in the dataset; if it has several, the first in alphabetical order.
     code
         int64 `(n_obs,)`, number of each cell's perturbation.
-    naming
-        How labels were split.
-    guides
-        Genes of each label that contains guides.
+    design
+        Design of the screen, with the genes of each label that contains guides.
     """
 
     parts: tuple[tuple[str, ...], ...]
     labels: tuple[str, ...]
     code: NDArray[np.int64]
-    naming: Naming
-    guides: Mapping[str, str] = field(default_factory=dict)
+    design: ScreenDesign
 
     @property
     def is_control(self) -> NDArray[np.bool_]:
@@ -245,11 +224,12 @@ class Perturbations:
     @property
     def notes(self) -> dict[str, Any]:
         """Guides and names that contain the separator, if there are any, as h5ad can hold them."""
+        guides = self.design.guides
         columns = {
-            "label": np.array(list(self.guides), dtype=object),
-            "gene": np.array(list(self.guides.values()), dtype=object),
+            "label": np.array(list(guides), dtype=object),
+            "gene": np.array(list(guides.values()), dtype=object),
         }
-        return ({"guides": columns} if self.guides else {}) | whole_names(self.parts, self.naming.separator)
+        return ({"guides": columns} if guides else {}) | whole_names(self.parts, self.design.separator)
 
 
 def whole_names(parts: Iterable[Iterable[str]], separator: str) -> dict[str, Any]:
@@ -281,33 +261,31 @@ def perturbations(adata: AnnData, design: ScreenDesign, *, where: str = "adata")
     ValueError
         If a label is missing or has an empty part, or no cell is a control.
     """
-    key, naming = design.perturbation_key, design.naming
-    labels = read_labels(adata, key, where=where, kind="perturbation", meant=naming.control)
-    genes = genes_of_guides(np.unique(labels).tolist(), design.guides, naming)
-    return _numbered(labels, naming, genes, f"{where}.obs[{key!r}]", is_fitted=True)
+    key = design.perturbation_key
+    labels = read_labels(adata, key, where=where, kind="perturbation", meant=design.control)
+    genes = genes_of_guides(np.unique(labels).tolist(), design.guides, design)
+    return _numbered(labels, replace(design, guides=genes), f"{where}.obs[{key!r}]", is_fitted=True)
 
 
-def _numbered(
-    labels: NDArray[np.str_], naming: Naming, genes: Mapping[str, str], column: str, *, is_fitted: bool
-) -> Perturbations:
+def _numbered(labels: NDArray[np.str_], design: ScreenDesign, column: str, *, is_fitted: bool) -> Perturbations:
     """Number the perturbations of cells."""
     names, number = np.unique(labels, return_inverse=True)
-    names, merged = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
-    split = [naming.parts(str(name)) for name in names]
+    names, merged = np.unique([design.guides.get(name, name) for name in names.tolist()], return_inverse=True)
+    split = [design.parts(str(name)) for name in names]
     if () not in split:
-        raise ValueError(_no_control_message(names.tolist(), naming, column, is_fitted=is_fitted))
+        raise ValueError(_no_control_message(names.tolist(), design, column, is_fitted=is_fitted))
     distinct = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
     code = {parts: i for i, parts in enumerate(distinct)}
     label_of = {parts: str(name) for parts, name in zip(reversed(split), reversed(names), strict=True)}
     codes = np.array([code[parts] for parts in split], dtype=np.int64)
     label = tuple(label_of[parts] for parts in distinct)
-    return Perturbations(tuple(distinct), label, codes[merged[number]], naming, genes)
+    return Perturbations(tuple(distinct), label, codes[merged[number]], design)
 
 
-def _no_control_message(names: list[str], naming: Naming, column: str, *, is_fitted: bool) -> str:
+def _no_control_message(names: list[str], design: ScreenDesign, column: str, *, is_fitted: bool) -> str:
     """Describe a dataset without control cells, and suggest labels that may be controls."""
-    control = naming.control[0] if len(naming.control) == 1 else list(naming.control)
-    likely = [name for name in names if is_control_like(name)] or nearest(naming.control[0], names, n=1)
+    control = design.control[0] if len(design.control) == 1 else list(design.control)
+    likely = [name for name in names if is_control_like(name)] or nearest(design.control[0], names, n=1)
     shown = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
     message = (
         f"no cell of {column.partition('.obs[')[0]} is a control: {column} never is {control!r}; it holds {shown}."
@@ -316,7 +294,7 @@ def _no_control_message(names: list[str], naming: Naming, column: str, *, is_fit
         first = repr(likely[0]) if likely else "..."
         return (
             f"{message} The model was fitted with that control label. Rename the controls: {column} = "
-            f"{column}.astype(str).replace({first}, {naming.control[0]!r})."
+            f"{column}.astype(str).replace({first}, {design.control[0]!r})."
         )
     call = f"control=, perhaps {_controls(likely, column)}" if likely else "control="
     return f"{message} Pass the label of the control cells with {call}."
@@ -470,10 +448,10 @@ def same_genes(
 
 
 def _refuse_two_names(
-    labels: Mapping[str, str], kept: Collection[str], naming: Naming, vocabulary: Vocabulary, species: Species, key: str
+    labels: Mapping[str, str], kept: Collection[str], design: ScreenDesign, vocabulary: Vocabulary, species: Species
 ) -> None:
     """Raise an error if two parts are names of one gene and not `kept`; `labels` maps each label to its genes."""
-    parts = {part for label in labels.values() for part in naming.parts(label)}
+    parts = {part for label in labels.values() for part in design.parts(label)}
     genes = _genes_of(parts.difference(kept), vocabulary, species)
     names: dict[int, list[str]] = {}
     for name in sorted(genes, key=lambda name: (genes[name][1] != "symbol", name)):
@@ -484,18 +462,18 @@ def _refuse_two_names(
         joined = {name: of[0] for of in several for name in of[1:]}
         mapped = [label for label, gene in labels.items() if label != gene]
         for label in mapped:
-            pieces = naming.split(labels[label])
+            pieces = design.split(labels[label])
             if not joined.keys().isdisjoint(pieces):
-                joined[label] = naming.separator.join(joined.get(piece, piece) for piece in pieces)
+                joined[label] = design.separator.join(joined.get(piece, piece) for piece in pieces)
         call = f"guides={{{'**guides, ' * bool(mapped)}{str(joined)[1:-1]}}}"
         raise ValueError(
-            f"{len(several)} genes have more than one name in adata.obs[{key!r}], the first is both {first!r} and "
-            f"{other!r}. Pass {call} to make them one perturbation; guides={{{other!r}: {other!r}}} keeps a label as a "
-            "perturbation, guides={} keeps all labels."
+            f"{len(several)} genes have more than one name in adata.obs[{design.perturbation_key!r}], the first is "
+            f"both {first!r} and {other!r}. Pass {call} to make them one perturbation; guides={{{other!r}: {other!r}}} "
+            "keeps a label as a perturbation, guides={} keeps all labels."
         )
 
 
-def genes_of_guides(labels: Iterable[str], guides: Mapping[str, str], naming: Naming) -> dict[str, str]:
+def genes_of_guides(labels: Iterable[str], guides: Mapping[str, str], design: ScreenDesign) -> dict[str, str]:
     """Replace guides by their genes.
 
     Parameters
@@ -504,7 +482,7 @@ def genes_of_guides(labels: Iterable[str], guides: Mapping[str, str], naming: Na
         Labels of perturbations.
     guides
         Gene, or combination of genes, of each guide; or of a whole label.
-    naming
+    design
         How labels are read.
 
     Returns
@@ -518,10 +496,10 @@ def genes_of_guides(labels: Iterable[str], guides: Mapping[str, str], naming: Na
     """
     genes = {}
     for label in labels if guides else ():
-        parts = naming.split(label)
+        parts = design.split(label)
         if label in guides or any(part in guides for part in parts):
-            genes[label] = guides.get(label) or naming.separator.join(guides.get(part, part) for part in parts)
-            naming.parts(genes[label])  # refuses empty parts
+            genes[label] = guides.get(label) or design.separator.join(guides.get(part, part) for part in parts)
+            design.parts(genes[label])  # refuses empty parts
     return genes
 
 
@@ -529,25 +507,24 @@ def _check_controls(
     labels: Collection[str],
     guides: Mapping[str, str],
     genes_among: GeneFilter,
-    naming: Naming,
-    key: str,
+    design: ScreenDesign,
     *,
     is_fitted: bool,
 ) -> None:
     """Raise an error for labels of negative controls that `control` lacks; warn if such a label is a gene symbol."""
-    parts = {naming.parts(label) for label in labels}
+    parts = {design.parts(label) for label in labels}
     names = sorted({part for of in parts for part in of} - {*guides, *guides.values()})
     pairs = re.compile(r"[/|,;&+_]")  # "NT/NT"
     listed = [name for name in names if is_control_like(name) or all(map(is_control_like, pairs.split(name)))]
     if () not in parts or not listed:  # without any control, another error follows
         return
-    column, genes = f"adata.obs[{key!r}]", genes_among(listed)
+    column, genes = f"adata.obs[{design.perturbation_key!r}]", genes_among(listed)
     if is_fitted:  # the control labels of a fitted model are fixed
         many = len(listed) > _MAX_LISTED
         call = f"rename them: {column} = {column}.astype(str).replace({_pattern(listed) if many else listed}, "
-        call += f"{naming.control[0]!r}{', regex=True' * many})"
+        call += f"{design.control[0]!r}{', regex=True' * many})"
     else:
-        call = f"pass {_controls([*naming.control, *listed], column)}"
+        call = f"pass {_controls([*design.control, *listed], column)}"
     message = (
         f"{len(listed)} of {len(names)} perturbations in {column} look like negative controls (first: {listed[0]!r}). "
         f"If they are, {call}; guides={{{listed[0]!r}: {listed[0]!r}}} keeps a label as a perturbation, guides={{}} "
@@ -558,9 +535,9 @@ def _check_controls(
     warn(message)
 
 
-def _warn_of_guides(labels: Iterable[str], genes_among: GeneFilter, naming: Naming, column: str) -> None:
+def _warn_of_guides(labels: Iterable[str], genes_among: GeneFilter, design: ScreenDesign, column: str) -> None:
     """Warn if several labels look like guides of one gene: `KLF1_g1`, `KLF1-sg2`, `sgKLF1_3`."""
-    names = {part for label in labels for part in naming.parts(label)}
+    names = {part for label in labels for part in design.parts(label)}
     parts = sorted(names - genes_among(names))
     gene_of = {part: match[1] for part in parts if (match := _GUIDE.fullmatch(part))}
     genes = genes_among(list(gene_of.values()))
@@ -615,33 +592,33 @@ def read_perturbations(
     """
     if not isinstance(guides, Mapping | None):
         raise TypeError(f"guides must map guides to genes, such as {{'KLF1g1': 'KLF1'}}, or be None; got {guides!r}.")
-    key, naming = design.perturbation_key, design.naming
+    key = design.perturbation_key
     species = species_of(list(adata.var_names), vocabulary, species)
     genes_among, column = gene_filter(vocabulary, species), f"adata.obs[{key!r}]"
-    labels = read_labels(adata, key, kind="perturbation", meant=naming.control)
+    labels = read_labels(adata, key, kind="perturbation", meant=design.control)
     names, columns = np.unique(labels).tolist(), frozenset(map(str, adata.var_names))
-    naming = naming.with_whole_names(names, genes_among, columns)
+    design = design.with_whole_names(names, genes_among, columns)
     mapping = {str(guide): str(gene) for guide, gene in (guides or {}).items()}
-    genes = genes_of_guides(names, mapping, naming)
+    genes = genes_of_guides(names, mapping, design)
     if mapping and not genes:
         raise ValueError(
             f"none of {len(mapping)} guides (first: {next(iter(mapping))!r}) is a label of {column}, which holds "
             f"{', '.join(map(repr, names[:3]))}{', ...' * (len(names) > 3)}."
         )
-    naming = naming.with_whole_names(genes.values(), genes_among, columns)
+    design = design.with_whole_names(genes.values(), genes_among, columns)
     renamed = {name: genes.get(name, name) for name in names}
-    absent = [one for one in naming.control if not any(one in naming.split(label) for label in renamed.values())]
-    if len(naming.control) > len(absent) > 0:
+    absent = [one for one in design.control if not any(one in design.split(label) for label in renamed.values())]
+    if len(design.control) > len(absent) > 0:
         raise ValueError(
-            f"control holds {absent[0]!r}, which {column} never is: remove it from control={list(naming.control)!r}"
+            f"control holds {absent[0]!r}, which {column} never is: remove it from control={list(design.control)!r}"
             + (f", or write {near[0]!r}." if (near := nearest(absent[0], names, n=1)) else ".")
         )
     if guides is None or guides:
-        _check_controls(renamed.values(), mapping, genes_among, naming, key, is_fitted=is_fitted)
+        _check_controls(renamed.values(), mapping, genes_among, design, is_fitted=is_fitted)
         if not is_fitted:
             kept = {guide for guide, gene in mapping.items() if guide == gene}
-            _refuse_two_names(renamed, kept, naming, vocabulary, species, key)
+            _refuse_two_names(renamed, kept, design, vocabulary, species)
         if not is_fitted:
             unmapped = [label for label in renamed.values() if label not in genes.values()]
-            _warn_of_guides(unmapped, genes_among, naming, column)
-    return _numbered(labels, naming, genes, column, is_fitted=False)
+            _warn_of_guides(unmapped, genes_among, design, column)
+    return _numbered(labels, replace(design, guides=genes), column, is_fitted=False)

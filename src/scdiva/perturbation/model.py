@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scdiva._constants import BASELINES, DEFAULT_MODEL, FINETUNED, N_SPECIAL
 from scdiva._settings import logger, progress_bar, settings
-from scdiva.data.options import Species
+from scdiva.data.genes import Species
 from scdiva.models.pretrained import Fitted, arrays, check_shapes
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import ScreenDesign, perturbations, read_perturbations
@@ -87,8 +87,8 @@ class PerturbationModel(Fitted):
     base
         Method for each kind of condition: a baseline, `"expected"` or, for a fine-tuned model, `"finetuned"`.
     design
-        Columns of the screen (`perturbation_key`, `groupby`, `dose_key`), and in `naming` the labels of control cells
-        (`control`) and the `separator` of combinations.
+        Columns of the screen (`perturbation_key`, `groupby`, `dose_key`), labels of control cells (`control`), and the
+        `separator` of combinations.
     notes
         `validation`, `labels` (perturbations that are not genes), `seed`, `seconds`; `guides`, and `whole` (names that
         contain the separator), if there are any; for a fine-tuned model `loss`, the loss of every step.
@@ -111,7 +111,7 @@ class PerturbationModel(Fitted):
             "genes": f"{len(screen.genes):,}",
             "fitted on": f"{screen.n_cells.sum():,} perturbed and {screen.n_control.sum():,} control cells",
             "columns": ", ".join(filter(None, (design.perturbation_key, design.groupby, design.dose_key))),
-            "control": ", ".join(design.naming.control),
+            "control": ", ".join(design.control),
             "predicts by": None if self.head is None else "fine-tuned transformer",
         }
 
@@ -154,7 +154,7 @@ class PerturbationModel(Fitted):
             row = int(undefined.argmax())
             raise ValueError(
                 f"method {base[row]!r} of this model is not defined for "
-                f"{self.design.naming.separator.join(targets.parts[row])!r}, which was not measured in another group. "
+                f"{self.design.separator.join(targets.parts[row])!r}, which was not measured in another group. "
                 "Fit again: scdiva.tl.fit_perturbation."
             )
         return Predicted(change, sd, {name: changes[name] for name in BASELINES}, base)
@@ -174,7 +174,8 @@ class PerturbationModel(Fitted):
         ValueError
             If the method is not defined for a target.
         """
-        predicted = self.mean_change(targets, controls.new_states(self.screen.groups), controls.species)
+        new_states = controls.states[~np.isin(controls.groups, self.screen.groups)]
+        predicted = self.mean_change(targets, new_states, controls.species)
         if self.head is None:
             return predicted
         return predicted._replace(change=self._finetuned_change(self.head, targets, controls))
@@ -318,7 +319,7 @@ def finetune_fields(opened: OpenScreen, finetune: bool, **arguments: Any) -> dic
     """
     if not finetune and all(value is None for value in arguments.values()):
         return None
-    from scdiva.perturbation.finetune import ResponseObjective
+    from scdiva.perturbation.response_head import ResponseObjective
     from scdiva.train.finetune import finetune_config
 
     fields = finetune_config(finetune, opened.model, ResponseObjective, **arguments, through=True)
@@ -384,7 +385,7 @@ def _finetuned(
     checkpoint_dir: str | PathLike[str] | None,
 ) -> tuple[PerturbationModel, Controls]:
     """Fine-tune the transformer of a fitted model; encode the control cells by the new weights."""
-    from scdiva.perturbation.finetune import MeasuredChanges, finetune_for_perturbation
+    from scdiva.perturbation.response_head import MeasuredChanges, finetune_for_perturbation
 
     screen, conditions = fitted.screen, fitted.screen.conditions
     measured = MeasuredChanges(

@@ -18,9 +18,8 @@ from scdiva._labels import listed, read_labels, refuse_twice, wanted_groups
 from scdiva._rng import step_seed
 from scdiva._settings import logger, progress_bar
 from scdiva.data.cells import open_cells
-from scdiva.data.genes import check_unique
-from scdiva.data.options import InputOptions
-from scdiva.perturbation.conditions import Naming, gene_filter, same_genes, species_of, whole_names
+from scdiva.data.genes import InputOptions, check_unique
+from scdiva.perturbation.conditions import ScreenDesign, gene_filter, same_genes, species_of, whole_names
 from scdiva.perturbation.model import PerturbationModel
 from scdiva.perturbation.screen import Conditions, Controls, OpenScreen, controls_of, group_names, refuse_unknown
 
@@ -97,17 +96,17 @@ def find_targets(
         names = [labels[of_one] for of_one in parts]
     else:
         names = listed(predict)
-        naming = design.naming.with_whole_names(names, gene_filter(vocabulary, species), frozenset(screen.genes))
-        requested = [naming.parts(name) for name in names]
+        named = design.with_whole_names(names, gene_filter(vocabulary, species), frozenset(screen.genes))
+        requested = [named.parts(name) for name in names]
         renamed = same_genes(set().union(*requested), measured.part_names, vocabulary, species, argument)
         for name, gene in renamed.items():
             logger.info("%s: %r is the measured gene %r", argument, name, gene)
-        parts = distinct_parts(names, naming, argument, screen.labels, renamed) if names or not add_pairs else []
+        parts = distinct_parts(names, named, argument, screen.labels, renamed) if names or not add_pairs else []
     if add_pairs:
         alone = sorted(of_one[0] for of_one in set(measured.parts) if len(of_one) == 1)
         pairs = [pair for pair in itertools.combinations(alone, 2) if pair not in parts]
         requested, parts = [*requested, *pairs], [*parts, *pairs]
-        names = [*names, *map(design.naming.separator.join, pairs)]
+        names = [*names, *map(design.separator.join, pairs)]
     for name, value, by in (("dose", dose, "dose_key"), ("groups", groups, "groupby")):
         if value is not None and not getattr(design, by):
             raise ValueError(f"{name} requires a model that was fitted with {by}=. Fit it with {by}=, or omit {name}.")
@@ -124,7 +123,7 @@ def find_targets(
 
 
 def distinct_parts(
-    names: Sequence[str], naming: Naming, argument: str, measured: Collection[str], renamed: Mapping[str, str]
+    names: Sequence[str], design: ScreenDesign, argument: str, measured: Collection[str], renamed: Mapping[str, str]
 ) -> list[tuple[str, ...]]:
     """Split the names of perturbations into parts, under the names of the screen.
 
@@ -132,7 +131,7 @@ def distinct_parts(
     ----------
     names
         The perturbations.
-    naming
+    design
         How labels are split.
     argument
         Name of the argument in messages.
@@ -149,17 +148,17 @@ def distinct_parts(
     """
     if not names:
         raise ValueError(f"{argument} names no perturbation: name one or more.")
-    parts = [tuple(sorted({renamed.get(part, part) for part in naming.parts(name)})) for name in names]
+    parts = [tuple(sorted({renamed.get(part, part) for part in design.parts(name)})) for name in names]
     if () in parts:
         raise ValueError(
             f"{argument} holds {names[parts.index(())]!r}, which is no perturbation: name genes or labels that are not "
             "the control."
         )
     for name, of_one in zip(names, parts, strict=True):
-        pieces = [renamed.get(part, part) for part in naming.split(name)]
+        pieces = [renamed.get(part, part) for part in design.split(name)]
         if name not in measured and (twice := [part for part in of_one if pieces.count(part) > 1]):
             raise ValueError(
-                f"{argument} holds {name!r}, which names {twice[0]!r} twice: pass {naming.separator.join(of_one)!r}."
+                f"{argument} holds {name!r}, which names {twice[0]!r} twice: pass {design.separator.join(of_one)!r}."
             )
     if len(set(parts)) < len(parts):
         twice_named = next(name for name, of_one in zip(names, parts, strict=True) if parts.count(of_one) > 1)
@@ -244,7 +243,7 @@ def predicted_cells(
             "n_seen": conditions.n_seen(screen.conditions),
             "trained": is_measured.any(axis=1),
             **{name: dict(value) if isinstance(value, dict) else value for name, value in fitted.notes.items()},
-            **whole_names([*targets.requested, *conditions.parts, *screen.conditions.parts], design.naming.separator),
+            **whole_names([*targets.requested, *conditions.parts, *screen.conditions.parts], design.separator),
         }
     }
     return result
@@ -362,7 +361,7 @@ def ranked(
             raise ValueError(f"adata.obs[{state_key!r}] has no group {name!r}; it has {shown}.")
     if start == target:
         raise ValueError(f"start and target are both {start!r}. Pass two different groups.")
-    if combinations and not design.naming.separator:
+    if combinations and not design.separator:
         raise ValueError("combinations require a screen that was fitted with a separator. Fit with separator='+'.")
     rows = np.flatnonzero(states == start)
     group = group_names(adata, design.groupby)[rows]

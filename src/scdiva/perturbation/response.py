@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from scdiva._constants import BASELINES, EXPECTED, N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva._settings import progress_bar
-from scdiva.data.options import Species
+from scdiva.data.genes import Species
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import match_perturbed
 from scdiva.perturbation.screen import Conditions, Screen

@@ -266,7 +266,6 @@ def observed_responses(
     UserWarning
         If only some genes of the prediction were observed.
     """
-    check_anndata(observed)
     conditions = prediction.conditions
     selected = conditions if only is None else conditions.loc[list(only)]
     rows, control_rows = _observed_rows(selected, ScreenDesign.from_notes(prediction.notes), observed)
@@ -306,8 +305,8 @@ def _observed_rows(
     conditions: pd.DataFrame, design: ScreenDesign, observed: AnnData
 ) -> tuple[dict[int, NDArray[np.intp]], dict[str, NDArray[np.intp]]]:
     """Cells of each observed condition, and control cells of each group."""
-    key, groupby, naming = design.perturbation_key, design.groupby, design.naming
-    predicted = {part for label in conditions["perturbation"] for part in naming.parts(label)}
+    key, groupby = design.perturbation_key, design.groupby
+    predicted = {part for label in conditions["perturbation"] for part in design.parts(label)}
     cells = perturbations(observed, design, where="observed")
     renamed = _observed_names(predicted, {part for parts in cells.parts for part in parts}, list(observed.var_names))
     group = read_labels(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
@@ -315,7 +314,7 @@ def _observed_rows(
     codes = {parts: code for code, parts in enumerate(cells.parts)}
     rows: dict[int, NDArray[np.intp]] = {}
     for at, condition in conditions.iterrows():
-        parts = naming.parts(str(condition["perturbation"]))
+        parts = design.parts(str(condition["perturbation"]))
         code = codes.get(tuple(sorted({renamed.get(part, part) for part in parts})))
         if not code:
             continue
@@ -338,7 +337,7 @@ def _observed_rows(
     if without:
         raise ValueError(
             f"{len(without)} of {len(groups)} groups have no control cells in observed (first: {without[0]!r}). Pass "
-            f"control cells, too: those whose observed.obs[{key!r}] is {' or '.join(map(repr, naming.control))}."
+            f"control cells, too: those whose observed.obs[{key!r}] is {' or '.join(map(repr, design.control))}."
         )
     return rows, control
 

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
-from scdiva._running import RunConfig, embed_all, model_name
-from scdiva.data.cells import CellSource, open_cells, take_cells
-from scdiva.data.corpus import warn_left_out
-from scdiva.data.genes import check_unique
-from scdiva.data.memory import InMemoryCells, means_by
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.batch import InMemoryCells, means_by
+from scdiva.data.cells import CellSource, open_cells, take_cells, warn_left_out
+from scdiva.data.genes import InputOptions, Species, check_unique
+from scdiva.models.inference import RunConfig, embed_all, model_name
 from scdiva.models.pretrained import load_for
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import (
@@ -237,10 +235,6 @@ class Controls(NamedTuple):
     def means(self) -> np.ndarray:
         """Mean expression of each group, float32 `(n_groups, n_genes)`."""
         return _group_means(self.expression, self.number, len(self.groups)).astype(np.float32)
-
-    def new_states(self, groups: Sequence[str]) -> np.ndarray:
-        """Mean states of the groups that are not among `groups`."""
-        return self.states[~np.isin(self.groups, groups)]
 
     def of_group(self, name: str) -> np.ndarray:
         """Indices, in `rows`, of the cells of a group."""

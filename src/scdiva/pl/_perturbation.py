@@ -185,7 +185,7 @@ def _find_condition(prediction: Prediction, name: str) -> int:
 
 def _parts_of(prediction: Prediction, label: str) -> tuple[str, ...]:
     """Parts of a perturbation, split as in the prediction."""
-    return ScreenDesign.from_notes(prediction.notes).naming.parts(label)
+    return ScreenDesign.from_notes(prediction.notes).parts(label)
 
 
 @plot

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from scdiva._checks import warn
 from scdiva._constants import TRUE_RANK, UNS
-from scdiva.get._reconstruction import Recovered, parameters_of, recovered_of
+from scdiva.get._frames import Recovered, parameters_of, recovered_of
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes, plot
 
 _VISIBLE, _MASKED = "0.5", "#d1495b"

@@ -16,18 +16,16 @@ import yaml
 from scdiva._checks import check_arguments, from_extra, refuse_unknown, refuse_unwritable, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._docs import with_shared_docs
-from scdiva._files import MOST_INDEX, output_path, parse_json, parse_yaml, put_whole, read_bytes
+from scdiva._files import MOST_INDEX, as_path, is_path, output_path, parse_json, parse_yaml, put_whole, read_bytes
 from scdiva._rng import step_generator
 from scdiva._settings import logger as messages
 from scdiva._validate import Input
 from scdiva.data.corpus import data_files, held_out_studies, study_names
-from scdiva.data.options import InputOptions, Species
+from scdiva.data.genes import InputOptions, Species
 from scdiva.data.packed import PackedCells, is_packed
-from scdiva.data.paths import as_path, is_path
 from scdiva.data.soma import open_soma
-from scdiva.models._folder import read_config, read_sums, save_model
 from scdiva.models.config import ScDiVaConfig
-from scdiva.models.hub import SCHEME, find_model
+from scdiva.models.storage import SCHEME, find_model, read_config, read_sums, save_model
 from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

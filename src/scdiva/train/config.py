@@ -176,11 +176,6 @@ class PretrainingConfig(OptimiserConfig):
         super().__post_init__()
         if self.place_prior and self.scored_genes is None:
             raise ValueError("place_prior needs scored_genes: all logits of a batch would be held at once.")
-        if self.batch_tokens is not None and self.batch_tokens < 2 * (self.context + 1):
-            raise ValueError(
-                f"batch_tokens={self.batch_tokens} must be at least {2 * (self.context + 1)}: two cells of "
-                f"context={self.context} genes, and their [LAT]."
-            )
 
     @classmethod
     def paper(cls) -> PretrainingConfig:

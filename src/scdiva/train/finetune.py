@@ -22,19 +22,17 @@ from torch import Tensor, nn
 
 from scdiva._checks import check_choices, check_least, refuse_unwritable
 from scdiva._constants import FINETUNED
-from scdiva._device import to_device
 from scdiva._files import output_path
 from scdiva._rng import step_generator
-from scdiva._settings import settings
+from scdiva._settings import settings, to_device
 from scdiva.data.batch import CellBatch
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.inference import out_of_memory, runs_transformer
 from scdiva.models.layers import Block
 from scdiva.models.scdiva import ScDiVa, check_input
-from scdiva.train.base import Result, TaskModule, decay_groups
+from scdiva.train.base import Result, TaskModule, decay_groups, shuffled
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY, read_checkpoint
 from scdiva.train.config import FinetuneConfig
-from scdiva.train.loop import shuffled
 from scdiva.train.runner import fit
 
 HEAD_RATE = 10.0

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva._device import to_device
+from scdiva._settings import to_device
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
-from scdiva._device import to_device
 from scdiva._rng import step_generator
+from scdiva._settings import to_device
 from scdiva.data.batch import CellBatch
 from scdiva.data.sampler import ValidationBatches
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times

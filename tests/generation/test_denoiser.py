@@ -7,7 +7,7 @@ import torch
 
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion import cell_of_token, rank_log_prior
-from scdiva.models.denoiser import denoiser_of
+from scdiva.generation.sampling import denoiser_of
 from scdiva.models.heads import hidden_gene_logits
 
 LENGTHS = (6, 1, 11)

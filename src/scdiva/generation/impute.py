@@ -177,11 +177,11 @@ def impute(
         # column of the result of each measured gene, -1: none
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
         wanted = np.flatnonzero(target >= 0)
-        unit = one_count(cells.values, cells.indptr) if expressed else None
+        unit = one_count(cells.values, cells.indptr) if expressed or loaded.reader is not None else None
         for predicted in (
             predict_by_transformer(loaded, cells, rows, wanted, seed, run_config)
             if by_transformer
-            else predict_by_state_head(loaded, cells, wanted, seed)
+            else predict_by_state_head(loaded, cells, wanted, seed, unit)
         ):
             values, spread = expected_values(predicted, expressed, unit)
             kept = (predicted.observed > 0) & keep_observed

@@ -36,7 +36,7 @@ def test_paper_preset_has_the_hand_counted_parameters():
 def test_presets():
     assert ScDiVaConfig.preset("paper") == ScDiVaConfig.paper()
     bundled = load_model(device="cpu").config
-    assert bundled == replace(ScDiVaConfig.preset("mini"), query_head=True)
+    assert bundled == replace(ScDiVaConfig.preset("mini"), query_head=True, reader=True)
     sizes = [n_parameters(ScDiVaConfig.preset(name)) for name in ("mini", "base", "base-lat", "paper")]
     assert sizes == [8_864_719, 30_399_285, 24_643_573, 93_432_321]
     lat = ScDiVaConfig.preset("base-lat")

@@ -111,7 +111,8 @@ def impute(
     columns; otherwise `layers[key_added]` is float32 `(n_obs, n_vars)`, NaN for genes that the model does not know.
     Both contain log1p of expected counts per 10,000, and `..._sd` the spread around them; :func:`scdiva.get.imputed_df`
     reads both. An earlier result of the same name is replaced. `uns["scdiva"][key_added]` contains the parameters, and
-    in `expressed_as` the result of `expressed=True`: `"Poisson"`, or `"mean"` if values are not multiples of a count.
+    in `expressed_as` the result of `expressed=True`: `"Poisson"`, or `"mean"` if values are not multiples of a count;
+    `reader`, whether a reader was used.
     Values are normalised over the genes that are read: for a panel that was cut out of log-normalised data they are
     higher than the input, also the observed ones. If several columns belong to one gene, only the column with most
     counts is written.
@@ -193,6 +194,7 @@ def impute(
         "n_genes": len(wanted),
         "keep_observed": bool(keep_observed),
         "expressed": bool(expressed),
+        "reader": loaded.reader is not None and unit is not None,
         "expressed_as": "" if not expressed else "mean" if unit is None else "Poisson",
         "seed": str(seed),
     }

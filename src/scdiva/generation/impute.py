@@ -59,9 +59,12 @@ def impute(
 
     :math:`p` and :math:`\mu` are predicted by the model's state head. A query head (:class:`scdiva.models.QueryHead`),
     if the model has one, reads the expression of the gene in up to 256 other cells of `adata`: it predicts :math:`p`,
-    and :math:`\mu` is the mean of both predictions. Both are then corrected to all cells, gene by gene. The transformer
-    is not run: a transformer trained for these queries increased the rank correlation within genes by 0.007 and no
-    other score, at seven times the runtime.
+    and :math:`\mu` is the mean of both predictions. Both are then corrected to all cells, gene by gene. For counts, a
+    reader (:class:`scdiva.models.reader.Reader`), if the model has one, predicts the expected counts as well, from the
+    visible genes and up to 512 other cells: the result is the mean of both logarithms, scaled to the same expected
+    counts of each gene. The spread is then that around this result. On twelve held-out studies, the reader increases
+    the rank correlation within genes of removed values by 0.027 (95% CI 0.020 to 0.037) and lowers their error by 1.5%,
+    at 2.1 times the runtime. The transformer of masked diffusion is not run.
 
     **A model that predicts through its transformer alone** (no state head, as in the paper, or a cell state from the
     transformer) imputes by in-painting. A quarter of each cell's positions is masked at a time at their ranks. With

@@ -210,9 +210,10 @@ def main() -> None:
         files = [file for file in clean(arguments.corpus, train.parent / "clean") if file.stem not in arguments.exclude]
         length = loaded.config.input_length
         pack_files(files, loaded.vocabulary, train, max_length=length, min_genes=MIN_GENES_PER_CELL).close()
+    before = (loaded.metadata or {}).get("reader", [])
     config = ReaderConfig(
         steps=arguments.steps if arguments.seconds is None else 1_000_000, batch_size=arguments.batch_size,
-        seed=arguments.seed,
+        seed=arguments.seed + sum(run["steps"] for run in before),  # a continued reader gets other batches
     )  # fmt: skip
     module = ReaderModule(with_reader(loaded, arguments.seed), config)
     callbacks = []
@@ -229,7 +230,7 @@ def main() -> None:
         "device": trainer.strategy.root_device.type, "training": module.config.to_dict(),
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }  # fmt: skip
-    metadata = {**(loaded.metadata or {}), "reader": [*(loaded.metadata or {}).get("reader", []), run]}
+    metadata = {**(loaded.metadata or {}), "reader": [*before, run]}
     model = module.model.cpu()
     print(save_model(model, loaded.vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True))
 

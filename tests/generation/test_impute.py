@@ -282,11 +282,16 @@ def test_a_reader_is_averaged_with_the_heads_for_counts_only(adata, reading, mon
     again = imputed(adata, reading, **without)[0][:, :55]
     np.testing.assert_array_equal(both, again)
     assert len(read) == 10
-    monkeypatch.setattr(reading, "reader", None)
+    monkeypatch.setattr(sd.generation.imputation, "read_counts", lambda *_: None)
     heads = imputed(adata, reading, **without)[0][:, :55]
     assert not np.allclose(heads, both, rtol=0.01)
     np.testing.assert_allclose(np.expm1(heads).sum(axis=0), np.expm1(both).sum(axis=0), rtol=1e-4)
     assert (spread > 0).all()
+
+
+def test_a_reader_does_not_run_without_other_genes(adata, reading):
+    one = adata[adata[:, 0].X.toarray()[:, 0] > 0, :1].copy()
+    assert np.isfinite(imputed(one, reading)[0]).all()
 
 
 def test_a_mask_names_no_genes(adata, headed):

@@ -124,6 +124,12 @@ def test_a_cell_in_the_context_does_not_see_its_own_counts(task):
     assert (one[1] - two[1]).abs().mean() < 0.3 * (one[0] - two[0]).abs().mean()
 
 
+def test_a_cell_without_visible_genes_has_a_prediction(task):
+    empty = task[3].clone()
+    empty[24] = 0
+    assert all(torch.isfinite(part).all() for part in predicted(task, values=empty))
+
+
 def test_a_reader_is_saved_with_the_model(tmp_path, vocabulary):
     config = {"n_genes": vocabulary.n_genes, "dim": 8, "n_heads": 2, "n_layers": 1, "ffn_dim": 8, "max_length": 8}
     with pytest.raises(ValueError, match="reader needs state_head=True"):

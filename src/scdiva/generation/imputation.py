@@ -131,10 +131,9 @@ def predict_by_state_head(
             # worse in two, so the mean of both heads is used.
             value = np.float32(0.5) * (value + predict(model, genes, states)[1])
         observed = expression_of(cells, genes)
-        read = None
-        if unit is not None and model.reader is not None:
-            order = np.random.default_rng(step_seed(seed, number, "reader"))
-            shown = order.permutation(measured[fold != number])
+        read, unmasked = None, measured[fold != number]
+        if unit is not None and model.reader is not None and len(unmasked):
+            shown = np.random.default_rng(step_seed(seed, number, "reader")).permutation(unmasked)
             read = read_counts(model, visible, shown, genes, observed, unit, np.sort(shuffled[:MAX_CONTEXT]))
         corrections = fit_corrections(
             states.state[rows],

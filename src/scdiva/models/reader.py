@@ -133,6 +133,8 @@ def cells_of(study: Study, values: Tensor, codes: Tensor, total: Tensor) -> Cell
     centred, n_genes = values - study.mean, values.shape[1]
     place = torch.arange(n_genes, device=values.device).expand(values.shape).masked_fill(values <= 0, n_genes)
     places, genes = place.topk(min(MAX_GENES, n_genes), dim=1, largest=False)
+    shown = places < n_genes
+    shown[:, 0] |= ~shown.any(dim=1)  # a cell without visible genes keeps one token, of value 0
     return Cells(
         (centred @ study.axes).clamp(-MAX_COMPONENT, MAX_COMPONENT),
         F.normalize(centred @ codes, dim=1),
@@ -140,7 +142,7 @@ def cells_of(study: Study, values: Tensor, codes: Tensor, total: Tensor) -> Cell
         codes[genes],
         values.gather(1, genes),
         centred.gather(1, genes),
-        places < n_genes,
+        shown,
     )
 
 

@@ -32,6 +32,7 @@ PARTS: dict[str, Callable[[ScDiVa], list[nn.Module | nn.Parameter | None]]] = {
     "set encoder": lambda model: [model.anchor],
     "state head": lambda model: [model.state_head],
     "query head": lambda model: [model.query_head],
+    "reader": lambda model: [model.reader],
     "gene embeddings and heads": lambda model: [
         model.heads, None if model.config.tie_gene_head is False else model.embedding.gene,
     ],

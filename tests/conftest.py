@@ -488,6 +488,16 @@ def querying(build):
 
 
 @pytest.fixture(scope="session")
+def reading(build):
+    """A model with a state head and a reader, of random weights."""
+    model = build(anchor="encoder", state_head=True, state_rank=6, reader=True)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.reader.out.weight.normal_(std=0.1)
+    return model
+
+
+@pytest.fixture(scope="session")
 def blood():
     """Every fourteenth of scanpy's blood cells, log-normalised as they are in `.raw`; never written to."""
     import scanpy as sc

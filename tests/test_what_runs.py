@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import what_runs  # noqa: E402
 
 KINDS = {
-    "scdiva-mini": {"state_head": True, "query_head": True},
+    "scdiva-mini": {"state_head": True, "query_head": True, "reader": True},
     "scdiva-paper-mini": {"anchor": "learned"},
 }
 """Architectures of the bundled models; `test_by_transformer.py` has others."""

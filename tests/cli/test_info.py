@@ -38,7 +38,7 @@ def test_a_model_is_described_without_its_weights(described, small, monkeypatch,
     assert found["n_parameters"] == sum(one.numel() for one in sd.models.load_model(small).parameters())
     assert cli.main(["info", "scdiva-mini"]) == 0
     said = capsys.readouterr().out
-    assert "n_parameters: 9,623,369\n" in said
+    assert "n_parameters: 9,759,993\n" in said
     assert "  n_genes: 19,623\n" in said
 
 

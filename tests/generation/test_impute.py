@@ -56,7 +56,7 @@ def test_observed_values_are_kept_and_have_no_spread(adata, headed):
     assert (free[there] != mean[there]).mean() > 0.99
 
 
-@pytest.mark.parametrize("name", ["headed", "querying"])
+@pytest.mark.parametrize("name", ["headed", "querying", "reading"])
 def test_some_genes_have_the_values_that_they_have_among_all(adata, request, name):
     headed = request.getfixturevalue(name)
     whole = imputed(adata, headed)
@@ -263,6 +263,35 @@ def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, query
         assert not np.allclose(part, state_head)
         np.testing.assert_allclose(part[7], changed[7], rtol=1e-5)
         assert not np.allclose(np.delete(part, 7, axis=0), np.delete(changed, 7, axis=0))
+
+
+def test_a_reader_is_averaged_with_the_heads_for_counts_only(adata, reading, monkeypatch):
+    """The mean of both logarithms, scaled so that the counts of each gene remain."""
+    without = {"keep_observed": False}
+    both, spread = (layer[:, :55] for layer in imputed(adata, reading, **without))
+    tpm = adata.copy()
+    tpm.X = log_normalised(adata)[0]
+    tpm.X.data *= np.random.default_rng(0).uniform(0.5, 1, tpm.X.nnz).astype(np.float32)
+    of_tpm = imputed(tpm, reading, input="lognorm", **without)[0][:, :55]
+    read = []
+    original = sd.generation.imputation.read_counts
+    monkeypatch.setattr(sd.generation.imputation, "read_counts", lambda *some: read.append(original(*some)) or read[-1])
+    assert not np.isnan(of_tpm).any()
+    imputed(tpm, reading, input="lognorm", **without)
+    assert not read
+    again = imputed(adata, reading, **without)[0][:, :55]
+    np.testing.assert_array_equal(both, again)
+    assert len(read) == 10
+    monkeypatch.setattr(sd.generation.imputation, "read_counts", lambda *_: None)
+    heads = imputed(adata, reading, **without)[0][:, :55]
+    assert not np.allclose(heads, both, rtol=0.01)
+    np.testing.assert_allclose(np.expm1(heads).sum(axis=0), np.expm1(both).sum(axis=0), rtol=1e-4)
+    assert (spread > 0).all()
+
+
+def test_a_reader_does_not_run_without_other_genes(adata, reading):
+    one = adata[adata[:, 0].X.toarray()[:, 0] > 0, :1].copy()
+    assert np.isfinite(imputed(one, reading)[0]).all()
 
 
 def test_a_mask_names_no_genes(adata, headed):

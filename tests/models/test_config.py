@@ -36,7 +36,7 @@ def test_paper_preset_has_the_hand_counted_parameters():
 def test_presets():
     assert ScDiVaConfig.preset("paper") == ScDiVaConfig.paper()
     bundled = load_model(device="cpu").config
-    assert bundled == replace(ScDiVaConfig.preset("mini"), query_head=True)
+    assert bundled == replace(ScDiVaConfig.preset("mini"), query_head=True, reader=True)
     sizes = [n_parameters(ScDiVaConfig.preset(name)) for name in ("mini", "base", "base-lat", "paper")]
     assert sizes == [8_864_719, 30_399_285, 24_643_573, 93_432_321]
     lat = ScDiVaConfig.preset("base-lat")
@@ -86,6 +86,7 @@ def test_files_of_options_that_were_removed_are_refused_by_name():
         ({"anchor": "mean"}, ValueError, "anchor .*'learned', 'encoder'; got 'mean'"),
         ({"dim": 30, "n_heads": 4}, ValueError, "4 doesn't divide 30"),
         ({"dim": 12, "n_heads": 4}, ValueError, "12 / 4 is not"),
+        ({"integrated": True}, ValueError, "integrated=True requires adapted"),
     ],
 )
 def test_impossible_configurations_are_refused(fields, error, said):

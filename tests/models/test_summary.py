@@ -20,7 +20,7 @@ def rows(thing):
 
 def test_a_loaded_model_says_what_it_is():
     model = sd.models.load()
-    assert repr(model) == "ScDiVa(9,623,369 parameters, 19,623 genes, 4 layers of width 128, on cpu)"
+    assert repr(model) == "ScDiVa(9,759,993 parameters, 19,623 genes, 4 layers of width 128, on cpu)"
     assert "Linear" in torch.nn.Module.__repr__(model)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
-from scdiva._constants import N_SPECIAL
+from scdiva._constants import N_SPECIAL, TARGET_SUM
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar
 from scdiva.data.batch import InMemoryCells
@@ -19,7 +20,9 @@ from scdiva.diffusion.ranks import SPREAD
 from scdiva.diffusion.sampler import PartPredictions, predict_in_parts
 from scdiva.generation.sampling import denoiser_of
 from scdiva.generation.state_head import (
+    BATCH,
     CONTEXT,
+    QUERIES,
     Ints,
     Matrix,
     context_of,
@@ -33,6 +36,7 @@ from scdiva.generation.state_head import (
 )
 from scdiva.models import ScDiVa
 from scdiva.models.inference import RunConfig, row_numbers, run_cells
+from scdiva.models.reader import MAX_CONTEXT, cells_of, gene_codes, study_of
 
 GENES = 256
 """Genes per block of results."""
@@ -66,6 +70,8 @@ class Predicted(NamedTuple):
         `(n,)`, mean difference of each cell's values from the predicted ones.
     observed
         `(n, k)`, log-normalised.
+    reader
+        `(n, k)`, logarithm of one plus the expected counts per 10,000 by the model's reader; None without one.
     """
 
     genes: Ints
@@ -74,9 +80,12 @@ class Predicted(NamedTuple):
     width: Matrix
     depth: Matrix
     observed: Matrix
+    reader: Matrix | None = None
 
 
-def predict_by_state_head(model: ScDiVa, cells: InMemoryCells, wanted: Ints, seed: int) -> Iterator[Predicted]:
+def predict_by_state_head(
+    model: ScDiVa, cells: InMemoryCells, wanted: Ints, seed: int, unit: NDArray[np.floating] | None = None
+) -> Iterator[Predicted]:
     """Predict genes while a tenth of all genes is masked at a time.
 
     Parameters
@@ -89,10 +98,14 @@ def predict_by_state_head(model: ScDiVa, cells: InMemoryCells, wanted: Ints, see
         Genes to impute, as positions in `cells.measured`, ascending.
     seed
         Seed of the parts of genes, the context cells, and the cells to which corrections are fitted.
+    unit
+        Value of one count in each cell before the logarithm, `(n,)`: the model's reader, if it has one, then predicts
+        counts. None: it is not used.
     """
     n, measured, draw = cells.n_cells, cells.measured.astype(np.int64), np.random.default_rng(seed)
     fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
-    context_rows = np.sort(draw.permutation(n)[:CONTEXT])
+    shuffled = draw.permutation(n)
+    context_rows = np.sort(shuffled[:CONTEXT])
     context_cells, own = cells.subset(context_rows), np.full(n, -1)
     own[context_rows] = np.arange(len(context_rows))
 
@@ -118,6 +131,10 @@ def predict_by_state_head(model: ScDiVa, cells: InMemoryCells, wanted: Ints, see
             # worse in two, so the mean of both heads is used.
             value = np.float32(0.5) * (value + predict(model, genes, states)[1])
         observed = expression_of(cells, genes)
+        read, unmasked = None, measured[fold != number]
+        if unit is not None and model.reader is not None and len(unmasked):
+            shown = np.random.default_rng(step_seed(seed, number, "reader")).permutation(unmasked)
+            read = read_counts(model, visible, shown, genes, observed, unit, np.sort(shuffled[:MAX_CONTEXT]))
         corrections = fit_corrections(
             states.state[rows],
             (log_odds + odds[:, None])[rows],
@@ -140,7 +157,58 @@ def predict_by_state_head(model: ScDiVa, cells: InMemoryCells, wanted: Ints, see
                 corrections.spread[some],
                 depth,
                 observed[:, some].toarray(),
+                None if read is None else read[:, some],
             )
+
+
+@torch.inference_mode()
+def read_counts(
+    model: ScDiVa,
+    visible: InMemoryCells,
+    shown: Ints,
+    genes: Ints,
+    observed: sp.csr_matrix,
+    unit: NDArray[np.floating],
+    context: NDArray[np.integer],
+) -> Matrix:
+    """Predict genes by the model's reader: logarithm of one plus the expected counts per 10,000, `(n, k)`.
+
+    Parameters
+    ----------
+    model
+        With a reader, on the CPU.
+    visible
+        Cells without the masked genes.
+    shown
+        Tokens of all genes that are not masked, in random order: the first ones of each cell become tokens.
+    genes, observed
+        Tokens of k masked genes and their log-normalised expression in the complete cells.
+    unit
+        Value of one count in each cell before the logarithm.
+    context
+        Rows of the context cells.
+    """
+    assert model.anchor is not None
+    assert model.reader is not None
+    table = gene_codes(model.anchor.table.weight)
+    values, codes, queried = (
+        expression_of(visible, shown),
+        table[torch.from_numpy(shown)],
+        table[torch.from_numpy(genes)],
+    )
+    total = torch.from_numpy(TARGET_SUM / unit).float()
+    counts = torch.from_numpy((np.expm1(observed[context].toarray()) / unit[context, None]).astype(np.float32)).round()
+    study = study_of(torch.from_numpy(values[context].toarray()), codes, counts, total[context])
+    own = torch.full((visible.n_cells,), -1)
+    own[context] = torch.arange(len(context))
+    result = np.empty((visible.n_cells, len(genes)), dtype=np.float32)
+    step = min(BATCH, max(1, QUERIES // len(genes)))
+    for start in range(0, visible.n_cells, step):
+        part = slice(start, start + step)
+        cells = cells_of(study, torch.from_numpy(values[part].toarray()), codes, total[part])
+        log_rate, _ = model.reader(cells, queried, study, own[part])
+        result[part] = torch.log1p(TARGET_SUM * log_rate.clamp_max(0).exp()).numpy()
+    return result
 
 
 def expected_values(
@@ -150,7 +218,8 @@ def expected_values(
 
     In shallow cells the values of expressed genes are high, because one count is a large share of the cell. This holds
     for genes with few counts and not for abundant ones, so each gene has its own slope with depth. The expected counts
-    of a gene add up to the observed ones.
+    of a gene add up to the observed ones. With a reader, the result is the mean of both predictions, log-normalised,
+    scaled to the same expected counts.
 
     Parameters
     ----------
@@ -162,7 +231,7 @@ def expected_values(
         For count data, the value of one count in each cell before the logarithm, `(n,)`: the value of an expressed gene
         is then the mean of a zero-truncated Poisson variable.
     """
-    _, chance, value, width, depth, observed = predicted
+    _, chance, value, width, depth, observed, read = predicted
     there = observed > 0
     n_expressing = there.sum(axis=0)
     mean_depth = depth.mean()
@@ -178,6 +247,9 @@ def expected_values(
     change = np.log(counts / (chance * np.exp(value + half_variance)).sum(axis=0))
     value = np.maximum(value + n_expressing / (n_expressing + FEW) * change, 0)
     mean = np.log1p(chance * np.expm1(value + half_variance))
+    if read is not None:
+        both = np.expm1((mean + read) / 2)
+        mean = np.log1p(both * (np.expm1(mean).sum(axis=0) / both.sum(axis=0)))
     if not expressed:
         spread = np.sqrt(chance * (np.square(width) + np.square(value - mean)) + (1 - chance) * np.square(mean))
         return mean, spread

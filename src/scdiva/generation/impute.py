@@ -59,9 +59,12 @@ def impute(
 
     :math:`p` and :math:`\mu` are predicted by the model's state head. A query head (:class:`scdiva.models.QueryHead`),
     if the model has one, reads the expression of the gene in up to 256 other cells of `adata`: it predicts :math:`p`,
-    and :math:`\mu` is the mean of both predictions. Both are then corrected to all cells, gene by gene. The transformer
-    is not run: a transformer trained for these queries increased the rank correlation within genes by 0.007 and no
-    other score, at seven times the runtime.
+    and :math:`\mu` is the mean of both predictions. Both are then corrected to all cells, gene by gene. For counts, a
+    reader (:class:`scdiva.models.reader.Reader`), if the model has one, predicts the expected counts as well, from the
+    visible genes and up to 512 other cells: the result is the mean of both logarithms, scaled to the same expected
+    counts of each gene. The spread is then that around this result. On twelve held-out studies, the reader increases
+    the rank correlation within genes of removed values by 0.027 (95% CI 0.020 to 0.037) and lowers their error by 1.5%,
+    at two to three times the runtime. The transformer of masked diffusion is not run.
 
     **A model that predicts through its transformer alone** (no state head, as in the paper, or a cell state from the
     transformer) imputes by in-painting. A quarter of each cell's positions is masked at a time at their ranks. With
@@ -111,7 +114,8 @@ def impute(
     columns; otherwise `layers[key_added]` is float32 `(n_obs, n_vars)`, NaN for genes that the model does not know.
     Both contain log1p of expected counts per 10,000, and `..._sd` the spread around them; :func:`scdiva.get.imputed_df`
     reads both. An earlier result of the same name is replaced. `uns["scdiva"][key_added]` contains the parameters, and
-    in `expressed_as` the result of `expressed=True`: `"Poisson"`, or `"mean"` if values are not multiples of a count.
+    in `expressed_as` the result of `expressed=True`: `"Poisson"`, or `"mean"` if values are not multiples of a count;
+    `reader`, whether a reader was used.
     Values are normalised over the genes that are read: for a panel that was cut out of log-normalised data they are
     higher than the input, also the observed ones. If several columns belong to one gene, only the column with most
     counts is written.
@@ -177,11 +181,11 @@ def impute(
         # column of the result of each measured gene, -1: none
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
         wanted = np.flatnonzero(target >= 0)
-        unit = one_count(cells.values, cells.indptr) if expressed else None
+        unit = one_count(cells.values, cells.indptr) if expressed or loaded.reader is not None else None
         for predicted in (
             predict_by_transformer(loaded, cells, rows, wanted, seed, run_config)
             if by_transformer
-            else predict_by_state_head(loaded, cells, wanted, seed)
+            else predict_by_state_head(loaded, cells, wanted, seed, unit)
         ):
             values, spread = expected_values(predicted, expressed, unit)
             kept = (predicted.observed > 0) & keep_observed
@@ -193,6 +197,7 @@ def impute(
         "n_genes": len(wanted),
         "keep_observed": bool(keep_observed),
         "expressed": bool(expressed),
+        "reader": loaded.reader is not None and unit is not None,
         "expressed_as": "" if not expressed else "mean" if unit is None else "Poisson",
         "seed": str(seed),
     }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from scdiva._checks import check_choices, check_fields, or_nearest, printable, refuse_unknown
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
 
-_LATER = ("adapted", "query_head")
+_LATER = ("adapted", "query_head", "reader")
 """Fields that older files lack; written if they differ from the default."""
 _GONE: dict[str, Any] = {"time_conditioning": False, "integrated_own_dim": 20}
 """Removed fields, which files still have, with the value of all models."""
@@ -60,6 +60,9 @@ class ScDiVaConfig:
     query_head
         Whether a :class:`~scdiva.models.QueryHead` predicts genes of a cell from other cells of its study. Requires a
         state head.
+    reader
+        Whether a :class:`~scdiva.models.reader.Reader` predicts counts of masked genes for `tl.impute`. Requires a
+        state head and `anchor="encoder"`.
     integrated, integrated_hidden
         Whether an :class:`~scdiva.models.IntegrationHead` maps the components of an adapted model to the embedding, as
         after `tl.integrate`; width of its hidden layers.
@@ -103,6 +106,7 @@ class ScDiVaConfig:
     state_head: bool = False
     state_rank: int = 64
     query_head: bool = False
+    reader: bool = False
     integrated: bool = False
     integrated_hidden: int = 256
     adapted: int = 0
@@ -118,11 +122,12 @@ class ScDiVaConfig:
             raise ValueError(f"RoPE rotates pairs, so dim / n_heads must be even; {self.dim} / {self.n_heads} is not.")
         if self.integrated and not self.adapted:
             raise ValueError("integrated=True requires adapted, the components that the head reads; got adapted=0.")
-        if self.query_head and (not self.state_head or self.anchor == "learned"):
-            raise ValueError(
-                'query_head needs state_head=True and anchor="encoder"; got '
-                f"state_head={self.state_head}, anchor={self.anchor!r}."
-            )
+        for name in ("query_head", "reader"):
+            if getattr(self, name) and (not self.state_head or self.anchor == "learned"):
+                raise ValueError(
+                    f'{name} needs state_head=True and anchor="encoder"; got '
+                    f"state_head={self.state_head}, anchor={self.anchor!r}."
+                )
 
     @classmethod
     def paper(cls) -> ScDiVaConfig:
@@ -213,7 +218,7 @@ class ScDiVaConfig:
         Parameters
         ----------
         values
-            One entry per field; `adapted` and `query_head` are optional.
+            One entry per field; `adapted`, `query_head` and `reader` are optional.
 
         Raises
         ------

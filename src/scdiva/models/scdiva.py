@@ -28,6 +28,7 @@ from scdiva.models.config import ScDiVaConfig
 from scdiva.models.heads import DatasetComponents, DualHeads, Expected, IntegrationHead, StateHead, hidden_gene_logits
 from scdiva.models.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, SetEncoder, linear, normed
 from scdiva.models.queries import QueryHead
+from scdiva.models.reader import Reader
 from scdiva.models.storage import save_model
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class ScDiVa(nn.Module):
         self.heads = DualHeads(c.dim, c.n_genes, tied=c.tie_gene_head)
         self.state_head = StateHead(c.state_dim, c.state_rank, c.n_genes) if c.state_head else None
         self.query_head = QueryHead(c.state_dim, c.state_rank + 1, c.n_genes) if c.query_head else None
+        self.reader = Reader(c.anchor_linear_dim) if c.reader else None
 
     def forward(
         self,

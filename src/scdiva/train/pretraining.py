@@ -208,7 +208,7 @@ class PretrainingModule(TaskModule):
         if config.anchor_objective == "genes":
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
         # heads of other tasks are not trained, and the residual only with an objective of the state
-        untrained = model.query_head, model.integration, model.dataset_components
+        untrained = model.query_head, model.reader, model.integration, model.dataset_components
         self.all_trained = not any([*untrained, None if self.decoder else model.anchor_out])
 
     def on_train_start(self) -> None:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from scipy.stats import nbinom
 
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model, save_model
-from scdiva.models.reader import COMPONENTS, HEADS, Reader, cells_of, count_loss, gene_codes, study_of
+from scdiva.models.reader import (
+    COMPONENTS,
+    HEADS,
+    INFERENCE_GENES,
+    Reader,
+    cells_of,
+    cells_of_rows,
+    count_loss,
+    gene_codes,
+    study_of,
+)
 
 N_GENES, N_QUERIES, CODE = 60, 9, 12
 
@@ -37,6 +48,22 @@ def predicted(task, rows=slice(24, None), queries=slice(None), values=None, own=
     cells = cells_of(study, values[rows], codes[:N_GENES], total[rows])
     with torch.no_grad():
         return reader(cells, codes[N_GENES:][queries], study, own)
+
+
+def test_sparse_cells_are_read_as_dense_ones(task):
+    reader, counts, total, values, codes = task
+    values = values.clone()
+    values[25] = 0  # a cell without visible genes
+    study = study_of(values[:24], codes[:N_GENES], counts[:24], total[:24])
+    assert INFERENCE_GENES > N_GENES
+    dense = cells_of(study, values[24:], codes[:N_GENES], total[24:])
+    sparse = cells_of_rows(study, sp.csr_matrix(values[24:].numpy()), codes[:N_GENES], total[24:])
+    with torch.no_grad():
+        one, other = (reader(cells, codes[N_GENES:], study) for cells in (dense, sparse))
+    for a, b in zip(one, other, strict=True):
+        rows = [0, 2, 3, 4]
+        torch.testing.assert_close(a[rows], b[rows], rtol=1e-4, atol=1e-5)
+        assert torch.isfinite(b).all()
 
 
 def test_loss_is_that_of_a_negative_binomial_distribution():

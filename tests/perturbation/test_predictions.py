@@ -6,6 +6,7 @@ from scipy.stats import ttest_ind
 
 from scdiva import _constants as C
 from scdiva.perturbation.scores import OURS, observed_responses, read_prediction, response_score
+from scdiva.tl import score_perturbation
 
 
 def logs(observed, name: str, group: str = "") -> np.ndarray:
@@ -74,6 +75,6 @@ def test_what_rests_on_one_cell_or_on_nothing_has_no_score(screen, by_hand):
 def test_other_objects_are_refused(screen, by_hand):
     observed = screen()
     with pytest.raises(TypeError, match="expected an AnnData object"):
-        observed_responses(read_prediction(by_hand(observed)), "observed.h5ad")
+        score_perturbation(by_hand(observed), "observed.h5ad")
     with pytest.raises(KeyError, match=r"scdiva\.tl\.predict_perturbation"):
         read_prediction(observed)

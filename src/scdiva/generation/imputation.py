@@ -36,7 +36,7 @@ from scdiva.generation.state_head import (
 )
 from scdiva.models import ScDiVa
 from scdiva.models.inference import RunConfig, row_numbers, run_cells
-from scdiva.models.reader import MAX_CONTEXT, cells_of, gene_codes, study_of
+from scdiva.models.reader import MAX_CONTEXT, cells_of_rows, gene_codes, study_of
 
 GENES = 256
 """Genes per block of results."""
@@ -205,7 +205,7 @@ def read_counts(
     step = min(BATCH, max(1, QUERIES // len(genes)))
     for start in range(0, visible.n_cells, step):
         part = slice(start, start + step)
-        cells = cells_of(study, torch.from_numpy(values[part].toarray()), codes, total[part])
+        cells = cells_of_rows(study, values[part], codes, total[part])
         log_rate, _ = model.reader(cells, queried, study, own[part])
         result[part] = torch.log1p(TARGET_SUM * log_rate.clamp_max(0).exp()).numpy()
     return result

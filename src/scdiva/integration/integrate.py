@@ -66,8 +66,8 @@ def integrate(
 
     - denoising: from the whole cell, and from the cell with each gene left out with probability t ~ U(0, 0.3), it
       predicts the components of the whole cell, corrected for batch effects cluster by cluster [1]_. The correction is
-      smaller for a batch that has fewer cells in a cluster than expected from its size, so that cell types of one batch
-      and small batches keep their types;
+      smaller for a batch that has fewer cells in a cluster than expected from its size, so that small batches and cell
+      types of one batch are merged with others less often. Labels (`labels_key`) prevent it;
     - gradient reversal: a discriminator predicts the batch from the integrated state, and its reversed gradient removes
       what it uses beyond the batch frequencies among similar cells (paper, section on batch integration; schedule of
       [2]_);
@@ -118,14 +118,14 @@ def integrate(
     from the embedding. It writes
 
     `adata.obsm[key_added]`
-        float32 array of shape `(n_cells, dim)`, rows of length 1 unless fine-tuned; NaN for a cell without a known
-        gene.
+        float32 array of shape `(n_cells, dim)`, rows of length 1 unless fine-tuned or with one batch only; NaN for a
+        cell without a known gene.
     `adata.uns["scdiva"]["integrate"]`
         `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `fit_cells` (number of cells that were fitted to),
-        `n_components` (width of the embedding; 0 if fine-tuned), `steps`, `seconds`, `stopped` (`"converged"`,
-        `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays with a value for each step: `loss`,
-        `denoising`, not of fine-tuning, `reversal` and `contrast`, 0 without labels unless fine-tuned), `finetuned`,
-        `model` and `seed`.
+        `n_components` (width of the embedding; 0 if fine-tuned or with one batch only), `steps`, `seconds`, `stopped`
+        (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays with a value for each step:
+        `loss`, `denoising`, not of fine-tuning, `reversal` and `contrast`, 0 without labels unless fine-tuned),
+        `finetuned`, `model` and `seed`.
 
     Raises
     ------

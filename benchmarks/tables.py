@@ -40,7 +40,7 @@ QUESTIONS = {
     "CPU time per cell, scDataset, matrix": "training data: times as fast as scDataset",
     "CPU time per cell, annbatch /": "training data: times as fast as annbatch",
     "CPU time per cell, litdata /": "training data: times as fast as litdata",
-    "pp.entropy_serialize: slope of CPU time, 25,000": "ranks of genes: growth of CPU time with cells (1: proportional)",
+    "pp.entropy_serialize: slope of CPU time, 25,000": "ranks: growth of CPU time with cells (1: proportional)",
     "tl.embed_file: slope of CPU time, 25,000": "`tl.embed_file`: growth of CPU time with cells (1: proportional)",
     "tl.embed_file: slope of CPU time, 1,000": "`tl.embed_file`: growth of CPU time with undetected genes (0: none)",
     "tl.embed_file: memory": "`tl.embed_file`: memory for 1,000,000 cells, extrapolated, GB",

@@ -33,7 +33,7 @@ def values_of(counts: np.ndarray, total: np.ndarray | int) -> np.ndarray:
 
 
 def recover_counts(values: np.ndarray) -> tuple[int, np.ndarray]:
-    """Total C of a cell and whole counts c that give its values exactly; (0, empty) if there are none.
+    """Recover the total C and the integer counts c of a cell from its values; (0, empty) if no counts give them.
 
     The smallest value belongs to a count of 1, or of 2 to 5 where the cell was cut; the total follows from the sum of
     all and is tried with its neighbours.

@@ -307,7 +307,7 @@ def delete(path: Path) -> None:
 
 # --- URLs -------------------------------------------------------------------------------------------------------------
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime", "created")
-"""Names of the version of an object in different file systems; the first that exists is used."""
+"""Fields that contain the version of a stored object, by file system. The first one that exists is used."""
 
 
 def is_path(given: Any) -> TypeGuard[str | Path]:

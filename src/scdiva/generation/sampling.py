@@ -56,7 +56,7 @@ def denoiser_of(
         bool `(T,)`, positions whose ranks are used in the prior: those of the input, and not those sampled since. None:
         all visible ones.
     context, own
-        Other cells, and their rows that are the predicted cells, see :meth:`scdiva.models.QueryHead.weigh`: the query
+        Other cells, and the rows of the predicted cells among them (:meth:`scdiva.models.QueryHead.weigh`). The query
         head then replaces the state head. The context has the columns `genes`; requires `stream=False`.
     genes
         int64 `(n,)` ascending, tokens that may be sampled, such as those of a panel. Tokens of the cells are then

@@ -120,7 +120,7 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     Raises
     ------
     KeyError
-        If the annotation does not exist, or the names of its labels were lost, as in `anndata.concat`.
+        If the annotation does not exist, or `uns` lacks the names of its labels (`anndata.concat` drops them).
     ValueError
         If `top_k` is below 1, or labels and probabilities are from different annotations, as after ``anndata.concat``
         with ``uns_merge="first"``.

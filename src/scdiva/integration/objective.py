@@ -168,7 +168,7 @@ def with_head(model: ScDiVa, seed: int) -> ScDiVa:
     Parameters
     ----------
     model
-        Adapted model without an integration head; not changed.
+        Model from :func:`scdiva.tl.adapt` without an integration head; not changed.
     seed
         Of the head's weights.
     """

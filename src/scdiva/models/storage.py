@@ -343,7 +343,7 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     Raises
     ------
     FileNotFoundError
-        If there is no such model; the message lists the bundled names.
+        If the model does not exist. The message lists the bundled models.
     """
     if isinstance(model, str) and model.startswith(SCHEME):
         return fetch(model)

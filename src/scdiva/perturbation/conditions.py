@@ -117,7 +117,7 @@ class ScreenDesign:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the call, as h5ad can hold them."""
+        """Return the arguments of the call in types that h5ad files support."""
         return {
             "perturbation_key": self.perturbation_key,
             "control": np.array(self.control, dtype=object),

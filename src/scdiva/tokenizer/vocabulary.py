@@ -550,7 +550,7 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
 
 
 def write_file(table: pd.DataFrame, foreign: tuple[str, ...], path: Any) -> None:
-    """Write a table and foreign names to a path or an open file; equal vocabularies give equal bytes."""
+    """Write a gene table and its foreign names to a path or an open file, always with the same bytes."""
     from safetensors.numpy import save
 
     lines = {**{name: table[name] for name in TEXTS}, _FOREIGN: foreign}

@@ -465,7 +465,7 @@ class TaskModule(pl.LightningModule):
 
 
 WEIGHT_DECAY = 0.01
-"""Weight decay of matrices; vectors and embedding tables have none."""
+"""Weight decay of weight matrices. Biases, norms and embedding tables have no weight decay."""
 CLIP = 1.0
 """Maximum norm of the gradient."""
 

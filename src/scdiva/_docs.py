@@ -88,7 +88,7 @@ duplicates
     "finetuning": """
 finetune
     Whether to train all weights of a copy of the model; the given model is not changed. The copy does not keep what
-    `tl.adapt` or `tl.integrate` fitted on the previous cell state.
+    `tl.adapt` or `tl.integrate` fitted on the previous cell state, nor the reader of `tl.impute`.
 epochs
     With `finetune=True`: passes over the training examples. None: as many as show 8,000 of them, between 1 and 250.
 lr

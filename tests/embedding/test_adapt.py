@@ -135,7 +135,7 @@ def test_bad_arguments_are_refused(plain, batched, arguments, error, match):
 
 
 def test_too_few_cells_and_no_anndata_are_refused(plain, batched):
-    with pytest.raises(ValueError, match="12 cells have a known gene; training needs 20"):
+    with pytest.raises(ValueError, match="known gene: 12; training needs at least 20"):
         sd.tl.adapt(batched[:12].copy(), plain)
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.adapt(batched.X, plain)

@@ -263,7 +263,7 @@ def test_refused_calls_say_why(adata, headed, contents, arguments, error, match)
 
 
 def test_enough_cells_and_anndata_are_needed(adata, headed):
-    with pytest.raises(ValueError, match=r"10 cells .*20 or more"):
+    with pytest.raises(ValueError, match=r"known gene: 10; .*at least 20"):
         sd.tl.generate(adata[:10].copy(), 2, headed)
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.generate(np.ones((3, 3)), 2, headed)

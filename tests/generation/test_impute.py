@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva.data.cells import log_normalised
+from scdiva.data.cells import log_normalised, open_cells
 
 KEY = "scdiva_imputed"
 
@@ -211,7 +211,7 @@ def test_a_result_that_is_too_large_is_refused_before_anything_is_read(adata, he
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_what_the_model_and_the_cells_must_have(adata, headed):
-    with pytest.raises(ValueError, match=r"10 cells .*20 or more"):
+    with pytest.raises(ValueError, match=r"known gene: 10; .*at least 20"):
         sd.tl.impute(adata[:10].copy(), model=headed)
     twice = ad.AnnData(adata.X, var=adata.var.set_axis([adata.var_names[0], *adata.var_names[:-1]]))
     with pytest.raises(ValueError, match=r"call adata.var_names_make_unique"):
@@ -287,6 +287,18 @@ def test_a_reader_is_averaged_with_the_heads_for_counts_only(adata, reading, mon
     assert not np.allclose(heads, both, rtol=0.01)
     np.testing.assert_allclose(np.expm1(heads).sum(axis=0), np.expm1(both).sum(axis=0), rtol=1e-4)
     assert (spread > 0).all()
+
+
+def test_counts_of_summed_cells_are_counts(adata, headed):
+    """No gene of such a cell has one count, so the value of one count follows from its total."""
+    factors = np.random.default_rng(0).integers(2, 4, adata.n_vars)
+    adata.X = sp.csr_matrix(adata.X.toarray() * factors, dtype=np.float32)
+    data = sd.tl.impute(adata, None, headed, expressed=True, rng=3, copy=True)
+    assert data.uns["scdiva"][KEY]["expressed_as"] == "Poisson"
+    source = open_cells(adata, headed)
+    rows = np.array([3, 1])
+    unit = source.value_of_one_count(np.empty(0), np.zeros(1), rows)
+    np.testing.assert_allclose(unit, 1e4 / adata.X.toarray().sum(axis=1)[rows])
 
 
 def test_a_reader_does_not_run_without_other_genes(adata, reading):

@@ -144,7 +144,12 @@ def test_arguments_are_refused_before_anything_is_read(learned, data, contents, 
     assert contents(data) == before
 
 
-def test_one_batch_is_refused(learned, data):
-    data.obs["one"] = "a"
-    with pytest.raises(ValueError, match="one batch only"):
-        sd.tl.integrate(data, "one", model=learned, **TUNE)
+@pytest.mark.parametrize("key", ["batch", "label"])
+def test_one_batch_or_label_of_cells_with_genes_is_refused(learned, data, contents, key):
+    data.X[0] = 0
+    data.obs["one"] = np.where(np.arange(data.n_obs) == 0, "empty", "a")
+    before = contents(data)
+    keys = {"batch_key": "one"} if key == "batch" else {"batch_key": "batch", "labels_key": "one"}
+    with pytest.raises(ValueError, match="are of one batch" if key == "batch" else "fewer than two labels: omit"):
+        sd.tl.integrate(data, model=learned, **keys, **TUNE)
+    assert contents(data) == before

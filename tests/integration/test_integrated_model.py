@@ -71,7 +71,7 @@ def test_it_is_neither_integrated_again_nor_adapted(fitted):
     given = data.copy()
     with pytest.raises(ValueError, match=r"has integrated batches before.*tl\.embed"):
         sd.tl.integrate(given, "batch", model=model)
-    with pytest.raises(ValueError, match="Adapt first"):
+    with pytest.raises(ValueError, match="Adapt the model that it came from"):
         sd.tl.adapt(given, model)
     assert set(given.obsm) == {KEY}
 

@@ -245,6 +245,8 @@ def test_save_writes_a_picture_and_closes_its_own_figure(drawn, tmp_path):
     umap(drawn.copy(), "kind", save=tmp_path / "new" / "map.png")
     assert (tmp_path / "new" / "map.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["map.png"]
+    with pytest.raises(ValueError, match="no such map"):
+        umap(drawn.copy(), "kind", cmap="no such map", marker="no marker")
     assert plt.get_fignums() == before
 
 

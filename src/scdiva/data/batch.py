@@ -317,7 +317,7 @@ def read_cells(
     chosen = np.flatnonzero(source.lengths > 0)
     if len(chosen) < LEAST_CELLS:
         what = "training" if trains else "a fit to them"
-        raise ValueError(f"{len(chosen)} cells have a known gene; {what} needs {LEAST_CELLS} or more.")
+        raise ValueError(f"cells with a known gene: {len(chosen)}; {what} needs at least {LEAST_CELLS}.")
     if whole:
         source = replace(source, max_length=source.vocabulary.n_genes)
     if trains:

@@ -16,7 +16,7 @@ from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
 from scdiva._files import as_path, is_path
 from scdiva._settings import logger, progress_bar
-from scdiva._validate import Input, Scan
+from scdiva._validate import Input, Scan, one_count
 from scdiva.data.backed import StoredNames
 from scdiva.data.genes import (
     DEFAULT_INPUT,
@@ -301,8 +301,8 @@ def _refuse_empty(source: CellSource) -> None:
         )
     first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
     raise ValueError(
-        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend}. Calls with an "
-        "argument empty keep them, without a result, with empty='nan'."
+        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend}; with "
+        "empty='nan', tl.embed keeps them without a result."
     )
 
 
@@ -431,6 +431,28 @@ class CellSource:
         blocks = (self._of_rna(block) for _, block in row_blocks(self._matrix, self.block_rows))
         # every stored value of a canonical block is above zero
         return np.concatenate([block[:, known].getnnz(axis=1) for block in blocks]).astype(np.int32)
+
+    def value_of_one_count(self, values: np.ndarray, indptr: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+        """Value of one count in each of some cells, before the logarithm.
+
+        Parameters
+        ----------
+        values, indptr
+            Log-normalised expression of these cells.
+        rows
+            Their row numbers.
+
+        Returns
+        -------
+        float64 `(n_cells,)`: 10,000 by the total of a cell of integer counts, otherwise inferred by
+        :func:`scdiva._validate.one_count`; None if the values are not multiples of a count.
+        """
+        if self.kind == "lognorm" or not self.scan.integer:
+            return one_count(values, indptr)
+        self._open()
+        blocks = (self._of_rna(block) for _, block in row_blocks(self._matrix, self.block_rows))
+        totals = np.concatenate([np.asarray(block.sum(axis=1, dtype=np.float64)).ravel() for block in blocks])
+        return np.asarray(TARGET_SUM / totals[rows])
 
     def log_normalised(self) -> sp.csr_matrix:
         """Read all genes of all cells, known or not, as log1p of counts per ten thousand.

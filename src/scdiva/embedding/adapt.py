@@ -142,7 +142,10 @@ def adapt(
     seed = seed_of(rng)
     pretrained = load_for(model, target)
     if pretrained.integration is not None:
-        raise ValueError("This model has integrated batches, and adapting would change their states. Adapt first.")
+        raise ValueError(
+            "This model has integrated batches, and adapting would change their states. Adapt the model that it came "
+            "from: tl.adapt(adata), and integrate with the result, tl.integrate(adata, batch_key, model=adapted)."
+        )
     cells, rows = read_cells(open_cells(adata, pretrained, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
     pretrained = pretrained.to(target)
     with torch_threads_kept(None if runs_transformer(pretrained) else 1):  # the set encoder is too small for threads

@@ -159,7 +159,6 @@ def impute(
         resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
     from scdiva._settings import torch_threads_kept
-    from scdiva._validate import one_count
     from scdiva.data.batch import read_cells
     from scdiva.generation.imputation import expected_values, predict_by_state_head, predict_by_transformer
     from scdiva.generation.state_head import on_cpu
@@ -182,7 +181,11 @@ def impute(
         # column of the result of each measured gene, -1: none
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
         wanted = np.flatnonzero(target >= 0)
-        unit = one_count(cells.values, cells.indptr) if expressed or loaded.reader is not None else None
+        unit = (
+            source.value_of_one_count(cells.values, cells.indptr, rows)
+            if expressed or loaded.reader is not None
+            else None
+        )
         for predicted in (
             predict_by_transformer(loaded, cells, rows, wanted, seed, run_config)
             if by_transformer

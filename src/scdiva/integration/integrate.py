@@ -204,11 +204,6 @@ def integrate(
         finetune, pretrained, IntegrationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
         checkpoint_dir=checkpoint_dir,
     )  # fmt: skip
-    if tuning is not None and all(batch.max(initial=0) == 0 for batch in batches):
-        raise ValueError(
-            f"adata.obs[{keys[0]!r}] names one batch only, so there is nothing to integrate. To fine-tune on labels: "
-            "sd.tl.annotate(query, labels_key, adata, finetune=True)."
-        )
     seed = seed_of(rng)
 
     _, source, parameters = open_cells_for_model(pretrained, adata, run_config, reading)
@@ -219,12 +214,18 @@ def integrate(
     # labelled cells are sampled apart from the others, as they may be few
     group = combined_batch if labels is None else 2 * combined_batch + (labels >= 0)
     cells, rows = read_cells(source, combined_batch, most=fit_cells, balanced=group, seed=seed)
-    is_sample = cells.n_cells < np.count_nonzero(source.lengths)
+    is_sample = cells.n_cells < int(np.count_nonzero(source.lengths))
     labels = None if labels is None else labels[rows]
-    if is_sample and labels is not None and len(np.unique(labels[labels >= 0])) < 2:
+    if labels is not None and len(np.unique(labels[labels >= 0])) < 2:
+        larger = f"pass a larger fit_cells than {fit_cells}, or " * is_sample
         raise ValueError(
-            f"the {cells.n_cells} cells to which the model would be fitted have fewer than two labels: pass a larger "
-            f"fit_cells than {fit_cells}, or omit labels_key."
+            f"the {cells.n_cells} cells with known genes, to which the model would be fitted, have fewer than two "
+            f"labels: {larger}omit labels_key."
+        )
+    if tuning is not None and cells.n_batches == 1:
+        raise ValueError(
+            f"the {cells.n_cells} cells with known genes are of one batch, so there is nothing to integrate. To "
+            "fine-tune on labels: sd.tl.annotate(query, labels_key, adata, finetune=True)."
         )
     if is_sample and (n_lost := len(np.unique(combined_batch)) - cells.n_batches):
         warn(
@@ -234,8 +235,9 @@ def integrate(
     batches = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
     if cells.n_batches == cells.n_cells and tuning is None:
         raise ValueError(
-            f"each of the {cells.n_batches} batches has one cell, so their effects cannot be separated from the cells: "
-            "pass fewer columns in batch_key, or a larger fit_cells."
+            f"each of the {cells.n_batches} batches has one cell, so batch effects cannot be told from differences "
+            "between cells: name a column with several cells in each batch"
+            f"{', or pass a larger fit_cells' * is_sample}."
         )
     if cells.n_batches > 1 and association > CONFOUNDED:
         warn(

@@ -44,7 +44,7 @@ _LEGENDS: dict[str, dict[str, Any]] = {
 
 
 def plot(function: F) -> F:
-    """Decorate a plot: check arguments and `save`, write and close the figure, and restore adata if drawing fails.
+    """Decorate a plot: check arguments and `save`, write and close the figure; undo all if drawing fails.
 
     The function returns its figure; the decorated one returns it only if `return_fig`, or its axes if `show` is False.
     Shared descriptions are filled into the docstring.
@@ -64,6 +64,7 @@ def plot(function: F) -> F:
         save, show, return_fig = (arguments.get(name) for name in ("save", "show", "return_fig"))
         _check_file(save)
         with contextlib.ExitStack() as on_error:
+            on_error.callback(_close_others, plt.get_fignums())
             for name in cells & arguments.keys():
                 if (adata := arguments[name]) is not None:
                     on_error.callback(_restore, adata, dict(adata.obsm), dict(adata.uns))
@@ -246,6 +247,12 @@ def _check_file(save: str | os.PathLike[str] | None) -> None:
     refuse_unwritable(path)
     if path.is_dir():
         raise IsADirectoryError(f"save={os.fspath(save)!r} is a folder. Name a file, in it or beside it.")
+
+
+def _close_others(numbers: list[int]) -> None:
+    """Close the figures that a plot opened before it failed: all but those of these numbers."""
+    for number in set(plt.get_fignums()) - set(numbers):
+        plt.close(number)
 
 
 def _restore(adata: AnnData, obsm: dict[str, Any], uns: dict[str, Any]) -> None:

@@ -379,13 +379,14 @@ def tuned_config(model: ScDiVa, config: FinetuneConfig) -> ScDiVaConfig:
         `context` is used.
     """
     length = config.context if runs_transformer(model) else model.config.max_length
-    return replace(model.config, max_length=length, integrated=False, adapted=0)
+    return replace(model.config, max_length=length, integrated=False, adapted=0, reader=False)
 
 
 def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
     """Copy a model for fine-tuning, with fixed weights and low-rank updates as configured.
 
-    The copy has no heads of `tl.adapt` and `tl.integrate`, which were fitted to the former cell state.
+    The copy has no heads of `tl.adapt` and `tl.integrate`, which were fitted to the former cell state, and no reader,
+    which was trained with the former gene codes.
 
     Parameters
     ----------

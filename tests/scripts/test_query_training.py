@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
-from mini_objectives import MIN_CONTEXT, QueryConfig, QueryModule, StudyBatches, draw_queries, n_query_cells
+from mini_objectives import QueryConfig, QueryModule, StudyBatches, draw_queries
 
 import scdiva as sd
 from scdiva._rng import step_generator
@@ -41,19 +39,6 @@ def packed(tmp_path_factory):
 @pytest.fixture
 def batch(packed):
     return StudyBatches(PackedCells(packed[0]), 16, 48, seed=0).batch(0)
-
-
-def test_a_batch_is_of_one_study_and_leaves_cells_around(packed):
-    batches, seen = StudyBatches(PackedCells(packed[0]), 24, 64, seed=0), set()
-    for batch in map(batches.batch, range(40)):
-        (study,) = batch.study.unique().tolist()
-        seen.add(study)
-        asked = n_query_cells(batch.n_cells, 24)
-        assert 1 <= asked <= 24
-        assert MIN_CONTEXT <= batch.n_cells - asked <= 64
-        cells = {tuple(batch.values[a:b].tolist()) for a, b in itertools.pairwise(batch.cu_seqlens.tolist())}
-        assert len(cells) == batch.n_cells, "a cell that is asked about would be its own context"
-    assert seen == {0, 1}
 
 
 @pytest.mark.parametrize("thinned", [True, False])

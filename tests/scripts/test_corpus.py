@@ -7,32 +7,13 @@ import shutil
 import numpy as np
 import pytest
 
-from scdiva.data.packing import pack_files
-from scdiva.datasets import toy
 from scdiva.models import load_model
 from scdiva.models.storage import find_model
-from scdiva.tokenizer import load_vocabulary
 
 
 @pytest.fixture
 def corpus(script):
     return script("corpus")
-
-
-def test_a_tissue_is_the_sum_of_its_studies(corpus, tmp_path):
-    genes, adata = load_vocabulary("human").subset(np.arange(3, 20_000, 40)), toy(60, 150)
-    adata.var_names = genes.symbols[:150]
-    parts = {"speck_pbmc_1000": adata[:30], "ucell_sample_600": adata[30:40], "pollen2014_c1_299": adata[40:55]}
-    for name, part in {**parts, "mine": adata[55:]}.items():
-        part.copy().write_h5ad(tmp_path / f"{name}.h5ad")
-    with_genes = np.asarray((adata.X > 0).sum(axis=1)).ravel()
-    packed = pack_files(sorted(tmp_path.glob("*.h5ad")), genes, tmp_path / "packed")
-    assert corpus.by_tissue(packed) == {
-        "blood": [2, 40, with_genes[:40].sum()],
-        "brain": [1, 15, with_genes[40:55].sum()],
-        "not listed": [1, 5, with_genes[55:].sum()],
-    }
-    packed.close()
 
 
 def test_the_table_replaces_an_earlier_one_and_the_model_still_loads(corpus, tmp_path):

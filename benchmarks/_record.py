@@ -1,4 +1,4 @@
-"""Timing, goals with intervals, and result files with the command, commit, machine and versions.
+"""Timing, FLOPs, goals with intervals, and result files with the command, commit, machine and versions.
 
 Requires numpy and torch only: it runs on GPU machines without anndata.
 """
@@ -22,6 +22,7 @@ import torch
 
 import scdiva
 from scdiva._settings import multiplies_bf16
+from scdiva.models import ScDiVaConfig
 
 RESULTS = Path(os.environ.get("SCDIVA_RESULTS") or Path(__file__).parent / "results")
 """`SCDIVA_RESULTS` redirects short runs, such as `make bench`."""
@@ -222,7 +223,38 @@ def interleaved(arms: dict[str, Callable[[], object]], *, repeats: int = 5, warm
     return seconds
 
 
-def resident(field: str = "VmHWM") -> int:
-    """Maximum resident bytes of this process, or the present value with `"VmRSS"` (Linux)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+def resident() -> int:
+    """Maximum resident bytes of this process (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
+
+
+# work
+
+
+def embed_flops(config: ScDiVaConfig, lengths: Sequence[int] | torch.Tensor) -> float:
+    """FLOPs to embed cells of so many tokens, `[LAT]` included.
+
+    Per block and token 2 (4 d² + 3 d f) for the linear layers and 4 L d for attention, and the value embedding's d × d
+    product per gene: 157 GFLOP for a cell of 1,201 tokens in the paper's model. The last block counts in full, although
+    `encode` computes only a part of it.
+    """
+    d, linear = config.dim, 2.0 * (4 * config.dim**2 + 3 * config.dim * config.ffn_dim)
+    return sum(
+        config.n_layers * (int(n) * linear + 4.0 * int(n) ** 2 * d) + 2.0 * d * d * (int(n) - 1) for n in lengths
+    )
+
+
+def train_flops(config: ScDiVaConfig, lengths: Sequence[int] | torch.Tensor, n_masked: float) -> float:
+    """FLOPs of a training step: three times forward, with the gene head on masked positions only."""
+    return 3.0 * (embed_flops(config, lengths) + 2.0 * n_masked * config.dim * config.n_genes)
+
+
+def spread_lengths(n: int, length: int) -> torch.Tensor:
+    """Genes of typical cells: evenly spaced quantiles of a log-normal distribution in random order.
+
+    Sigma is 0.7 and the median 3/4 of `length`, at which they are cut.
+    """
+    quantile = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    lengths = (0.75 * length * torch.exp(0.7 * torch.special.ndtri(quantile))).round().clamp(1, length).long()
+    return lengths[torch.randperm(n, generator=torch.Generator().manual_seed(0))]

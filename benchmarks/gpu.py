@@ -1,145 +1,283 @@
-"""Everything that only a GPU can show, in one call of nine minutes; goals first, each row written as it is found.
+"""Attention, training and embedding on one NVIDIA GPU with bfloat16, within nine minutes.
 
     PYTHONPATH=src python benchmarks/gpu.py [--only SECTION ...] [--commit SHA]
-    PYTHONPATH=src python benchmarks/gpu.py --dry-run      # on a CPU: every line at toy sizes, nothing is measured
+    PYTHONPATH=src python benchmarks/gpu.py --dry-run      # on a CPU, at toy sizes; nothing is recorded
 
-One NVIDIA GPU with bfloat16 (written for an H100 or H200). Needs torch, triton, numpy, scipy, pandas, h5py, safetensors
-and pytorch-lightning; no anndata, no scanpy, no pytest. Give `--commit` where there is no git to ask.
+Needs torch, triton, numpy, scipy, pandas, h5py, safetensors and pytorch-lightning; no AnnData, scanpy or pytest. Pass
+`--commit` where there is no git.
 
-Sections run one after another in processes of their own, each within its own seconds: one that crashes, hangs or is
-cut off loses what it had not found yet, and no other. After each row its section is replaced in results/gpu.json, and
-a copy is written to the folder $OUT where that is set. A goal that is missed has a profile. `--merge FILE` adds the
-rows of a run on another machine.
+- parity: the cases of the tests of the kernels (`tests/kernels/triton_cases.py`).
+- ceilings: rates of a large bfloat16 matrix product and of a copy, of which others are shares.
+- tuning: seconds to tune the attention kernels, and the gain. Later sections use the tuned kernels.
+- train, fit: a training step on a batch on the device; `fit` with its data loader on packed cells.
+- embed: `model.encode` on a batch on the device; `tl.embed` from ranked cells to states on the host.
+- sdpa: attention compared with a rotation and SDPA (flash, cuDNN) on cells of full length. The comparison with
+  FlexAttention in results/gpu.json is from the commit that its rows name.
 
-Which row answers which goal, as `section: beginning of the row`:
-
-=========================================================  ==========================================================
-the kernel agrees with the float64 reference               parity: parity: cases beyond their limit
-fused forward vs eager rotation + SDPA >= 1.5              sdpa: forward: eager rotation + flash over fused
-fused vs compiled rotation + flash, forward >= 1.15        sdpa: forward: compiled rotation + flash over fused
-the same, forward + backward >= 1.05                       sdpa: forward + backward: compiled rotation + flash over
-fused vs compiled rotation + cuDNN, forward >= 0.95        sdpa: forward: compiled rotation + cuDNN over fused
-the same, backward >= 0.9                                  sdpa: backward: compiled rotation + cuDNN over fused
-rotation on vs off in the kernel <= 1.10                   sdpa: forward: fused over fused, no rotation
-embedding >= 2,700 cells/s at L=1200                       embed: tl.embed, full cells: cells/s
-embedding >= 54% of the bf16 matrix product rate           embed: tl.embed, full cells: share
-the same of model.encode alone                             embed: model.encode, full cells: share
-model.encode in bf16 vs float32: 1 - cosine <= 0.001       embed: model.encode: 1 - cosine from float32, largest
-packed vs padded, median-900 cells >= 1.3 of 1.41          embed: tl.embed: packed over padded
-training >= 45% of the bf16 matrix product rate            train: training step, full cells: share
-`fit` with its loader within 5% of the step alone          fit: fit, packed cells: rate over that of the step
-nothing is compiled again by the number of tokens, embed   embed: tl.embed: graphs and kernels compiled again
-the same in training                                       fit: fit: graphs and kernels compiled again
-the host waits for the device once a step at most          fit: fit: waits of the host for the device, a step
-tuning takes 60 s at most                                  tuning: tuning attention: seconds
-rows of the gene head are aligned, within 1.05             head: gene head: its loss over that of aligned rows
-fused vs rotation + FlexAttention >= 1.1, forward          flex: forward: compiled rotation + FlexAttention over fused
-the same, forward + backward                               flex: forward + backward: compiled rotation + FlexAttention
-=========================================================  ==========================================================
-
-Several GPUs (DDP, FSDP) are not looked at. Exit code: 0, no goal is missed and every section came to its end; 1,
-otherwise; 2, there is no CUDA device.
+Each section runs in its own process for a limited time: one that fails or is cut off loses only itself. Its rows in
+results/gpu.json are replaced row by row, and the file is copied to the folder $OUT if that is set. A missed goal has a
+profile. `--merge FILE` adds the rows of a run on another machine. Exit code: 0 if no goal is missed and all sections
+are complete, 2 without a CUDA device, else 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import _record
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _gpu import (
-    Arm,
-    Setting,
-    Times,
-    attention_flops,
-    bounds_of,
-    ceilings,
-    compiled,
-    count_compilations,
-    dry_setting,
-    embed_flops,
-    free_memory,
-    host_waits,
-    peak_gib,
-    profiled,
-    ratio,
-    spread_lengths,
-    synchronize,
-    time_rows,
-    timed,
-    train_flops,
-    with_profile,
-)
-from _record import RESULTS, commit, goal, machine, record, replaced, report
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.utils._pytree import tree_flatten
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.batch import CellBatch, InMemoryCells
+from scdiva.data.batch import CellBatch
 from scdiva.data.datamodule import CellDataModule
-from scdiva.diffusion import cell_of_token
-from scdiva.diffusion.loss import masked_cross_entropy
-from scdiva.integration.objective import IntegrationObjective
-from scdiva.kernels import autotune_attention, keep_attention_plan, positions, rope_attention_qkv, rope_tables
+from scdiva.kernels import autotune_attention, keep_attention_plan, rope_attention_qkv, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.inference import COMPILED_CELLS, CUDA_TOKENS, at_precision, embed_all, resolve_run_config
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train import PretrainingConfig, PretrainingModule, fit
-from scdiva.train.config import FinetuneConfig
-from scdiva.train.finetune import finetune, network_for, planned
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 from carry_corpus import write_packed
-from triton_cases import CASES  # the cases of the kernel's tests
+from triton_cases import CASES
 
 AGREEMENT = 0.02
-"""Maximum relative difference (norms, bfloat16) between arms of one row: they must compute one function."""
+"""Maximum relative difference (norms, bfloat16) of results that are compared."""
 COMPILERS = 12
 """Maximum number of processes that compile and check the kernels; each takes up to 3 GiB of the device."""
 TRAIN_CELLS = (96, 192)
-"""Batch sizes that are tried, ascending."""
+"""Batch sizes of the training step, ascending."""
 PROFILED = 3
-"""Steps of `fit` whose profile is kept."""
-BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
-Inputs = tuple[Tensor, Tensor, Tensor]
+"""Steps of `fit` that are profiled."""
+BF16 = torch.bfloat16
+Arm = Callable[[], object]
+Times = dict[str, list[float] | str]
+"""Milliseconds of each sample of an arm, or why it did not run."""
 Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass
+class Setting:
+    """Device and sizes, and results of earlier sections.
+
+    Attributes
+    ----------
+    device
+        `cuda`, or `cpu` for a dry run.
+    length
+        Tokens of a full cell, `[LAT]` included.
+    cells
+        Cells of the input of a kernel.
+    repeats, calls
+        Rounds of timing; calls of an arm between two clock readings.
+    matmul
+        Rate of bfloat16 matrix products in this run, FLOP/s; None until it is measured.
+    plan
+        Tuned launch of the attention kernels; None: the default of the architecture.
+    step_share
+        Share of `matmul` that the training step reached on typical cells; None: not measured.
+    """
+
+    device: torch.device
+    length: int = 1201
+    cells: int = 192
+    heads: int = 8
+    head_dim: int = 64
+    repeats: int = 7
+    calls: int = 5
+    matmul: float | None = None
+    plan: dict | None = field(default=None, repr=False)
+    step_share: float | None = None
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def backend(self) -> str:
+        """Attention backend; SDPA in a dry run."""
+        return "triton" if self.cuda else "sdpa"
+
+
+def dry_setting() -> Setting:
+    """Toy sizes on a CPU."""
+    return Setting(torch.device("cpu"), length=33, cells=4, heads=2, head_dim=32, repeats=2, calls=1)
+
+
+# timing
+
+
+def synchronize(setting: Setting) -> None:
+    if setting.cuda:
+        torch.cuda.synchronize()
+
+
+def free_memory(setting: Setting) -> None:
+    """Release unused memory and reset the peak."""
+    if setting.cuda:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gib(setting: Setting) -> float:
+    """Peak of the allocated memory since :func:`free_memory`, in GiB; 0 in a dry run."""
+    return round(torch.cuda.max_memory_allocated() / 2**30, 2) if setting.cuda else 0.0
+
+
+def compiled(setting: Setting, function: Callable) -> Callable:
+    """`torch.compile`; traced but not compiled in a dry run."""
+    return torch.compile(function) if setting.cuda else torch.compile(function, backend="eager")
+
+
+def timed(setting: Setting, arms: dict[str, Arm], calls: int | None = None) -> Times:
+    """Time arms, which take turns; each sample spans several calls. An arm that fails says why."""
+    found: Times = {}
+    for name, arm in arms.items():
+        try:
+            arm()
+            arm()
+            synchronize(setting)
+            found[name] = []
+        except Exception as error:  # noqa: BLE001 a rival that cannot run is a result
+            found[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            free_memory(setting)
+    running = [name for name in arms if isinstance(found[name], list)]
+    n_calls = calls or setting.calls
+    for turn in range(setting.repeats if running else 0):
+        for name in running[turn % len(running) :] + running[: turn % len(running)]:
+            synchronize(setting)
+            begun = time.perf_counter()
+            for _ in range(n_calls):
+                arms[name]()
+            synchronize(setting)
+            found[name].append((time.perf_counter() - begun) * 1e3 / n_calls)  # type: ignore[union-attr]
+    return found
+
+
+def time_rows(what: str, times: Times, flops: float) -> Iterator[dict]:
+    """Time and TFLOP/s of each arm."""
+    for name, samples in times.items():
+        row: dict = {"what": f"{what}: {name}"}
+        if isinstance(samples, str):
+            yield {**row, "error": samples}
+            continue
+        best, median = min(samples), statistics.median(samples)
+        yield {**row, "ms_best": round(best, 4), "ms_median": round(median, 4), "tflops": round(flops / best / 1e9, 1)}
+
+
+def ratio(setting: Setting, what: str, times: Times, above: str, below: str, arm: Arm, **bound: float) -> dict:
+    """The goal on the time of `above` over that of `below`; `arm` is profiled if it is missed."""
+    one, other = times[above], times[below]
+    for name, samples in ((above, one), (below, other)):
+        if isinstance(samples, str):
+            return {"what": what, "error": f"{name} did not run: {samples}"}
+    return with_profile(setting, _record.ratio_goal(what, one, other, **bound), arm)  # type: ignore[arg-type]
+
+
+@contextmanager
+def profiled(setting: Setting, on_host: bool = False) -> Iterator[list[str]]:
+    """The 40 kernels, or operations of the host, that take longest inside the block; filled in at its end."""
+    from torch.profiler import ProfilerActivity
+
+    found: list[str] = []
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.cuda else [])]
+    with torch.profiler.profile(activities=kinds) as watched:
+        yield found
+        synchronize(setting)
+    unit = "self_device_time_total" if setting.cuda and not on_host else "self_cpu_time_total"
+    spent = sorted(watched.key_averages(), key=lambda event: -getattr(event, unit))[:40]
+    found += [f"{getattr(e, unit) / 1e3:.3g} ms in {e.count} of {e.key[:80]}" for e in spent]
+
+
+def with_profile(setting: Setting, row: dict, arm: Arm) -> dict:
+    """The row; if its goal is missed, with the kernels that take longest in one call."""
+    if row.get("met") is not False:
+        return row
+    with profiled(setting) as kernels:
+        arm()
+    return {**row, "profile": "; ".join(kernels)}
+
+
+def count_compilations() -> Callable[[], dict[str, int]]:
+    """Count graphs of torch.compile, breaks between them, and kernels of Triton from now on."""
+    kernels: list[object] = []
+    if find_spec("triton"):
+        import triton
+
+        triton.knobs.compilation.listener = lambda **_: kernels.append(None)
+
+    def so_far() -> dict[str, int]:
+        breaks = sum(counters["graph_break"].values())
+        return {"graphs": counters["stats"]["unique_graphs"], "graph_breaks": breaks, "kernels": len(kernels)}
+
+    return so_far
+
+
+@contextmanager
+def host_waits(setting: Setting) -> Iterator[Counter[str]]:
+    """Count synchronisations of the host inside the block by file and line; filled in at its end."""
+    found: Counter[str] = Counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if setting.cuda:
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            if setting.cuda:
+                torch.cuda.set_sync_debug_mode("default")
+            waits = [one for one in caught if "synchronizing CUDA operation" in str(one.message)]
+            found.update(f"{Path(one.filename).name}:{one.lineno}" for one in waits)
 
 
 # attention
 
 
-def keep_plan(setting: Setting) -> None:
-    """Launch the kernels in this process as they were tuned in an earlier section."""
-    if setting.plan is not None and setting.cuda:
-        keep_attention_plan(setting.plan, head_dim=setting.head_dim, dtype=BF16, device=setting.device)
+def ceilings(setting: Setting) -> Iterator[dict]:
+    """Rates of a large bfloat16 matrix product, and of a copy (bytes read and written)."""
+    n, size = (8192, 2**31) if setting.cuda else (64, 2**12)
+    a, b = (torch.randn(n, n, device=setting.device, dtype=BF16) for _ in range(2))
+    source = torch.randint(0, 255, (size,), device=setting.device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    times = timed(setting, {"product": lambda: a @ b, "copy": lambda: target.copy_(source)}, calls=2 * setting.calls)
+    product, copy = (statistics.median(times[name]) / 1e3 for name in ("product", "copy"))
+    rate = 2 * n**3 / product
+    yield {"what": f"ceiling: bf16 matrix product {n}³", "tflops": round(rate / 1e12, 2), "matmul": rate}
+    yield {"what": "ceiling: copy, read + written", "tb_per_s": round(2 * size / copy / 1e12, 4)}
 
 
-def _judged(name: str, device: str, backend: str) -> str:
-    """What is wrong in a case; empty: nothing."""
+def failure(name: str, device: str, backend: str) -> str:
+    """The error of a case; empty if there is none."""
     torch.set_num_threads(1)
     try:
         CASES[name](device=device, backend=backend)
@@ -149,44 +287,34 @@ def _judged(name: str, device: str, backend: str) -> str:
 
 
 def parity(setting: Setting) -> Iterator[dict]:
-    """Every case of the kernel's tests in a few processes, bf16 first; the counts are written after each case."""
+    """All cases of the tests of the kernels, in several processes; the count is written after each case."""
     names = list(CASES) if setting.cuda else ["new memory is poisoned", "nothing is waited for", "float32, 32, rope"]
-    context = multiprocessing.get_context("fork")  # this process has not touched the device
-    passed = failed = 0
     workers = min(COMPILERS, max(1, (os.cpu_count() or 1) - 2)) if setting.cuda else 1
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        jobs = {pool.submit(_judged, name, setting.device.type, setting.backend): name for name in names}
-        for done in as_completed(jobs):
-            wrong = done.result()
-            passed, failed = passed + (not wrong), failed + bool(wrong)
-            if wrong:
-                yield {"what": f"parity: {jobs[done]}", "failed": wrong}
-            counts = {"passed": passed, "of": len(names)}
-            yield goal("parity: cases beyond their limit", failed, at_most=0, counted=True, **counts)
-    yield goal("parity: cases within their limit", passed, at_least=len(names), counted=True)
+    failed = 0
+    with ProcessPoolExecutor(workers, mp_context=FORK) as pool:  # this process has not touched the device
+        jobs = {pool.submit(failure, name, setting.device.type, setting.backend): name for name in names}
+        for n_done, done in enumerate(as_completed(jobs), 1):
+            if done.result():
+                failed += 1
+                yield {"what": f"parity: {jobs[done]}", "failed": done.result()}
+            counts = {"passed": n_done - failed, "of": len(names)}
+            yield _record.goal("parity: cases beyond their limit", failed, at_most=0, counted=True, **counts)
+    yield _record.goal("parity: cases within their limit", len(names) - failed, at_least=len(names), counted=True)
 
 
-def packed_inputs(setting: Setting, lengths: list[int] | Tensor) -> tuple[Tensor, Tensor]:
-    """Random bf16 queries, keys and values `(T, 3, H, D)` with gradients, and cu_seqlens."""
-    shape = (int(torch.as_tensor(lengths).sum()), 3, setting.heads, setting.head_dim)
-    qkv = torch.randn(*shape, device=setting.device, dtype=BF16, requires_grad=True)
-    return qkv, bounds_of(lengths, setting.device)
+def keep_plan(setting: Setting) -> None:
+    """Use the kernels as an earlier section tuned them."""
+    if setting.plan is not None and setting.cuda:
+        keep_attention_plan(setting.plan, head_dim=setting.head_dim, dtype=BF16, device=setting.device)
 
 
-def fused_arm(
-    setting: Setting, qkv: Tensor, bounds: Tensor, longest: int, *, rotate: bool = True
-) -> Callable[[], Tensor]:
-    """Our attention; the caller vouches for the longest cell, so that no call waits for the device."""
-    cos, sin = rope_tables(setting.length, setting.head_dim, device=setting.device) if rotate else (None, None)
-
-    def run() -> Tensor:
-        return rope_attention_qkv(qkv, cos=cos, sin=sin, cu_seqlens=bounds, max_seqlen=longest, backend=setting.backend)
-
-    return run
+def bounds_of(lengths: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """cu_seqlens, int32 `(B + 1,)`."""
+    return F.pad(torch.as_tensor(lengths).cumsum(0), (1, 0)).to(device=device, dtype=torch.int32)
 
 
 def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """RoPE as most code has it: in the dtype of q, tables `(tokens, 1, D)` that hold each angle twice."""
+    """RoPE in the dtype of q, with tables `(tokens, 1, D)` that hold each angle twice."""
 
     def one(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -195,230 +323,131 @@ def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
     return one(q), one(k)
 
 
-def wide_tables(setting: Setting, where: Tensor | slice) -> tuple[Tensor, ...]:
-    """Tables for :func:`rotate_both` of the positions `where`."""
-    tables = rope_tables(setting.length, setting.head_dim, device=setting.device)
-    return tuple(torch.cat([t, t], dim=-1)[where].unsqueeze(1).to(BF16) for t in tables)
+class Inputs:
+    """Random queries, keys and values of full cells, in one tensor for our kernel and in three for the others."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, lengths = setting, [setting.length] * setting.cells
+        shape = (sum(lengths), 3, setting.heads, setting.head_dim)
+        self.qkv = torch.randn(*shape, device=setting.device, dtype=BF16, requires_grad=True)
+        self.parts = tuple(x.detach().contiguous().requires_grad_() for x in self.qkv.unbind(1))
+        self.grad, self.bounds = torch.randn_like(self.parts[0]), bounds_of(lengths, setting.device)
+        self.flops = sum(4.0 * n**2 * setting.heads * setting.head_dim for n in lengths)  # two products
+
+    def fused(self, rotate: bool = True) -> Callable[[], Tensor]:
+        """Our attention; with the length of the longest cell, so that no call waits for the device."""
+        setting = self.setting
+        cos, sin = rope_tables(setting.length, setting.head_dim, device=setting.device) if rotate else (None, None)
+        return partial(
+            rope_attention_qkv, self.qkv, cos=cos, sin=sin, cu_seqlens=self.bounds, max_seqlen=setting.length,
+            backend=setting.backend,
+        )  # fmt: skip
+
+    def ways(self, arms: dict[str, Callable[[], Tensor]]) -> dict[str, dict[str, Arm]]:
+        """The arms forward, and forward and backward."""
+
+        def both(name: str, arm: Callable[[], Tensor]) -> Arm:
+            def run() -> tuple[Tensor, ...]:
+                out, of = arm(), (self.qkv,) if name.startswith("fused") else self.parts
+                found = torch.autograd.grad(out, of, self.grad.view(out.shape))
+                return found if len(found) > 1 else found[0].unbind(1)
+
+            return run
+
+        return {
+            "forward": {name: torch.no_grad()(arm) for name, arm in arms.items()},
+            "forward + backward": {name: both(name, arm) for name, arm in arms.items()},
+        }
 
 
-def sdpa_arm(
-    setting: Setting, name: str, inputs: Inputs, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
-) -> Callable[[], Tensor]:
-    """A kernel of SDPA on cells of full length, after a rotation if one is given; a CPU has but one for certain."""
-    shape = (-1, setting.length, setting.heads, setting.head_dim)
-    wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}[name]
-
-    def run() -> Tensor:
-        q, k, v = (x.view(shape) for x in inputs)
-        if rotate is not None:
-            q, k = rotate(q, k)
-        with sdpa_kernel(wanted if setting.cuda else SDPBackend.MATH):
-            out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return out.transpose(1, 2)
-
-    return run
-
-
-def varlen_arm(
-    setting: Setting, inputs: Inputs, bounds: Tensor, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-) -> Callable[[], Tensor]:
-    """torch's attention over packed cells, after a rotation."""
-    shape = (-1, setting.length, setting.heads, setting.head_dim)
-
-    def run() -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
-        q, k, v = inputs
-        q, k = (x.flatten(0, 1) for x in rotate(q.view(shape), k.view(shape)))
-        return varlen_attn(q, k, v, bounds, bounds, setting.length, setting.length)
-
-    return run
-
-
-def forward_only(arms: dict[str, Callable[[], Tensor]]) -> dict[str, Arm]:
-    """The arms without gradients."""
-    return {name: torch.no_grad()(arm) for name, arm in arms.items()}
-
-
-def gradients(out: Tensor, inputs: tuple[Tensor, ...], grad: Tensor, *, again: bool = False) -> tuple[Tensor, ...]:
-    """Gradients of q, k and v; of an arm with one input, the parts of its gradient."""
-    found = torch.autograd.grad(out, inputs, grad.view(out.shape), retain_graph=again)
-    return found if len(found) > 1 else found[0].unbind(1)
-
-
-def both_ways(arms: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, ...], grad: Tensor) -> dict[str, Arm]:
-    """The arms, forward and backward."""
-
-    def grown(arm: Callable[[], Tensor]) -> Arm:
-        def run() -> object:
-            return gradients(arm(), inputs, grad)
-
-        return run
-
-    return {name: grown(arm) for name, arm in arms.items()}
-
-
-def backward_only(arms: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, ...], grad: Tensor) -> dict[str, Arm]:
-    """The arms' backward passes, after one forward pass (at the first call, so that a failure stays the arm's)."""
-
-    def back(arm: Callable[[], Tensor]) -> Arm:
-        kept: list[Tensor] = []
-
-        def run() -> object:
-            if not kept:
-                kept.append(arm())
-            return gradients(kept[0], inputs, grad, again=True)
-
-        return run
-
-    return {name: back(arm) for name, arm in arms.items()}
-
-
-def agree(arms: dict[str, Arm], *names: str) -> float:
-    """Largest relative difference of the named arms' results from those of the first; raises if they are two things."""
+def difference(arms: dict[str, Arm]) -> float:
+    """Largest relative difference of the arms that rotate from the first; an error above `AGREEMENT`."""
 
     def result(name: str) -> list[Tensor]:
         out = arms[name]()
         return [x.detach().double().flatten() for x in (out if isinstance(out, tuple) else (out,))]
 
-    first, worst = result(names[0]), 0.0
-    for name in names[1:]:
-        try:
-            other = result(name)
-        except Exception:  # noqa: BLE001 an arm that can't run gets its row from the timing
-            continue
-        for a, b in zip(first, other, strict=True):
-            difference = float((a - b).norm() / a.norm())
-            if not difference <= AGREEMENT:  # so that NaN is none
-                raise AssertionError(f"{names[0]} and {name} differ by {difference:.3g}: they do not compute the same.")
-            worst = max(worst, difference)
+    first, found = result(next(iter(arms))), [0.0]
+    for name in (name for name in arms if "no rotation" not in name):
+        with suppress(RuntimeError, NotImplementedError):  # the timing says why an arm cannot run
+            found += [float((a - b).norm() / a.norm()) for a, b in zip(first, result(name), strict=True)]
+    worst = float(np.max(found))
+    if not worst <= AGREEMENT:  # NaN too
+        raise AssertionError(f"results differ by {worst:.3g}: the arms do not compute the same.")
     return worst
 
 
-def kernel_rows(setting: Setting, what: str, arm: Arm, flops: dict[str, float]) -> Iterator[dict]:
-    """Device time of single kernels in one call of an arm, and their TFLOP/s; 0 where they do not run."""
-    from torch.profiler import ProfilerActivity, profile
-
-    arm()
-    synchronize(setting)
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.cuda else [])]) as watched:
-        for _ in range(setting.calls):
-            arm()
-        synchronize(setting)
-    for name, work in flops.items():
-        spent = sum(e.self_device_time_total for e in watched.key_averages() if e.key == name)
-        ms = spent / setting.calls / 1e3
-        rate = {"tflops": round(work / ms / 1e9, 1)} if ms and work else {}
-        yield {"what": f"{what}: {name}", "ms": round(ms, 4), **rate}
-
-
-def against_sdpa(setting: Setting) -> Iterator[dict]:
-    """Cells of full length: rotation + SDPA, eager and compiled, and SDPA's kernels without any rotation.
-
-    The fused kernel takes queries, keys and values in one tensor, as the model's projection returns them, its rivals
-    in three, so that none of them copies.
-    """
+def attention(setting: Setting) -> Iterator[dict]:
+    """Rotation and SDPA on cells of full length."""
     keep_plan(setting)
-    torch._functorch.config.donated_buffer = False  # backward passes of the compiled rotation run more than once
-    lengths = [setting.length] * setting.cells
-    qkv, bounds = packed_inputs(setting, lengths)
-    q, k, v = inputs = tuple(x.detach().contiguous().requires_grad_() for x in qkv.unbind(1))
-    grad = torch.randn_like(q)
-    flops = attention_flops(lengths, setting.heads, setting.head_dim)
-    said = f"{setting.cells} cells of {setting.length}"
-    tables = wide_tables(setting, slice(None))
+    inputs = Inputs(setting)
+    shape = (-1, setting.length, setting.heads, setting.head_dim)
 
-    def eager(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate_both(q, k, *tables)
+    def sdpa(kind: SDPBackend, rotate: Callable | None = None) -> Tensor:
+        q, k, v = (x.view(shape) for x in inputs.parts)
+        if rotate is not None:
+            q, k = rotate(q, k)
+        with sdpa_kernel(kind if setting.cuda else SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return out.transpose(1, 2)
 
-    fast = compiled(setting, eager)
-    fused = {
-        "fused": fused_arm(setting, qkv, bounds, setting.length),
-        "fused, no rotation": fused_arm(setting, qkv, bounds, setting.length, rotate=False),
-    }
-    rivals = {
-        "eager rotation + flash": sdpa_arm(setting, "flash", (q, k, v), eager),
-        "compiled rotation + flash": sdpa_arm(setting, "flash", (q, k, v), fast),
-        "flash, no rotation": sdpa_arm(setting, "flash", (q, k, v)),
-        "compiled rotation + cuDNN": sdpa_arm(setting, "cuDNN", (q, k, v), fast),
-        "cuDNN, no rotation": sdpa_arm(setting, "cuDNN", (q, k, v)),
-    }
-    if setting.cuda and find_spec("torch.nn.attention.varlen"):  # torch 2.10 or newer
-        rivals["compiled rotation + torch varlen"] = varlen_arm(setting, (q, k, v), bounds, fast)
-    rotated = ["fused", *(name for name in rivals if "no rotation" not in name)]
-
-    forward = forward_only(fused | rivals)
-    yield {"what": "forward: largest difference from fused", "relative": round(agree(forward, *rotated), 5)}
-    agree(forward, "fused, no rotation", "flash, no rotation", "cuDNN, no rotation")
-    times = timed(setting, forward)
-    yield from time_rows(f"forward, {said}", times, flops)
-    for above, below, bound in (
-        ("eager rotation + flash", "fused", {"at_least": 1.5}),
-        ("compiled rotation + flash", "fused", {"at_least": 1.15}),
-        ("compiled rotation + cuDNN", "fused", {"at_least": 0.95}),
-        ("fused", "fused, no rotation", {"at_most": 1.10}),
-    ):
-        yield ratio(setting, f"forward: {above} over {below}", times, above, below, forward["fused"], **bound)
-
-    whole = both_ways(fused, (qkv,), grad) | both_ways(rivals, inputs, grad)
-    yield {"what": "gradients: largest difference from fused", "relative": round(agree(whole, *rotated), 5)}
-    times = timed(setting, whole)
-    yield from time_rows(f"forward + backward, {said}", times, 3.5 * flops)
-    above = "compiled rotation + flash"
-    yield ratio(
-        setting, f"forward + backward: {above} over fused", times, above, "fused", whole["fused"], at_least=1.05
+    tables = rope_tables(setting.length, setting.head_dim, device=setting.device)
+    cos, sin = (torch.cat([table, table], dim=-1).unsqueeze(1).to(BF16) for table in tables)
+    eager = partial(rotate_both, cos=cos, sin=sin)
+    fast, flash, cudnn = compiled(setting, eager), SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+    arms = {
+        "fused": inputs.fused(), "fused, no rotation": inputs.fused(rotate=False),
+        "eager rotation + flash": partial(sdpa, flash, eager), "compiled rotation + flash": partial(sdpa, flash, fast),
+        "compiled rotation + cuDNN": partial(sdpa, cudnn, fast), "cuDNN, no rotation": partial(sdpa, cudnn),
+    }  # fmt: skip
+    goals = (
+        ("forward", "eager rotation + flash", "fused", {"at_least": 1.5}),
+        ("forward", "compiled rotation + flash", "fused", {"at_least": 1.15}),
+        ("forward", "compiled rotation + cuDNN", "fused", {"at_least": 0.95}),
+        ("forward", "fused", "fused, no rotation", {"at_most": 1.1}),
+        ("forward + backward", "compiled rotation + flash", "fused", {"at_least": 1.05}),
+        ("forward + backward", "compiled rotation + cuDNN", "fused", {"at_least": 0.9}),
     )
-    # 2 products forward; backward 3 for queries and 4 for keys and values, of which 2 are the same
-    work = {"rotate_kernel": 0.0, "forward_kernel": flops, "dq_kernel": 1.5 * flops, "dkdv_kernel": 2.0 * flops}
-    yield from kernel_rows(setting, f"kernel, {said}", whole["fused"], work)
-
-    kept = {name: rivals[name] for name in rivals if "cuDNN" in name or "varlen" in name}
-    backward = backward_only({"fused": fused["fused"]}, (qkv,), grad) | backward_only(kept, inputs, grad)
-    times = timed(setting, backward)
-    yield from time_rows(f"backward, {said}", times, 2.5 * flops)
-    above = "compiled rotation + cuDNN"
-    yield ratio(setting, f"backward: {above} over fused", times, above, "fused", backward["fused"], at_least=0.9)
+    for way, some in inputs.ways(arms).items():
+        said = f"{way}, {setting.cells} cells of {setting.length}"
+        yield {"what": f"{said}: largest difference from fused", "relative": round(difference(some), 5)}
+        times = timed(setting, some)
+        yield from time_rows(said, times, inputs.flops * (1.0 if way == "forward" else 3.5))
+        for _, above, below, bound in (goal for goal in goals if goal[0] == way):
+            yield ratio(setting, f"{way}: {above} over {below}", times, above, below, some["fused"], **bound)
 
 
 def tuning(setting: Setting) -> Iterator[dict]:
-    """How long the kernel's tuning takes, as training does it, and what it gains over the plan by default."""
-    qkv, bounds = packed_inputs(setting, [setting.length] * setting.cells)
-    fused = {"fused": fused_arm(setting, qkv, bounds, setting.length)}
-    ways = {
-        "forward": forward_only(fused)["fused"],
-        "forward + backward": both_ways(fused, (qkv,), torch.randn_like(qkv[:, 0]))["fused"],
-    }
-    before = timed(setting, ways)
-    yield from time_rows("attention by default", before)
-    begun, plan = time.perf_counter(), None
+    """Seconds of tuning the attention kernels as training does, and the gain compared with the default plan."""
+    inputs = Inputs(setting)
+    ways = {way: arms["fused"] for way, arms in inputs.ways({"fused": inputs.fused()}).items()}
+    before, begun, plan = timed(setting, ways), time.perf_counter(), None
     if setting.cuda:
         sizes = {"n_heads": setting.heads, "head_dim": setting.head_dim, "length": setting.length}
         plan = autotune_attention(**sizes, dtype=BF16, device=setting.device)
-    synchronize(setting)
     seconds = time.perf_counter() - begun
-    yield goal("tuning attention: seconds, the kernels of the default plan compiled before", seconds, at_most=60)
+    yield _record.goal(
+        "tuning attention: seconds, the kernels of the default plan compiled before", seconds, at_most=60
+    )
     yield {"what": "tuning attention: plan, by which the sections below run", "plan": plan}
-    after = timed(setting, ways)
-    yield from time_rows("attention as tuned", after)
-    for way in ways:
-        slow, fast = before[way], after[way]
-        if isinstance(slow, list) and isinstance(fast, list):
-            yield {"what": f"attention, {way}: time by default over time as tuned", "value": min(slow) / min(fast)}
+    for way, samples in timed(setting, ways).items():
+        gain = {"value": min(before[way]) / min(samples)} if samples and isinstance(before[way], list) else {}
+        yield {"what": f"attention, {way}: time by default over time as tuned", **gain}
 
 
 # embedding and training
 
 
 @cache
-def vocabulary(setting_cuda: bool) -> Vocabulary:
-    """All human genes, or a hundred of them, with entropies drawn: what is timed does not depend on them."""
+def vocabulary(cuda: bool) -> Vocabulary:
+    """All human genes, or a hundred of them, with random entropies."""
     genes = load_vocabulary("human")
-    genes = genes if setting_cuda else genes.subset(np.arange(N_SPECIAL, N_SPECIAL + 100))
+    genes = genes if cuda else genes.subset(np.arange(N_SPECIAL, N_SPECIAL + 100))
     return genes.with_entropy(np.random.default_rng(0).uniform(0.3, 2.0, genes.n_genes))
 
 
 def model_config(setting: Setting) -> ScDiVaConfig:
-    """The paper's preset, or a toy of its kind."""
+    """The paper's preset, or a small model of its kind."""
     config = ScDiVaConfig.paper()
     if setting.cuda:
         return config
@@ -426,127 +455,16 @@ def model_config(setting: Setting) -> ScDiVaConfig:
 
 
 def build(setting: Setting) -> ScDiVa:
-    """The model with random weights on the device: what is timed does not depend on them."""
+    """The model with random weights on the device."""
     return ScDiVa(model_config(setting), generator=torch.Generator().manual_seed(0)).to(setting.device)
 
 
-def cells_of(setting: Setting, lengths: Tensor, seed: int = 0) -> Ragged:
-    """Random cells of so many genes: indptr, tokens and values, as the serialiser gives them."""
-    draw, n = np.random.default_rng(seed), int(lengths.sum())
+def cells_of(setting: Setting, lengths: Tensor) -> Ragged:
+    """Random cells of these numbers of genes, as the serialiser gives them: indptr, tokens and values."""
+    draw, n = np.random.default_rng(0), int(lengths.sum())
     indptr = np.concatenate([[0], np.cumsum(lengths.numpy())])
     tokens = draw.integers(N_SPECIAL, N_SPECIAL + model_config(setting).n_genes, n, dtype=np.int32)
     return indptr, tokens, draw.random(n, dtype=np.float32) * 3
-
-
-def kinds_of_cells(setting: Setting, n_cells: int) -> dict[str, Tensor]:
-    """Genes of full cells, 1,200 each, and of typical ones, median 900."""
-    genes = setting.length - 1
-    return {"full cells": torch.full((n_cells,), genes), "typical cells": spread_lengths(n_cells, genes)}
-
-
-def rate_row(setting: Setting, what: str, n_cells: int, flops: float, seconds: float, **details: object) -> dict:
-    """Cells/s, and the share of this run's matrix product rate where that was measured."""
-    row = {"what": what, "cells": n_cells, "cells_per_s": round(n_cells / seconds, 1)}
-    row["gflop_per_cell"] = round(flops / n_cells / 1e9, 1)
-    share = {"share_of_matmul": round(flops / seconds / setting.matmul, 4)} if setting.matmul else {}
-    return {**row, **share, **details}
-
-
-class CellsInMemory:
-    """Cells as `tl.embed` opens them (`models.inference.Cells`), without AnnData: ranked ones in memory, by windows."""
-
-    def __init__(self, ragged: Ragged) -> None:
-        self.indptr, self.tokens, self.values = ragged
-        self.n_obs = len(self.indptr) - 1
-
-    def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
-        """Give cells in order, so many at a time."""
-        stop = self.n_obs if stop is None else stop
-        for first in range(start, stop, n_cells):
-            last = min(first + n_cells, stop)
-            span = slice(self.indptr[first], self.indptr[last])
-            bounds = self.indptr[first : last + 1] - self.indptr[first]
-            yield np.arange(first, last), (bounds, self.tokens[span], self.values[span])
-
-
-def embedding(setting: Setting) -> Iterator[dict]:
-    """The model on one batch alone; then `tl.embed` from ranked cells to states on the host, full and typical cells.
-
-    Attention runs as it was tuned in an earlier section.
-    """
-    keep_plan(setting)
-    n_cells, config, model = (COMPILED_CELLS if setting.cuda else 24), model_config(setting), build(setting)
-    run_config = resolve_run_config(None, setting.device.type, "bf16" if setting.cuda else "fp32")
-    kinds = kinds_of_cells(setting, n_cells)
-    (full, _), (typical, genes) = kinds.items()
-    bound = setting.length * n_cells / float((genes + 1).sum())
-    compilations = count_compilations()
-
-    network = at_precision(model, run_config.precision)
-    if setting.cuda:
-        network.compile_blocks()
-    few = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}
-    batches = {kind: batch_of(setting, genes) for kind, genes in few.items()}
-
-    def encode(batch: CellBatch) -> Arm:
-        return torch.inference_mode()(lambda: network.encode(*batch.packed, backend=setting.backend))
-
-    cells = batch_of(setting, few[typical][:4]).packed
-    with torch.inference_mode():
-        exact = model.read(*cells, backend="sdpa").cell_state  # the whole last block, in float32
-        cosine = F.cosine_similarity(network.encode(*cells, backend=setting.backend).float(), exact)
-    yield goal("model.encode: 1 - cosine from float32, largest", float((1 - cosine).max()), at_most=1e-3)
-    arms = {kind: encode(batch) for kind, batch in batches.items()}
-    rates = {}
-    for kind, samples in timed(setting, arms, calls=2).items():
-        what, flops = f"model.encode, {kind}, one batch on the device", embed_flops(config, few[kind] + 1)
-        if isinstance(samples, str):
-            yield {"what": what, "error": samples}
-            continue
-        rates[kind] = len(few[kind]) / min(samples) * 1e3
-        yield rate_row(setting, what, len(few[kind]), flops, min(samples) / 1e3)
-        if setting.matmul:
-            share = flops / min(samples) * 1e3 / setting.matmul
-            row = goal(f"model.encode, {kind}: share of the bf16 matrix product rate", share, at_least=0.54)
-            yield with_profile(setting, row, arms[kind])
-
-    sources = {kind: CellsInMemory(cells_of(setting, genes)) for kind, genes in kinds.items()}
-    seconds = dict.fromkeys(kinds, np.inf)
-
-    def embed(kind: str) -> float:
-        begun = time.perf_counter()
-        states = embed_all(model, sources[kind], run_config)  # on the host: what was asked of the device is done
-        if not np.isfinite(states).all():
-            raise FloatingPointError(f"{int((~np.isfinite(states)).sum())} numbers of the states are not finite")
-        return time.perf_counter() - begun
-
-    for kind in kinds:
-        yield {"what": f"tl.embed, {kind}: first call, compiling included", "seconds": round(embed(kind), 2)}
-    first = compilations()
-    free_memory(setting)
-    for turn in range(4 if setting.cuda else 2):  # what the first one says stands there if a later one is cut off
-        for kind, genes in kinds.items():
-            seconds[kind], flops = min(seconds[kind], embed(kind)), embed_flops(config, genes + 1)
-            about = {"calls": turn + 1, "peak_gib": peak_gib(setting)}
-            if kind in rates:
-                about["share_of_model_encode"] = round(n_cells / seconds[kind] / rates[kind], 3)
-            yield rate_row(setting, f"tl.embed, {kind}", n_cells, flops, seconds[kind], **about)
-            if setting.matmul:
-                share = flops / seconds[kind] / setting.matmul
-                yield goal(f"tl.embed, {kind}: share of the bf16 matrix product rate", share, at_least=0.54)
-        yield goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=2700)
-        packed = seconds[full] / seconds[typical]
-        yield goal("tl.embed: packed over padded to full length", packed, at_least=1.3, bound=bound)
-        again = {name: number - first[name] for name, number in compilations().items()}
-        new = again["graphs"] + again["kernels"]
-        yield goal("tl.embed: graphs and kernels compiled again in warm calls", new, at_most=0, counted=True)
-    yield goal("tl.embed: graph breaks", compilations()["graph_breaks"], at_most=0, counted=True)
-    with host_waits(setting) as waits:
-        embed(typical)
-    what = f"tl.embed, {typical}: waits of the host for the device in a call"
-    yield {"what": what, "value": float(sum(waits.values())), "where": dict(waits.most_common(8))}
-    row = goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=2700)
-    yield with_profile(setting, row, lambda: embed(full))
 
 
 def batch_of(setting: Setting, genes: Tensor) -> CellBatch:
@@ -556,23 +474,107 @@ def batch_of(setting: Setting, genes: Tensor) -> CellBatch:
     return CellBatch(torch.from_numpy(tokens).long(), torch.from_numpy(values), bounds).to(setting.device)
 
 
+def kinds_of_cells(setting: Setting, n_cells: int) -> dict[str, Tensor]:
+    """Numbers of genes of full cells, 1,200 each, and of typical cells, median 900."""
+    genes = setting.length - 1
+    return {"full cells": torch.full((n_cells,), genes), "typical cells": _record.spread_lengths(n_cells, genes)}
+
+
+def rate_row(setting: Setting, what: str, n_cells: int, flops: float, seconds: float, **details: object) -> dict:
+    """Cells per second, and the share of the matrix product rate if that was measured."""
+    row = {"what": what, "cells": n_cells, "cells_per_s": round(n_cells / seconds, 1)}
+    row["gflop_per_cell"] = round(flops / n_cells / 1e9, 1)
+    share = {"share_of_matmul": round(flops / seconds / setting.matmul, 4)} if setting.matmul else {}
+    return {**row, **share, **details}
+
+
+class CellsInMemory:
+    """Ranked cells as `embed_all` reads them (`models.inference.Cells`), without AnnData."""
+
+    def __init__(self, ragged: Ragged) -> None:
+        self.indptr, self.tokens, self.values = ragged
+        self.n_obs = len(self.indptr) - 1
+
+    def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
+        stop = self.n_obs if stop is None else stop
+        for first in range(start, stop, n_cells):
+            last = min(first + n_cells, stop)
+            span = slice(self.indptr[first], self.indptr[last])
+            bounds = self.indptr[first : last + 1] - self.indptr[first]
+            yield np.arange(first, last), (bounds, self.tokens[span], self.values[span])
+
+
+def embedding(setting: Setting) -> Iterator[dict]:
+    """`model.encode` on a batch on the device, then `tl.embed`, of full and of typical cells."""
+    keep_plan(setting)
+    n_cells, config, model = (COMPILED_CELLS if setting.cuda else 24), model_config(setting), build(setting)
+    run_config = resolve_run_config(None, setting.device.type, "bf16" if setting.cuda else "fp32")
+    kinds, compilations = kinds_of_cells(setting, n_cells), count_compilations()
+    (full, _), (typical, genes) = kinds.items()
+    network = at_precision(model, run_config.precision)
+    if setting.cuda:
+        network.compile_blocks()
+
+    def encode(batch: CellBatch) -> Arm:
+        return torch.inference_mode()(lambda: network.encode(*batch.packed, backend=setting.backend))
+
+    few = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}
+    cells = batch_of(setting, few[typical][:4]).packed
+    with torch.inference_mode():
+        exact = model.read(*cells, backend="sdpa").cell_state  # float32
+        cosine = F.cosine_similarity(network.encode(*cells, backend=setting.backend).float(), exact)
+    yield _record.goal("model.encode: 1 - cosine from float32, largest", float((1 - cosine).max()), at_most=1e-3)
+    arms = {kind: encode(batch_of(setting, genes)) for kind, genes in few.items()}
+    for kind, samples in timed(setting, arms, calls=2).items():
+        what, flops = f"model.encode, {kind}", _record.embed_flops(config, few[kind] + 1)
+        if isinstance(samples, str):
+            yield {"what": what, "error": samples}
+            continue
+        yield rate_row(setting, f"{what}, one batch on the device", len(few[kind]), flops, min(samples) / 1e3)
+        if setting.matmul:
+            share = flops / min(samples) * 1e3 / setting.matmul
+            row = _record.goal(f"{what}: share of the bf16 matrix product rate", share, at_least=0.54)
+            yield with_profile(setting, row, arms[kind])
+
+    def embed(kind: str) -> float:
+        begun = time.perf_counter()
+        states = embed_all(model, CellsInMemory(cells_of(setting, kinds[kind])), run_config)  # on the host
+        if not np.isfinite(states).all():
+            raise FloatingPointError(f"{int((~np.isfinite(states)).sum())} values of the states are not finite")
+        return time.perf_counter() - begun
+
+    for kind in kinds:
+        yield {"what": f"tl.embed, {kind}: first call, compiling included", "seconds": round(embed(kind), 2)}
+    first, seconds = compilations(), dict.fromkeys(kinds, np.inf)
+    free_memory(setting)
+    for turn in range(4 if setting.cuda else 2):  # written after each turn
+        for kind, genes_of in kinds.items():
+            seconds[kind], flops = min(seconds[kind], embed(kind)), _record.embed_flops(config, genes_of + 1)
+            about = {"calls": turn + 1, "peak_gib": peak_gib(setting)}
+            yield rate_row(setting, f"tl.embed, {kind}", n_cells, flops, seconds[kind], **about)
+            if setting.matmul:
+                share = flops / seconds[kind] / setting.matmul
+                yield _record.goal(f"tl.embed, {kind}: share of the bf16 matrix product rate", share, at_least=0.54)
+        packed, bound = seconds[full] / seconds[typical], setting.length * n_cells / float((genes + 1).sum())
+        yield _record.goal("tl.embed: packed over padded to full length", packed, at_least=1.3, bound=bound)
+        new = sum(compilations()[name] - first[name] for name in ("graphs", "kernels"))
+        yield _record.goal("tl.embed: graphs and kernels compiled again in warm calls", new, at_most=0, counted=True)
+    yield _record.goal("tl.embed: graph breaks", compilations()["graph_breaks"], at_most=0, counted=True)
+    with host_waits(setting) as waits:
+        embed(typical)
+    what = f"tl.embed, {typical}: waits of the host for the device in a call"
+    yield {"what": what, "value": float(sum(waits.values())), "where": dict(waits.most_common(8))}
+    row = _record.goal(f"tl.embed, {full}: cells/s", n_cells / seconds[full], at_least=2700)
+    yield with_profile(setting, row, lambda: embed(full))
+
+
 def module_of(setting: Setting, **options: object) -> PretrainingModule:
     """The paper's training of the paper's model."""
     return PretrainingModule(build(setting).train(), replace(PretrainingConfig.paper(), **options))
 
 
-def fits(setting: Setting, arm: Arm) -> bool:
-    """Run once; False if the device's memory does not do."""
-    try:
-        arm()
-        synchronize(setting)
-    except torch.OutOfMemoryError:
-        return False
-    return True
-
-
 def training(setting: Setting) -> Iterator[dict]:
-    """The whole step on a batch that lies on the device: masks, forward, dual loss, backward, fused AdamW."""
+    """The training step on a batch on the device: masks, forward, loss, backward, fused AdamW."""
     keep_plan(setting)
     config, module = model_config(setting), module_of(setting)
     if setting.cuda:
@@ -580,27 +582,21 @@ def training(setting: Setting) -> Iterator[dict]:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=setting.cuda)
     draw = torch.Generator().manual_seed(1)
 
-    def step(batch: CellBatch) -> Arm:
-        def run() -> None:
-            with torch.autocast(setting.device.type, dtype=BF16):
-                loss, _ = module.compute_loss(batch, draw)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        return run
+    def step(batch: CellBatch) -> None:
+        with torch.autocast(setting.device.type, dtype=BF16):
+            loss, _ = module.compute_loss(batch, draw)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     def measured(what: str, genes: Tensor) -> tuple[dict, Arm]:
         free_memory(setting)
-        run = step(batch_of(setting, genes))
-        if not fits(setting, run):
-            optimizer.zero_grad(set_to_none=True)
-            return {"what": what, "left_out": "does not fit in memory"}, run
+        run = partial(step, batch_of(setting, genes))
         samples = timed(setting, {"step": run}, calls=2)["step"]
-        if isinstance(samples, str):
-            return {"what": what, "error": samples}, run
-        # times are spread evenly over (0, 1), so that half of the genes are masked
-        flops = train_flops(config, genes + 1, float(genes.sum()) / 2)
+        if isinstance(samples, str):  # such as a batch that does not fit into memory
+            optimizer.zero_grad(set_to_none=True)
+            return {"what": what, "left_out": samples}, run
+        flops = _record.train_flops(config, genes + 1, float(genes.sum()) / 2)  # half of the genes are masked
         return rate_row(setting, what, len(genes), flops, min(samples) / 1e3, peak_gib=peak_gib(setting)), run
 
     best: dict[str, tuple[float, Arm]] = {}
@@ -612,76 +608,33 @@ def training(setting: Setting) -> Iterator[dict]:
             if row.get("share_of_matmul", 0.0) > best.get(kind, (0.0, run))[0]:
                 best[kind] = (row["share_of_matmul"], run)
     for kind, (share, run) in best.items():
-        what = f"training step, {kind}: share of the bf16 matrix product rate"
-        row = with_profile(setting, goal(what, share, at_least=0.45), run)
-        yield row | {"step_share": share} if kind.startswith("typical") else row
-
+        row = _record.goal(f"training step, {kind}: share of the bf16 matrix product rate", share, at_least=0.45)
+        yield with_profile(setting, row, run) | ({"step_share": share} if kind.startswith("typical") else {})
     module.model.residual_dtype = BF16  # blocks are compiled again
     what = f"training step, full cells, {sizes[0]} cells, residual stream in bfloat16"
     yield measured(what, kinds_of_cells(setting, sizes[0])["full cells"])[0]
 
 
-def gene_head(setting: Setting) -> Iterator[dict]:
-    """The gene head's loss, forward and backward, beside one of as many genes rounded up to a multiple of 64."""
-    n_rows, dim, n_genes = (16_384, 512, 41_818) if setting.cuda else (32, 32, 100)
-    targets = torch.randint(0, n_genes, (n_rows,), device=setting.device)
-    weight = torch.full((n_rows,), 1.0 / n_rows, device=setting.device)
-    hidden = torch.randn(n_rows, dim, device=setting.device, dtype=BF16, requires_grad=True)
-    loss: dict[str, Arm] = {}
-    products: dict[str, Arm] = {}
-    for number in (n_genes, -(-n_genes // 64) * 64):
-        head = torch.randn(number, dim, device=setting.device, requires_grad=True)
-        narrow = head.detach().to(BF16)
-
-        def both(head: Tensor = head) -> object:
-            with torch.autocast(setting.device.type, dtype=BF16):
-                found = masked_cross_entropy(hidden, head, targets, weight)[0]
-            return torch.autograd.grad(found, (hidden, head))
-
-        loss[f"{number:,} genes"] = both
-        products[f"{number:,} genes"] = torch.no_grad()(lambda narrow=narrow: F.linear(hidden, narrow))
-    if setting.cuda:
-        from scdiva.kernels._triton_softmax import softmax_minus_one
-
-        logits = torch.randn(4096, -(-n_genes // 64) * 64, device=setting.device, dtype=BF16)
-        nll = torch.empty(len(logits), device=setting.device)
-        softmax = partial(softmax_minus_one, logits, targets[: len(logits)], nll, n_genes, keep=True)
-        yield from time_rows(
-            "gene head, softmax and its gradient in place, 4,096 rows", timed(setting, {"Triton": softmax})
-        )
-    flops = 2.0 * n_rows * dim * n_genes
-    yield from time_rows(f"gene head, one bf16 product of {n_rows:,} rows", timed(setting, products), flops)
-    times = timed(setting, loss)
-    yield from time_rows(f"gene head, masked_cross_entropy of {n_rows:,} rows, both ways", times, 3 * flops)
-    ours, aligned = loss
-    what = "gene head: its loss over that of aligned rows"
-    yield ratio(setting, what, times, ours, aligned, loss[ours], at_most=1.05)
-
-
 class Span(Callback):
-    """What `fit` does between two steps, timed and counted; then where the host waits in the steps after them."""
+    """Time and compilations between two steps of `fit`, waits of the host in the steps after them, and a profile."""
 
-    def __init__(self, setting: Setting, steps: tuple[int, ...], compilations: Callable[[], dict[str, int]]) -> None:
-        self.setting, self.compilations = setting, compilations
-        self.first, self.last, self.end = steps
-        self.begun = time.perf_counter()
+    def __init__(self, setting: Setting, steps: tuple[int, int, int], compilations: Callable) -> None:
+        self.setting, self.compilations, (self.first, self.last, self.end) = setting, compilations, steps
+        self.begun, self.waited = time.perf_counter(), 0
         self.bounds: list[Tensor] = []
-        self.marks: list[float] = []
-        self.waited = 0
         self._stack, self._profile = ExitStack(), ExitStack()
 
     def on_train_batch_start(self, trainer: object, module: object, batch: CellBatch, number: int) -> None:
-        if number in (self.first, self.last):
-            if number == self.first:
-                free_memory(self.setting)
+        if number == self.first:
+            free_memory(self.setting)
             synchronize(self.setting)
-            self.marks.append(time.perf_counter())
-            if number == self.first:
-                self.before = self.compilations()
-            else:
-                self.again = {name: n - self.before[name] for name, n in self.compilations().items()}
-                self.peak = peak_gib(self.setting)
-                self.waits = self._stack.enter_context(host_waits(self.setting))
+            self.before, self.started = self.compilations(), time.perf_counter()
+        if number == self.last:
+            synchronize(self.setting)
+            self.seconds, now = time.perf_counter() - self.started, self.compilations()
+            self.again = {name: n - self.before[name] for name, n in now.items()}
+            self.peak = peak_gib(self.setting)
+            self.waits = self._stack.enter_context(host_waits(self.setting))
         if self.first <= number < self.last:
             self.bounds.append(batch.cu_seqlens)
 
@@ -690,14 +643,14 @@ class Span(Callback):
         if number + 1 == self.end:
             self._stack.close()
             self.profile = self._profile.enter_context(profiled(self.setting, on_host=True))
-        elif number + 1 == self.end + PROFILED:  # before the checkpoint at the end of the run
+        elif number + 1 == self.end + PROFILED:  # before the last checkpoint
             self._profile.close()
 
 
 def packed_corpus(setting: Setting, folder: Path, n_cells: int) -> Path:
-    """Random cells of typical lengths as a packed corpus of one study: what training reads."""
+    """A packed corpus of random cells of typical lengths."""
     genes = vocabulary(setting.cuda)
-    indptr, tokens, values = cells_of(setting, spread_lengths(n_cells, setting.length - 1))
+    indptr, tokens, values = cells_of(setting, _record.spread_lengths(n_cells, setting.length - 1))
     floor, n_tokens = model_config(setting).entropy_floor, genes.n_genes + N_SPECIAL
     content = {
         "indptr": indptr, "tokens": tokens.astype(np.uint16), "values": values, "study": np.zeros(n_cells, np.int32),
@@ -712,277 +665,68 @@ def packed_corpus(setting: Setting, folder: Path, n_cells: int) -> Path:
 
 
 def fitting(setting: Setting) -> Iterator[dict]:
-    """`fit` with its loader on packed cells of varied lengths: cells/s, what compiles again, where the host waits."""
+    """`fit` with its loader on packed cells: cells per second, compilations, and waits of the host."""
     keep_plan(setting)
     config, (first, last, end) = model_config(setting), (12, 42, 52) if setting.cuda else (2, 4, 6)
     n_cells, batch_size = (20_000, TRAIN_CELLS[0]) if setting.cuda else (64, 4)
-    module = module_of(
-        setting, steps=end + PROFILED + 1, batch_size=batch_size, context=setting.length - 1, autotune=False
-    )
+    steps, context = end + PROFILED + 1, setting.length - 1
+    module = module_of(setting, steps=steps, batch_size=batch_size, context=context, autotune=False)
     span = Span(setting, (first, last, end), count_compilations())
     with tempfile.TemporaryDirectory() as folder:
         data = CellDataModule(
             [packed_corpus(setting, Path(folder), n_cells)], vocabulary=vocabulary(setting.cuda),
-            batch_size=batch_size, context=setting.length - 1, entropy_floor=config.entropy_floor,
+            batch_size=batch_size, context=context, entropy_floor=config.entropy_floor,
         )  # fmt: skip
         accelerator = "gpu" if setting.cuda else "cpu"
         fit(module, data, out_dir=Path(folder) / "run", accelerator=accelerator, callbacks=[span], progress=False)
         data.close()
-    begun, ended = span.marks
     lengths = torch.cat([bounds.cpu().diff() for bounds in span.bounds])
-    flops = train_flops(config, lengths + 1, float(lengths.sum()) / 2)
-    yield {"what": "fit: seconds from the call to the first timed step", "seconds": round(begun - span.begun, 1)}
+    flops = _record.train_flops(config, lengths + 1, float(lengths.sum()) / 2)
+    before = round(span.started - span.begun, 1)
+    yield {"what": "fit: seconds from the call to the first timed step", "seconds": before}
     about = {"median_genes": int(lengths.median()), "batch_size": batch_size, "peak_gib": span.peak}
-    yield rate_row(setting, "fit, packed cells", len(lengths), flops, ended - begun, **about)
+    yield rate_row(setting, "fit, packed cells", len(lengths), flops, span.seconds, **about)
     if setting.matmul:
-        share = flops / (ended - begun) / setting.matmul
+        share = flops / span.seconds / setting.matmul
         yield {"what": "fit, packed cells: share of the bf16 matrix product rate", "value": share}
         rate, profile = share / (setting.step_share or share), "; ".join(span.profile)
-        yield {**goal("fit, packed cells: rate over that of the step alone", rate, at_least=0.95), "profile": profile}
-    compiled_again = span.again["graphs"] + span.again["kernels"]
-    said = f"fit: graphs and kernels compiled again over {last - first} batches of varied lengths"
-    yield goal(said, compiled_again, at_most=0, counted=True, **span.again)
-    a_step = sum(span.waits.values()) / span.waited
-    where = dict(span.waits.most_common(8))
-    yield goal("fit: waits of the host for the device, a step", a_step, at_most=1, counted=True, where=where)
-
-
-def finetuning(setting: Setting) -> Iterator[dict]:
-    """One epoch of fine-tuning for integration on 10,000 typical cells, with a small model and the paper's."""
-    n_cells, context = (10_000, FinetuneConfig.context) if setting.cuda else (64, setting.length - 1)
-    lengths = spread_lengths(n_cells, setting.length - 1)
-    batch, genes = np.arange(n_cells) % 4, np.arange(N_SPECIAL, N_SPECIAL + model_config(setting).n_genes)
-    cells = InMemoryCells(*cells_of(setting, lengths), batch=np.sort(batch), measured=genes, n_batches=4)
-    small = replace(model_config(setting), dim=192, n_layers=4, n_heads=3, ffn_dim=512)
-    for name, config in {"4 blocks x 192": small, "the paper's": model_config(setting)}.items():
-        model = ScDiVa(config, generator=torch.Generator().manual_seed(0))
-        model.vocabulary, model.origin = vocabulary(setting.cuda), "random weights"
-        precision = "bf16" if setting.cuda else "fp32"
-        run = replace(planned({"epochs": 1}, n_cells, 0, precision), context=context, autotune=False)
-        objective = IntegrationObjective(
-            cells, [cells.batch], batch, state_dim=config.dim, context=run.context, seed=0
-        )  # fmt: skip
-        network = network_for(model, run, 0)
-        free_memory(setting)
-        begun = time.perf_counter()
-        history = finetune(network, objective, run, device=setting.device.type)
-        synchronize(setting)
-        seconds = time.perf_counter() - begun
-        if not np.isfinite(history["loss"]).all():
-            raise FloatingPointError("the loss is not finite")
-        what = f"fine-tuning, {name}: one epoch of {n_cells:,} cells, {run.context} genes each"
-        about = {"steps": run.steps, "batch_size": run.batch_size, "peak_gib": peak_gib(setting)}
-        yield {"what": what, "seconds": round(seconds, 2), "cells_per_s": round(n_cells / seconds, 1), **about}
-
-
-# rivals that the package does not use; it takes those that win
-
-
-def against_flex(setting: Setting) -> Iterator[dict]:
-    """FlexAttention on rotated queries and keys, with a document mask over packed cells of typical lengths."""
-    keep_plan(setting)
-    n_cells = setting.cells // 4 if setting.cuda else 2
-    lengths = (spread_lengths(n_cells, setting.length - 1) + 1).tolist()
-    qkv, bounds = packed_inputs(setting, lengths)
-    q, k, v = inputs = tuple(x.detach().contiguous().requires_grad_() for x in qkv.unbind(1))
-    n_tokens = q.shape[0]
-    cell, rotate = cell_of_token(bounds, n_tokens), compiled(setting, rotate_both)
-    tables = wide_tables(setting, positions(bounds, n_tokens))
-
-    def same_cell(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return cell[query] == cell[key]
-
-    mask = create_block_mask(same_cell, None, None, n_tokens, n_tokens, device=setting.device.type)
-    attend = partial(torch.compile(flex_attention, dynamic=False), block_mask=mask)
-    if not setting.cuda:  # where FlexAttention has no backward pass
-        attend = partial(F.scaled_dot_product_attention, attn_mask=cell[:, None] == cell)
-
-    def flex() -> Tensor:
-        out = attend(*(x.transpose(0, 1).unsqueeze(0) for x in (*rotate(q, k, *tables), v)))
-        return out.squeeze(0).transpose(0, 1)
-
-    name, said = "compiled rotation + FlexAttention", f"packed typical cells ({n_cells})"
-    fused, flops = (
-        fused_arm(setting, qkv, bounds, max(lengths)),
-        attention_flops(lengths, setting.heads, setting.head_dim),
-    )
-    grad = torch.randn_like(q)
-    for way, arms, work in (
-        ("forward", forward_only({"fused": fused, name: flex}), flops),
-        (
-            "forward + backward",
-            both_ways({"fused": fused}, (qkv,), grad) | both_ways({name: flex}, inputs, grad),
-            3.5 * flops,
-        ),
-    ):
-        yield {"what": f"{way}: difference from fused", "relative": round(agree(arms, *arms), 5)}
-        times = timed(setting, arms)
-        yield from time_rows(f"{way}, {said}", times, work)
-        yield ratio(setting, f"{way}: {name} over fused", times, name, "fused", arms["fused"], at_least=1.1)
-
-
-def block_rows(setting: Setting) -> tuple[int, int, int]:
-    """Tokens of a batch, a multiple of 16 as FP8 products require, width of the stream, and of the gate."""
-    dim = setting.heads * setting.head_dim
-    return max(setting.cells // 2 * setting.length // 16 * 16, 16), dim, 4 * dim
-
-
-def gain(what: str, times: Times, above: str, below: str) -> dict:
-    """Ratio of the best times of two arms, without a goal; the row names an arm that did not run."""
-    one, other = times[above], times[below]
-    ran = isinstance(one, list) and isinstance(other, list)
-    return {"what": f"{what}: {above} over {below}", "value": min(one) / min(other) if ran else None}
-
-
-def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert a tensor to float8 (e4m3) and return the scale, chosen so that its maximum is that of the type."""
-    scale = (x.abs().amax().float() / torch.finfo(FP8).max).clamp_min(1e-12)
-    return (x.float() / scale).to(FP8), scale
-
-
-def transposed(x: Tensor) -> Tensor:
-    """Copy a tensor, transposed."""
-    return x.t().contiguous()
-
-
-def fp8_product(a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor], *, fast: bool = False) -> Tensor:
-    """`a @ b.T` in bf16 of contiguous float8 matrices; `fast`: with sums of less precision."""
-    return torch._scaled_mm(
-        a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=BF16, use_fast_accum=fast
-    )  # fmt: skip
-
-
-def fp8_products(setting: Setting) -> Iterator[dict]:
-    """The products of one block's linear layers in FP8, scaled by tensor, with and without the casts, and in bf16."""
-    n_rows, dim, ffn = block_rows(setting)
-    sizes = ((dim, 3 * dim), (dim, dim), (dim, 2 * ffn), (ffn, dim))  # qkv, out, gate and up, down
-    random = partial(torch.randn, device=setting.device, dtype=BF16)
-    layers = [(random(n_rows, n), random(m, n) * 0.02, random(n_rows, m)) for n, m in sizes]  # input, weight, gradient
-    cast, flip = compiled(setting, to_fp8, dynamic=True), compiled(setting, transposed, dynamic=True)
-    found = [tuple(to_fp8(tensor) for tensor in layer) for layer in layers]
-    narrow = [tuple(x for x, _ in layer) for layer in found]
-    scale = [tuple(s for _, s in layer) for layer in found]
-    turned = [tuple(transposed(x) for x in layer) for layer in narrow]
-    del found
-
-    def forward(layer: int, x: Tensor, weight: Tensor) -> Tensor:
-        return fp8_product(x, weight, scale[layer][:2], fast=True)
-
-    def backward(layer: int, grad: Tensor, x_t: Tensor, weight_t: Tensor, grad_t: Tensor) -> tuple[Tensor, Tensor]:
-        of_x, of_weight, of_grad = scale[layer]
-        return fp8_product(grad, weight_t, (of_grad, of_weight)), fp8_product(grad_t, x_t, (of_grad, of_x))
-
-    def forward_with_casts() -> list[Tensor]:
-        return [forward(i, cast(x)[0], cast(weight)[0]) for i, (x, weight, _) in enumerate(layers)]
-
-    def backward_with_casts() -> list[tuple[Tensor, Tensor]]:
-        results = []
-        for i, (x, weight, _) in enumerate(narrow):  # which the forward pass keeps
-            grad = cast(layers[i][2])[0]
-            results.append(backward(i, grad, flip(x), flip(weight), flip(grad)))
-        return results
-
-    ways: dict[str, dict[str, Arm]] = {
-        "forward": {
-            "bf16": lambda: [x @ weight.t() for x, weight, _ in layers],
-            "FP8, cast before": lambda: [forward(i, x, weight) for i, (x, weight, _) in enumerate(narrow)],
-            "FP8 with casts": forward_with_casts,
-        },
-        "backward": {
-            "bf16": lambda: [(grad @ weight, grad.t() @ x) for x, weight, grad in layers],
-            "FP8, cast before": lambda: [backward(i, narrow[i][2], *turned[i]) for i in range(len(layers))],
-            "FP8 with casts": backward_with_casts,
-        },
-    }
-    flops = 2.0 * n_rows * sum(n * m for n, m in sizes)
-    for way, arms in ways.items():
-        times = timed(setting, arms)
-        yield from time_rows(
-            f"linear layers of a block, {way}, {n_rows:,} rows", times, flops if way == "forward" else 2 * flops
-        )
-        for name in list(arms)[1:]:
-            yield gain(f"linear layers of a block, {way}", times, "bf16", name)
-        exact, rounded = (tree_flatten(arms[name]())[0] for name in ("bf16", "FP8, cast before"))
-        worst = max(float((a - b).float().norm() / a.float().norm()) for a, b in zip(exact, rounded, strict=True))
-        if not worst < 0.1:
-            raise AssertionError(f"products in FP8 differ by {worst:.3g} from those in bf16")
-        yield {"what": f"linear layers of a block, {way}: largest difference of FP8", "relative": round(worst, 4)}
-
-
-def fused_epilogue(setting: Setting) -> Iterator[dict]:
-    """Gate and up products with SwiGLU: cuBLAS and a kernel, or Inductor's Triton templates with it in the epilogue.
-
-    In inference only the result is written, in training both products too.
-    """
-    n_rows, dim, ffn = block_rows(setting)
-    x = torch.randn(n_rows, dim, device=setting.device, dtype=BF16)
-    weight = torch.randn(2 * ffn, dim, device=setting.device, dtype=BF16) * 0.02
-
-    def one(x: Tensor, weight: Tensor, keep: bool) -> Tensor | tuple[Tensor, ...]:
-        gate, up = F.linear(x, weight).chunk(2, dim=-1)
-        hidden = F.silu(gate) * up
-        return (hidden, gate, up) if keep else hidden
-
-    def two(x: Tensor, weight: Tensor, keep: bool) -> Tensor | tuple[Tensor, ...]:
-        of_gate, of_up = weight.chunk(2)
-        gate, up = F.linear(x, of_gate), F.linear(x, of_up)  # the second reads the first in its epilogue
-        hidden = F.silu(gate) * up
-        return (hidden, gate, up) if keep else hidden
-
-    templates = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "benchmark_epilogue_fusion": False}
-    cublas, triton = compiled(setting, one, dynamic=False), compiled(setting, two, dynamic=False, **templates)
-    names = "cuBLAS + kernel", "Triton with epilogue"
-    for keep, use in ((False, "inference"), (True, "training")):
-        calls = (partial(function, x, weight, keep) for function in (cublas, triton))
-        arms = {name: torch.no_grad()(call) for name, call in zip(names, calls, strict=True)}
-        yield {"what": f"SwiGLU, {use}: difference", "relative": round(agree(arms, *names), 5)}
-        times = timed(setting, arms)
-        yield from time_rows(f"SwiGLU, {use}, {n_rows:,} rows", times, 4.0 * n_rows * dim * ffn)
-        yield gain(f"SwiGLU, {use}", times, *names)
+        yield {
+            **_record.goal("fit, packed cells: rate over that of the step alone", rate, at_least=0.95),
+            "profile": profile,
+        }
+    new = span.again["graphs"] + span.again["kernels"]
+    what = f"fit: graphs and kernels compiled again over {last - first} batches of varied lengths"
+    yield _record.goal(what, new, at_most=0, counted=True, **span.again)
+    waits, where = sum(span.waits.values()) / span.waited, dict(span.waits.most_common(8))
+    yield _record.goal("fit: waits of the host for the device, a step", waits, at_most=1, counted=True, where=where)
 
 
 # sections
 
 Section = Callable[[Setting], Iterable[dict]]
 SECTIONS: dict[str, tuple[Section, float]] = {
-    "parity": (parity, 75),
-    "ceilings": (ceilings, 10),
-    "sdpa": (against_sdpa, 37),
-    "embed": (embedding, 115),
-    "tuning": (tuning, 55),
-    "train": (training, 70),
-    "fit": (fitting, 50),
-    "head": (gene_head, 15),
-    "finetune": (finetuning, 42),
-    "flex": (against_flex, 20),
-    "fp8": (fp8_products, 12),
-    "epilogue": (fused_epilogue, 18),
-}
-"""Name, function that yields its rows, and the most seconds it may take: 519 in all."""
-LIMIT = 540
-"""Most seconds of the whole call."""
+    "parity": (parity, 60), "ceilings": (ceilings, 10), "tuning": (tuning, 55), "train": (training, 70),
+    "fit": (fitting, 50), "embed": (embedding, 110), "sdpa": (attention, 40),
+}  # fmt: skip
+"""Functions that yield the rows of a section, and the maximum seconds of each, in the order of priority."""
+LIMIT = 540.0
+"""Maximum seconds of the call."""
 NO_DEVICE = 2
-"""Exit code without a CUDA device."""
 FORK = multiprocessing.get_context("fork")
-"""A section has all imports at once, and a device of its own: this process never touches one."""
+"""Sections have all imports at once and their own device: this process never uses one."""
 
 
 def checks(setting: Setting) -> Iterator[dict]:
-    """The machine, and the work by the formulas, which needs no device."""
-    yield {"machine": machine()}
+    """The machine, and sizes of the model."""
+    yield {"machine": _record.machine()}
     config = ScDiVaConfig.paper()
     with torch.device("meta"):
         yield {"what": "paper's model", "parameters": ScDiVa(config).n_parameters}
-    full, typical = config.max_length + 1, spread_lengths(1024, config.max_length)
-    train = train_flops(config, [full], config.max_length / 2)
-    yield {"what": "work to embed a full cell", "gflop": round(embed_flops(config, [full]) / 1e9, 1)}
-    yield {"what": "work to train on one", "gflop": round(train / 1e9, 1)}
-    yield {"what": "typical cells", "median": int(typical.median()), "mean": round(float(typical.double().mean()), 1)}
 
 
 def run(section: Section, setting: Setting, rows: Connection) -> None:
-    """What the process of a section does: send each row as it is found, None at the end."""
-    os.setsid()  # so that all that it starts ends with it
+    """Send each row of a section, and None at the end; in its own process."""
+    os.setsid()  # all processes that it starts end with it
     if not setting.cuda:
         torch.set_num_threads(1)
     try:
@@ -993,34 +737,26 @@ def run(section: Section, setting: Setting, rows: Connection) -> None:
         rows.send({"error": f"{type(error).__name__}: {error}"[:2000]})
     rows.send(None)
     sys.stdout.flush()
-    os._exit(0)  # compilers' worker processes are not waited for
+    os._exit(0)  # worker processes of compilers are not waited for
 
 
 def rows_of(section: Section, setting: Setting, seconds: float) -> Iterator[dict]:
-    """Run a section in a process of its own for so long at most; yield its rows, and what kept it from its end."""
+    """Rows of a section that runs in its own process for at most so long, and an `error` if it did not end."""
     receive, send = FORK.Pipe(duplex=False)
     process = FORK.Process(target=run, args=(section, setting, send))
     process.start()
     send.close()
     end = time.monotonic() + seconds
     try:
-        while (left := end - time.monotonic()) > 0:
-            alive = process.is_alive()  # asked first: what it sent before its end is still read
-            if receive.poll(min(left, 0.5) if alive else 0):
-                try:
-                    row = receive.recv()
-                except EOFError:
-                    process.join()
-                    alive = False
-                else:
-                    if row is None:
-                        return
-                    yield row
-                    continue
-            if not alive:
-                yield {"error": f"its process ended with {process.exitcode}"}
+        while receive.poll(max(0.0, end - time.monotonic())):
+            row = receive.recv()
+            if row is None:
                 return
+            yield row
         yield {"error": f"cut off after its {seconds:.0f} s"}
+    except EOFError:
+        process.join()
+        yield {"error": f"its process ended with {process.exitcode}"}
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
@@ -1030,11 +766,9 @@ def rows_of(section: Section, setting: Setting, seconds: float) -> Iterator[dict
 def run_all(
     setting: Setting, names: Iterable[str], write: Callable[[list[dict], dict], object], limit: float = LIMIT
 ) -> tuple[list[dict], int]:
-    """Run sections for at most `limit` seconds in all; return their rows, and how many did not come to their end."""
-    started, rows, failed = time.monotonic(), [], 0
-    about: dict = {"processor": "unknown"}  # to ask for it here would touch the device
-    sections = {"checks": (checks, 30.0)} | {name: SECTIONS[name] for name in names}
-    for name, (section, seconds) in sections.items():
+    """Run sections for at most `limit` seconds; return their rows, and how many are not complete."""
+    started, rows, failed, about = time.monotonic(), [], 0, {"processor": "unknown"}
+    for name, (section, seconds) in ({"checks": (checks, 30.0)} | {name: SECTIONS[name] for name in names}).items():
         begun, whole = time.monotonic(), True
         for row in rows_of(section, setting, min(seconds, limit - (begun - started))):
             if "machine" in row:
@@ -1046,37 +780,36 @@ def run_all(
             whole = whole and not row.keys() & {"error", "failed"}
             setting.matmul, setting.plan = row.pop("matmul", setting.matmul), row.get("plan", setting.plan)
             setting.step_share = row.pop("step_share", setting.step_share)
-            rows = replaced(rows, row, ("section", "what"))  # a count that goes up
-            report([row])
+            rows = _record.replaced(rows, row, ("section", "what"))
+            _record.report([row])
             write(rows, about)
         failed += not whole
-        print(f"[{name}: {time.monotonic() - begun:.0f} s{'' if whole else ', NOT WHOLE'}]", flush=True)
+        print(f"[{name}: {time.monotonic() - begun:.0f} s{'' if whole else ', NOT COMPLETE'}]", flush=True)
     return rows, failed
 
 
 def keep(rows: list[dict], about: dict, of: str, folder: Path) -> Path:
-    """Write rows to `gpu.json` in a folder, each with GPU and commit; sections that were not measured again stay."""
+    """Write rows to `gpu.json` in a folder, each with GPU and commit, in place of earlier rows of their sections."""
     rows = [{**row, "gpu": about.get("gpu", "none"), "commit": of} for row in rows]
     measured = {row["section"] for row in rows}
     file = folder / "gpu.json"
     before = json.loads(file.read_text())["rows"] if file.exists() else []
     rows = [row for row in before if row["section"] not in measured] + rows
-    return record("gpu", rows, folder, commit=of, machine=about)
+    return _record.record("gpu", rows, folder, commit=of, machine=about)
 
 
 def merge(file: Path) -> None:
     """Add the rows of a `gpu.json` from another machine to the results."""
     entry = json.loads(file.read_text())
-    path = keep(entry["rows"], entry["machine"], entry["commit"], RESULTS)
-    merged = json.loads(path.read_text())
-    merged |= {name: value for name, value in entry.items() if name != "rows"}
+    path = keep(entry["rows"], entry["machine"], entry["commit"], _record.RESULTS)
+    merged = json.loads(path.read_text()) | {name: value for name, value in entry.items() if name != "rows"}
     path.write_text(json.dumps(merged, indent=1, allow_nan=False) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="sections to run, after the ceilings")
-    parser.add_argument("--commit", help="commit of the code, where there is no git to ask")
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="sections to run, with the ceilings")
+    parser.add_argument("--commit", help="commit of the code, where there is no git")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes on a CPU; results go to $OUT, or nowhere")
     parser.add_argument("--merge", type=Path, help="add the rows of this gpu.json to the results; nothing is run")
     arguments = parser.parse_args()
@@ -1085,9 +818,9 @@ def main() -> int:
         return 0
     setting = dry_setting() if arguments.dry_run else Setting(torch.device("cuda"))
     chosen = [name for name in SECTIONS if not arguments.only or name in (*arguments.only, "ceilings")]
-    of, out, begun = arguments.commit or commit(), os.environ.get("OUT"), time.monotonic()
+    of, out = arguments.commit or _record.commit(), os.environ.get("OUT")
     with tempfile.TemporaryDirectory() as nowhere:
-        folder = Path(nowhere) if arguments.dry_run else RESULTS
+        folder = Path(nowhere) if arguments.dry_run else _record.RESULTS
 
         def write(rows: list[dict], about: dict) -> None:
             path = keep(rows, about, of, folder)
@@ -1096,16 +829,14 @@ def main() -> int:
 
         rows, failed = run_all(setting, chosen, write)
     if not rows:
-        print("No CUDA device here: run this on a machine with an NVIDIA GPU, or try its every line with --dry-run.")
+        print("There is no CUDA device. Pass --dry-run to try every section on a CPU.")
         return NO_DEVICE
     print("\nGoals:")
-    missed = report(row for row in rows if "met" in row)
-    print(f"{missed} goals missed, {failed} sections not whole, {time.monotonic() - begun:.0f} s.")
-    if arguments.dry_run:
-        print("A dry run: its figures mean nothing.")
+    missed = _record.report(row for row in rows if "met" in row)
+    print(f"{missed} goals missed, {failed} sections not complete.")
     return int(failed > 0 or (missed > 0 and not arguments.dry_run))
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a call that is cut off has said it
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for a call that is cut off
     sys.exit(main())

@@ -4,19 +4,20 @@ Intervals are percentile bootstraps of paired differences over what a result sho
 reference and query, or held-out perturbations. Datasets of one study are drawn together.
 
 python benchmarks/tables.py
+
+Tables of results whose scripts were removed (learning curve, denoising, networks, fine-tuning, fuzzing) are text in the
+template `benchmarks_page.md`; their rows name the commit that has the script.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from _record import RESULTS, bootstrap, verdict
 from scaling import CALLS, CELLS, FROM_FILES, by_call, growth
 
@@ -31,8 +32,6 @@ FILES = {
 }  # fmt: skip
 """CSV files, and the results that each contains."""
 REJECT = 0.05
-FARTHEST = {"cells": 9, "tissues": 3}
-"""Powers of ten of cells and tissues that no corpus has."""
 QUESTIONS = {
     "bf16 vs fp32, speed": "bfloat16 on this CPU: times as fast as float32",
     "unpadded vs padded": "packed cells: times as fast as padded cells",
@@ -56,7 +55,6 @@ QUESTIONS = {
     "forward + backward, packed full": "attention with backward pass: times as fast as FlexAttention",
     "forward + backward: compiled": "attention with backward pass: times as fast as flash attention",
     "forward: cuDNN": "attention: times as fast as cuDNN, which has no rotation",
-    "executions": None, "crashes": None,
 }  # fmt: skip
 """Beginnings of the goals on the page, and their words there; all others are in the CSV files."""
 INTERNAL = ("cells", "weights", "weights_from", "weights_note")
@@ -103,8 +101,6 @@ TYPES = {
     "celltypist": "CellTypist", "knn": "15-NN on PCA", "scanvi": "scANVI",
 }  # fmt: skip
 IMPUTED = {"knn": "30 neighbours", "magic": "MAGIC", "type_means": "means of true types", "scvi": "scVI"}
-TUNED = {"scdiva-mini, fine-tuned": "fine-tuned", "scdiva-paper-mini, fine-tuned": "`scdiva-paper-mini`, fine-tuned",
-         "scdiva-paper-mini with random weights, fine-tuned": "random weights, fine-tuned"}  # fmt: skip
 COMPARISONS = {
     "embedding": Comparison("15-NN accuracy", "embedding", {"group": "benchmark"}, EMBED, PCA, "accuracy"),
     "clusters": Comparison(
@@ -147,22 +143,6 @@ COMPARISONS = {
         "Share of masked genes (30%) that `tl.reconstruct` recovers at one step", "imputation", {"part": "masked"},
         {"ours_no_places": "without ranks", "ours": "with true ranks"},
         {"marginals": "frequency of genes", "type_means": "frequency in the true type"}, "masked_recall", brief=True,
-    ),
-    "tuned_annotation": Comparison(
-        "Annotation, macro-F1", "finetuning", {"task": "annotation"}, {"scdiva-mini, linear (default)": "default"},
-        {**TUNED, "logistic regression": "logistic regression", "15-NN on PCA-20": "15-NN on PCA-20"},
-        "mean", brief=True,
-    ),
-    "tuned_integration": Comparison(
-        "Integration with labels, accuracy in batches", "finetuning", {"task": "integration"},
-        {"scdiva-mini, head with labels (default)": "default"},
-        {**{f"{arm} with labels": label for arm, label in TUNED.items()}, "PCA-20": "PCA-20",
-         "Harmony on PCA-20": "Harmony on PCA-20"}, "mean", brief=True,
-    ),
-    "tuned_perturbation": Comparison(
-        "Perturbation, Pearson correlation of changes", "finetuning", {"task": "perturbation"},
-        {"expected response (default)": "default"},
-        {**TUNED, "additive": "additive", "matching_mean": "matching mean"}, "mean", "doubles", within=True,
     ),
 }  # fmt: skip
 TASKS = {
@@ -381,55 +361,6 @@ def figure(name: str) -> None:
         drawn.savefig(TABLES / f"{name}.svg", metadata={"Date": None}, transparent=True)
 
 
-def learning_curve() -> str:
-    """Difference from PCA-20 at each point of the curves, with their lines."""
-    rows = rows_of("learning_curve")
-    scores = [(group, key) for group in ("other", "blood") for key in ("accuracy", "average_bio")]
-    pca20 = [row for row in rows if row.get("curve") == "pca20"]
-    base = {(row["set"], key): row[key] for row in pca20 for _, key in scores}
-    n_sets = Counter(row["group"] for row in pca20)
-    words = {
-        "cells": "cells of all tissues",
-        "tissues": "tissues, 3,000 cells",
-        "same_tissue": "cells, tissue not held out",
-    }
-    measured = [row for row in rows if row.get("curve") in words and "part" not in row]
-    points: dict[tuple[str, int], list[dict]] = {}
-    for row in measured:
-        same = sorted(one["at"] for one in measured if (one["curve"], one["set"]) == (row["curve"], row["set"]))
-        points.setdefault((row["curve"], same.index(row["at"])), []).append(row)
-    lines = []
-    for curve, place in sorted(points, key=lambda point: (list(words).index(point[0]), point[1])):
-        here = points[curve, place]
-        ends = sorted({min(row["at"] for row in here), max(row["at"] for row in here)})
-        line = [f"{' to '.join(f'{end:,}' for end in ends)} {words[curve]}".replace("1 tissues", "blood only")]
-        for group, key in scores:
-            apart = [row[key] - base[row["set"], key] for row in here if row["group"] == group]
-            whole = len(apart) == n_sets[group]
-            line.append(signed(float(np.mean(apart)), bootstrap(apart)) if whole else "")
-        lines.append(line)
-    trends = {(row["curve"], row["group"], row["score"]): row for row in rows if row.get("part") == "trend"}
-    for curve in ("cells", "tissues"):
-        some = [trends[curve, *score] for score in scores if (curve, *score) in trends]
-        slopes = [signed(row["slope"], row["slope_interval"]) for row in some]
-        lines.append([f"change for 10 times the {curve}", *slopes])
-        lines.append([f"{curve} at which it equals PCA-20", *(zero_of(row) for row in some)])
-    kinds = {"accuracy": "15-NN accuracy", "average_bio": "mean of NMI, ARI and silhouette"}
-    header = [f"{kinds[key]}, {'blood and marrow' if group == 'blood' else 'other tissues'}" for group, key in scores]
-    return table(["corpus: difference to PCA-20 (95% CI over datasets)", *header], lines)
-
-
-def zero_of(row: dict) -> str:
-    """Where the line of a curve reaches PCA-20; without a sensible upper limit, only a lower one beyond all points."""
-    if row["at_zero"] is None:
-        return "not known"
-    low, high = row["at_zero_interval"]
-    shown = [f"{float(f'{10 ** max(0, one):.2g}'):,.0f}" for one in (row["at_zero"], low, high)]
-    if high > FARTHEST[row["curve"]]:
-        return f"not known, at least {shown[1]}" if low > row["last_at"] else "not known"
-    return f"{shown[0]} ({shown[1]} to {shown[2]})"
-
-
 def rejection() -> str:
     """Shares of cells called unknown on another study."""
     lines = [
@@ -452,36 +383,6 @@ def population() -> str:
     return table(["", "AUROC, random forest", "AUROC, logistic regression", "agreement of gene correlations"], lines)
 
 
-def denoising() -> str:
-    """Log-loss and correlation of values, means over held-out studies, compared with nearest neighbours."""
-    rows = [row for row in rows_of("imputation") if row.get("part") == "denoising"]
-    names = {"query head, context": "query head with context", "query head": "query head, the cell alone",
-             "neighbors": "nearest neighbours of the study", "population": "state head corrected for the study",
-             "means": "gene means of the study"}  # fmt: skip
-    at = {(row["set"], row["arm"]): row["log_loss"] for row in rows}
-    studies = sorted({name for name, _ in at})
-    lines = []
-    for arm, label in names.items():
-        apart = [at[name, arm] - at[name, "neighbors"] for name in studies]
-        shown = "" if arm == "neighbors" else signed(float(np.mean(apart)), bootstrap(apart))
-        lines.append([label, f"{np.mean([at[name, arm] for name in studies]):.3f}", shown])
-    return table([f"{len(studies)} studies", "log-loss, nats", "difference to neighbours (95% CI over studies)"], lines)
-
-
-def networks() -> str:
-    """Average precision of known edges over chance, with the null distribution."""
-    arms = ("embedding", "attention", "correlation", "spearman", "mutual_information", "forest", "expression")
-    rows = {(row["set"], row["reference"], row["arm"]): row for row in rows_of("networks") if row["part"] == "edges"}
-    lines = []
-    for name, reference in dict.fromkeys(key[:2] for key in rows):
-        found = [rows.get((name, reference, arm)) for arm in arms]
-        lines.append([f"{name}, {reference}", *(
-            "-" if row is None else f"{row['auprc_ratio']:.2f}{'*' if row['auprc_ratio_p'] < 0.05 else ''}"
-            for row in found
-        )])  # fmt: skip
-    return table(["", *arms], lines)
-
-
 def goals(*names: str) -> str:
     """Measured value, interval, goal and verdict of the `QUESTIONS`."""
     lines = []
@@ -491,7 +392,7 @@ def goals(*names: str) -> str:
             continue
         sign, bound = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
         interval = f" ({row['interval'][0]:,.3g} to {row['interval'][1]:,.3g})" if "interval" in row else ""
-        what = (QUESTIONS[begun] or row["what"]) + (f" ({row['gpu'].split()[1]})" if "gpu" in row else "")
+        what = QUESTIONS[begun] + (f" ({row['gpu'].split()[1]})" if "gpu" in row else "")
         lines.append([what, f"{row['value']:,.3g}{interval}", f"{sign} {bound:,g}", verdict(row)])
     return table(["", "measured", "goal", ""], lines)
 
@@ -546,22 +447,15 @@ def flat(row: dict) -> dict:
 def csv_of(names: Sequence[str]) -> str:
     """All rows of some results as CSV."""
     rows = [flat({"result": name, **row}) for name in names for row in rows_of(name)]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def page() -> str:
     """The page: its template with every `{{table}}` filled."""
     text = Path(__file__).with_name("benchmarks_page.md").read_text(encoding="utf-8")
     made = {name: compared(name) for name in COMPARISONS} | {
-        "which": which(), "learning_curve": learning_curve(), "rejection": rejection(),
-        "population": population(), "denoising": denoising(),
-        "networks": networks(), "speed": goals("speed", "scaling"), "faults": faults(), "gpu": goals("gpu"),
-        "fuzz": goals("fuzz"),
+        "which": which(), "rejection": rejection(), "population": population(), "faults": faults(),
+        "speed": goals("speed", "scaling"), "gpu": goals("gpu"),
     }  # fmt: skip
     for name in FILES:
         made[f"csv_{name}"] = f"All rows: {{download}}`{name}.csv <_static/benchmarks/{name}.csv>`."

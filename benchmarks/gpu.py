@@ -431,8 +431,11 @@ def tuning(setting: Setting) -> Iterator[dict]:
     )
     yield {"what": "tuning attention: plan, by which the sections below run", "plan": plan}
     for way, samples in timed(setting, ways).items():
-        gain = {"value": min(before[way]) / min(samples)} if samples and isinstance(before[way], list) else {}
-        yield {"what": f"attention, {way}: time by default over time as tuned", **gain}
+        what = f"attention, {way}: time by default over time as tuned"
+        if isinstance(samples, str) or isinstance(before[way], str):
+            yield {"what": what, "error": f"{before[way]}; {samples}"}
+        else:
+            yield {"what": what, "value": min(before[way]) / min(samples)}
 
 
 # embedding and training

@@ -1,13 +1,11 @@
-"""Speed on one core: embedding, serialising, and loading of training data.
+"""Speed on one core: embedding, and loading of training data.
 
-    python benchmarks/speed.py [--part embed serialise load] [--small] [--repeats 5]
+    python benchmarks/speed.py [--part embed load] [--small] [--repeats 5]
 
 Arms take turns and the best CPU time of each counts; intervals are over rounds. A missed goal fails the call.
 
 - embed: the paper's network with random weights, bfloat16 compared with float32.
-- serialise: cells to ranked tokens, compared with a lexsort of each row.
-- load: random batches of 64 raw rows from an h5ad file, compared with a backed AnnData object and scDataset; packed
-  cells read as by one of 64 processes.
+- load: random batches of 64 raw rows from an h5ad file, compared with a backed AnnData object and scDataset.
 
 scaling.py and gpu.py measure the other calls, and training.
 """
@@ -31,15 +29,13 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva._constants import N_SPECIAL
 from scdiva._settings import multiplies_bf16
-from scdiva.data import PackedCells, pack_files
 from scdiva.data.matrix import open_matrix, read_ranges
 from scdiva.data.sampler import CellPool, Order, TrainingStream
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.inference import open_encoder
 from scdiva.tokenizer import load_vocabulary
-from scdiva.tokenizer.serialize import score_denominator, serialize, to_token_space
 
 MEDIAN, SPREAD = 900, 0.35
 """Genes of a cell: median, and standard deviation of their logarithm."""
@@ -89,7 +85,7 @@ def embed(repeats: int, small: bool) -> Iterator[dict]:
         yield _record.goal("bf16 vs fp32, cosine of the states", cosine, at_least=0.9995, counted=True)
 
 
-# serialising, loading and packing
+# loading
 
 
 def by_detection(n_cells: int, entropy: np.ndarray) -> sp.csr_matrix:
@@ -104,41 +100,6 @@ def by_detection(n_cells: int, entropy: np.ndarray) -> sp.csr_matrix:
     counts = 1 + rng.poisson(0.1 * np.exp(2 * entropy[indices]) * rng.standard_exponential(len(indices)))
     indptr = np.cumsum([0, *map(len, genes)])
     return sp.csr_matrix((counts.astype(np.float32), indices, indptr), shape=(n_cells, len(entropy)))
-
-
-def lexsort_rows(cells: sp.csr_matrix, denominator: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each row by falling score, then rising token."""
-    indptr, tokens, values = [0], [], []
-    for i in range(cells.shape[0]):
-        row = slice(cells.indptr[i], cells.indptr[i + 1])
-        token, value = cells.indices[row], cells.data[row]
-        order = np.lexsort((token, -(value / denominator[token])))[:MAX_LENGTH]
-        tokens.append(token[order])
-        values.append(value[order])
-        indptr.append(indptr[-1] + len(order))
-    return np.array(indptr), np.concatenate(tokens), np.concatenate(values)
-
-
-def serialise(repeats: int, small: bool) -> Iterator[dict]:
-    n_cells = 10_000 if small else 20_000
-    entropy = load_vocabulary("human").entropy
-    denominator, n_tokens = score_denominator(entropy), len(entropy)
-    token_of = np.random.default_rng(1).permutation(np.arange(N_SPECIAL, n_tokens)).astype(np.int32)
-    cells = to_token_space(by_detection(n_cells, entropy[token_of]), token_of, n_tokens)
-    if not all(map(np.array_equal, serialize(cells, denominator), lexsort_rows(cells, denominator))):
-        raise AssertionError("The rankings differ.")
-
-    def fresh() -> sp.csr_matrix:  # scipy keeps whether indices are sorted
-        return sp.csr_matrix((cells.data, cells.indices, cells.indptr), shape=cells.shape)
-
-    rounds = _record.interleaved({
-        "serialize": lambda: serialize(fresh(), denominator), "lexsort": lambda: lexsort_rows(cells, denominator),
-    }, repeats=repeats)  # fmt: skip
-    yield _record.ratio_goal(
-        "serialize: times as fast as the lexsort loop", rounds["lexsort"], rounds["serialize"], at_least=5
-    )
-    for name, seconds in rounds.items():
-        yield {"what": name, "cpu_seconds": min(seconds), "cells_per_cpu_second": round(n_cells / min(seconds))}
 
 
 class RawRows:
@@ -187,19 +148,6 @@ def read_scdataset(path: Path, n_cells: int) -> int:
     return n_read
 
 
-def read_packed(path: Path, n_cells: int) -> int:
-    """An epoch of every eighth of 64 processes."""
-    cells = PackedCells(path)
-    pool, n_read = CellPool([cells], [cells.study], 200, MAX_LENGTH, 64), 0
-    order = Order(pool, 0, 64, None, 64, [(0, 64)])
-    for rank in range(0, 64, 8):
-        stream = TrainingStream(order, stop=64 * order.deal(0, 0).n_batches, prefetch=False)
-        stream.rank, stream.world_size = rank, 64
-        n_read += sum(batch.n_cells for batch in stream)
-    cells.close()
-    return n_read
-
-
 def write_cells(folder: Path, n_cells: int) -> Path:
     """A file of counts of 20,000 human genes."""
     human = load_vocabulary("human")
@@ -212,13 +160,12 @@ def write_cells(folder: Path, n_cells: int) -> Path:
 
 def load(repeats: int, small: bool) -> Iterator[dict]:
     n_cells, n_read = (20_000, 8_192) if small else (60_000, 32_768)
-    readers = {"ours": read_ours, "backed": read_backed, "packed": read_packed}
+    readers = {"ours": read_ours, "backed": read_backed}
     if find_spec("scdataset") is not None:
         readers["scDataset"] = read_scdataset
     with tempfile.TemporaryDirectory() as name:
-        path, packed = write_cells(Path(name), n_cells), Path(name) / "packed"
-        pack_files([path], "human", packed).close()
-        arms = {arm: partial(reader, packed if arm == "packed" else path, n_read) for arm, reader in readers.items()}
+        path = write_cells(Path(name), n_cells)
+        arms = {arm: partial(reader, path, n_read) for arm, reader in readers.items()}
         n_cells_of = {arm: call() for arm, call in arms.items()}
         rounds = _record.interleaved(arms, repeats=repeats, warmup=0)
     per_cell = {arm: [seconds / n_cells_of[arm] for seconds in rounds[arm]] for arm in arms}
@@ -227,13 +174,11 @@ def load(repeats: int, small: bool) -> Iterator[dict]:
             yield _record.ratio_goal(
                 f"CPU time per cell, {arm} / ours", per_cell[arm], per_cell["ours"], at_least=least
             )
-    what, ones = "cells per CPU second, packed parts, 64 processes, batch_size", [1.0] * len(per_cell["packed"])
-    yield _record.ratio_goal(what, ones, per_cell["packed"], at_least=10_000)
     for arm, seconds in per_cell.items():
         yield {"what": arm, "cells_per_cpu_second": round(1 / min(seconds))}
 
 
-PARTS = {"embed": embed, "serialise": serialise, "load": load}
+PARTS = {"embed": embed, "load": load}
 
 
 def main(argv: list[str] | None = None) -> int:

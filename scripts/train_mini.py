@@ -242,16 +242,10 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
     def fitted(name: str, module: TaskModule, data: Any) -> dict[str, Any]:
         """Train a part, from its last checkpoint if there is one and --resume is given; return what to record."""
         resume = out / name if arguments.resume and (out / name / "last.ckpt").exists() else None
-        trainer = fit(
-            module, data, out_dir=out / name, resume_from=resume, accelerator=arguments.accelerator,
-            progress=arguments.progress,
-        )  # fmt: skip
-        return {
-            "training": module.config.to_dict(),
-            "steps": trainer.global_step,
-            "cells_seen": trainer.global_step * module.config.batch_size,
-            "seconds": trained_seconds(out / name),
-        }
+        options = {"out_dir": out / name, "accelerator": arguments.accelerator, "progress": False}
+        n = fit(module, data, resume_from=resume, **options).global_step
+        about = {"steps": n, "cells_seen": n * module.config.batch_size, "seconds": trained_seconds(out / name)}
+        return {"training": module.config.to_dict(), **about}
 
     def run(name: str, make: Callable[[Any], TaskModule], reading: dict[str, int], **options: Any) -> None:
         data = CellDataModule(
@@ -325,7 +319,6 @@ def main() -> None:
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--progress", action="store_true")
     parser.add_argument("--install", action="store_true", help="copy the model into the package")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*are left out.*")

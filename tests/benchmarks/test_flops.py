@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.train import PretrainingConfig, PretrainingModule
 
-SMALL = ScDiVaConfig(n_genes=90, dim=32, n_layers=2, n_heads=2, ffn_dim=48, max_length=40, anchor="learned")
+SMALL = ScDiVaConfig(n_genes=100, dim=32, n_layers=2, n_heads=2, ffn_dim=48, max_length=40, anchor="learned")
 
 
 def test_flops_of_embedding_and_training(script):

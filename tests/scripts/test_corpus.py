@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -14,21 +12,6 @@ from scdiva.models.storage import find_model
 @pytest.fixture
 def corpus(script):
     return script("corpus")
-
-
-def test_the_table_replaces_an_earlier_one_and_the_model_still_loads(corpus, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(find_model("scdiva-mini"), folder)
-    before = (folder / "README.md").read_text()
-    corpus.set_table(folder, {"blood": [2, 1000, 5], "skin": [1, 1, 1]})
-    card = (folder / "README.md").read_text()
-    assert card.count(corpus.HEADING) == 1
-    assert "| blood | 2 | 1,000 | 5 |\n| skin | 1 | 1 | 1 |\n| all | 3 | 1,001 | 6 |\n\n### Validation curves" in card
-    assert card.split(corpus.HEADING)[0] == before.split(corpus.HEADING)[0]
-    assert load_model(folder).n_parameters > 0  # the checksums are those of the files
-    (folder / "README.md").write_text("# Mine\n")
-    corpus.set_table(folder, {"blood": [2, 1000, 5]})
-    assert (folder / "README.md").read_text().startswith("# Mine\n\n### Corpus by tissue\n\n| tissue")
 
 
 @pytest.mark.parametrize("name", ["scdiva-mini", "scdiva-paper-mini"])

@@ -98,16 +98,3 @@ def test_all_sections_run_without_anndata_and_small_files_come_back(carried, tmp
     assert all(file.is_file() and file.stat().st_size <= 15 * 2**20 for file in files)
     steps = json.loads((out / "config.json").read_text())["metadata"]["by_time"][-1]["steps"]
     assert f" step: {steps} steps" in answer.stdout, "the number of steps follows from the rate"
-
-
-def test_a_large_file_is_cut_into_pieces(script, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    once = script("gpu_once")
-    monkeypatch.setattr(once, "PIECE", 10)
-    file, out = tmp_path / "last.ckpt", tmp_path / "out"
-    out.mkdir()
-    file.write_bytes(bytes(range(25)))
-    once.cut(file, out)
-    pieces = sorted(out.iterdir())
-    assert [piece.stat().st_size for piece in pieces] == [10, 10, 5]
-    assert b"".join(piece.read_bytes() for piece in pieces) == file.read_bytes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-import warnings
 
 
 def crashes(setting):
@@ -49,13 +48,3 @@ def test_a_section_that_fails_loses_only_itself(script, monkeypatch):
     assert found["sees", "found before"]["value"] == 5
     assert found["sees", "found before"]["launch"] == {"forward": [1]}
     assert written[0][1]["cores"] == os.cpu_count()
-
-
-def test_waits_of_the_host_are_counted_by_place(script):
-    """On CUDA, torch warns of each; here the warning is raised by hand."""
-    gpu = script("gpu")
-    with gpu.host_waits(gpu.dry_setting()) as waits:
-        for _ in range(3):
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-    assert [(place.split(":")[0], number) for place, number in waits.items()] == [("test_gpu_script.py", 3)]

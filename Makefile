@@ -1,4 +1,4 @@
-# make demo | test | test-faults | coverage | docs | recipes | screenshots | bench | faults | fuzz | lint | package | conda | minimum | newest |
+# make demo | test | test-faults | coverage | docs | recipes | screenshots | bench | faults | lint | package | conda | minimum | newest |
 # prerelease | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
@@ -27,7 +27,7 @@ CORPUS ?= ../shared/data/corpus
 # folder of the data sets that tutorials use
 export SCDIVA_DATA_DIR ?= $(abspath $(wildcard ../shared/data/benchmark))
 
-.PHONY: demo test test-faults coverage docs recipes screenshots bench faults fuzz lint package conda minimum newest prerelease torch-for-cpu train-mini clean
+.PHONY: demo test test-faults coverage docs recipes screenshots bench faults lint package conda minimum newest prerelease torch-for-cpu train-mini clean
 
 # torch goes first and by its exact version. On Linux PyPI's build has gigabytes of CUDA libraries: without a GPU set
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
@@ -99,11 +99,6 @@ bench: $(VENV)/.bench
 faults: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -q -m fault
-
-# Over a million broken model folders, ten to twenty minutes; the first crash or executed code fails the call.
-fuzz: $(VENV)/.core
-	$(PIP) --group fuzz
-	OMP_NUM_THREADS=1 $(PY) scripts/fuzz.py --record
 
 lint: $(VENV)/.groups
 	$(VENV)/bin/ruff check

@@ -30,7 +30,7 @@ CODE = ("src", "benchmarks", ":(exclude)benchmarks/results")
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 PACKAGES = ("torch", "triton", "numpy", "anndata", "scanpy", "scikit-learn", "scvi-tools", "harmonypy")
 DRAWS = 10_000
-SHOWN = ("what", "value", "at_least", "at_most", "met", "interval", "over", "profile", "section")
+HIDDEN = ("met", "profile", "section", "commit", "processor")
 
 
 # result files
@@ -188,20 +188,10 @@ def report(rows: Iterable[dict]) -> int:
     """Print the rows; return how many goals were missed."""
     missed = 0
     for row in rows:
-        line = str(row.get("what", ""))
-        if "value" in row:
-            line += f": {row['value']:.4g}"
-        if "interval" in row:
-            low, high = row["interval"]
-            line += f" [{low:.4g}, {high:.4g}; {row['over']}]"
-        if "met" in row:
-            sign, bound = (">=", row["at_least"]) if "at_least" in row else ("<=", row["at_most"])
-            line += f" (goal {sign} {bound:g}: {verdict(row).replace('missed', 'MISSED')})"
-            missed += row["met"] is False
-        details = (
-            f"{key} {x:.4g}" if isinstance(x, float) else f"{key} {x}" for key, x in row.items() if key not in SHOWN
-        )
-        print(": ".join(filter(None, (line, ", ".join(details)))), flush=True)
+        shown = {key: f"{x:.4g}" if isinstance(x, float) else x for key, x in row.items() if key not in HIDDEN}
+        said = verdict(row).replace("missed", "MISSED") if "met" in row else ""
+        print(", ".join(f"{key} {x}" for key, x in shown.items()), said, flush=True)
+        missed += row.get("met") is False
     return missed
 
 
@@ -222,7 +212,7 @@ def interleaved(arms: dict[str, Callable[[], object]], *, repeats: int = 5, warm
     return seconds
 
 
-def resident(field: str = "VmHWM") -> int:
-    """Maximum resident bytes of this process, or the present value with `"VmRSS"` (Linux)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+def resident() -> int:
+    """Maximum resident bytes of this process (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024

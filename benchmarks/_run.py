@@ -36,9 +36,9 @@ NO_TYPE = ("", "nan", "None", "ND", "Other", "unknown", "Unknown", UNLABELLED)
 MIN_CELLS_PER_TYPE, MIN_LABELLED_CELLS = 5, 100
 N_HVG, N_PCS, CLIP = 2000, 50, 10.0
 RIVALS = {
-    "harmony": ("harmonypy", "harmonypy"), "harmony20": ("harmonypy", "harmonypy"), "scanorama": ("scanorama",) * 2,
+    "harmony20": ("harmonypy", "harmonypy"), "scanorama": ("scanorama",) * 2,
     "scvi": ("scvi-tools", "scvi"), "scvi_batch": ("scvi-tools", "scvi"), "scanvi": ("scvi-tools", "scvi"),
-    "celltypist": ("celltypist",) * 2, "magic": ("magic-impute", "magic"), "gears": ("cell-gears", "gears"),
+    "celltypist": ("celltypist",) * 2, "magic": ("magic-impute", "magic"),
 }  # fmt: skip
 """Package and module of the arms that need one."""
 Result = dict[str, Any]

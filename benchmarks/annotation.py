@@ -22,32 +22,14 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import _run
 import anndata as ad
 import numpy as np
 import pandas as pd
 from _record import bootstrap, commit, record, recorded_rows, replaced
-from _run import (
-    BATCH,
-    LABELS,
-    TRAINING_LABELS,
-    UNLABELLED,
-    Result,
-    cell_types,
-    fingerprint,
-    fitted_scanvi,
-    log_normalised,
-    measure,
-    parser_of,
-    prepared,
-    projected_pca,
-    scaled,
-    subsampled,
-    variable_genes,
-)  # fmt: skip
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
-from sklearn.svm import LinearSVC
 
 import scdiva as sd
 from scdiva.metrics.annotation import calibration, classification, labelled
@@ -74,9 +56,9 @@ SETS: dict[str, tuple[str, dict[str, list[str]]]] = {
 
 The other cells are the reference, or those before the arrow in the name of a query.
 """
-ARMS = ("ours", "ours_knn", "ours_probe", "ours_finetune", "logistic", "logistic_balanced", "logistic_genes", "svm",
+ARMS = ("ours", "ours_knn", "ours_probe", "ours_finetune", "logistic", "logistic_balanced", "logistic_genes",
         "celltypist", "centroid", "knn", "scanvi")  # fmt: skip
-DETERMINISTIC = ("logistic", "logistic_balanced", "logistic_genes", "svm", "celltypist", "centroid", "knn")
+DETERMINISTIC = ("logistic", "logistic_balanced", "logistic_genes", "celltypist", "centroid", "knn")
 SHARES = (0.01, 0.05, 0.1, 0.2)
 NEIGHBORS = 15
 
@@ -92,7 +74,7 @@ class Task(NamedTuple):
 
 def tasks(adata: ad.AnnData, split: str, queries: dict[str, list[str]], share: float | None, seed: int) -> list[Task]:
     """A task for each query; with `share`, a random share of the reference keeps its labels, of at least two types."""
-    labels = adata.obs[LABELS].astype(str).to_numpy()
+    labels = adata.obs[_run.LABELS].astype(str).to_numpy()
     tasks = []
     for name, values in queries.items():
         groups, (source, arrow, _) = adata.obs[split].astype(str), name.partition(" → ")
@@ -109,60 +91,57 @@ def tasks(adata: ad.AnnData, split: str, queries: dict[str, list[str]], share: f
     return tasks
 
 
-def most_probable(probability: np.ndarray, names: np.ndarray) -> Result:
+def most_probable(probability: np.ndarray, names: np.ndarray) -> _run.Result:
     """The most probable cell type of each cell, with its probability as confidence."""
     return {"predicted": names[probability.argmax(axis=1)], "confidence": probability.max(axis=1)}
 
 
-def predict(adata: ad.AnnData, task: Task, arm: str, model: str, seed: int) -> Result:
+def predict(adata: ad.AnnData, task: Task, arm: str, model: str, seed: int) -> _run.Result:
     """Predicted types of the query, and the confidence where the arm has one."""
-    training = np.full(adata.n_obs, UNLABELLED, dtype=object)
-    training[task.labelled] = adata.obs[LABELS].astype(str).to_numpy()[task.labelled]
+    training = np.full(adata.n_obs, _run.UNLABELLED, dtype=object)
+    training[task.labelled] = adata.obs[_run.LABELS].astype(str).to_numpy()[task.labelled]
     reference, query = adata[task.reference].copy(), adata[task.query].copy()
     for cells in (reference, query):
-        cells.obs = cells.obs[[BATCH]].copy()
-    reference.obs[TRAINING_LABELS] = training[task.reference].astype(str)
-    types = reference.obs[TRAINING_LABELS].to_numpy().astype(str)
-    has_label = types != UNLABELLED
+        cells.obs = cells.obs[[_run.BATCH]].copy()
+    reference.obs[_run.TRAINING_LABELS] = training[task.reference].astype(str)
+    types = reference.obs[_run.TRAINING_LABELS].to_numpy().astype(str)
+    has_label = types != _run.UNLABELLED
     types = types[has_label]
     if arm.startswith("ours"):
         method = arm.removeprefix("ours").removeprefix("_") or "linear"
         options: dict[str, Any] = {"finetune": True} if method == "finetune" else {"method": method}
-        unlabelled = None if has_label.all() else UNLABELLED
-        sd.tl.annotate(
-            query, TRAINING_LABELS, reference, model=model, rng=seed, batch_key=BATCH, unlabeled_category=unlabelled,
-            **options,
-        )  # fmt: skip
+        options["unlabeled_category"] = None if has_label.all() else _run.UNLABELLED
+        labels_key, batch_key = _run.TRAINING_LABELS, _run.BATCH
+        sd.tl.annotate(query, labels_key, reference, model=model, rng=seed, batch_key=batch_key, **options)
         confidence = np.nan_to_num(query.obs["scdiva_label_confidence"].to_numpy())
         return {"predicted": query.obs["scdiva_label"].to_numpy().astype(str), "confidence": confidence}
     if arm == "scanvi":
         cells = adata.copy()
-        cells.obs[TRAINING_LABELS] = training.astype(str)
-        probability = fitted_scanvi(cells, seed, variable_genes(reference)).predict(soft=True).iloc[task.query]
+        cells.obs[_run.TRAINING_LABELS] = training.astype(str)
+        network = _run.fitted_scanvi(cells, seed, _run.variable_genes(reference))
+        probability = network.predict(soft=True).iloc[task.query]
         return most_probable(probability.to_numpy(), probability.columns.to_numpy().astype(str))
     if arm == "knn":
-        first, second = projected_pca(reference, query)
+        first, second = _run.projected_pca(reference, query)
         fitted = KNeighborsClassifier(min(NEIGHBORS, len(types))).fit(first[has_label], types)
         return most_probable(fitted.predict_proba(second), fitted.classes_)
     if arm == "centroid":  # highest correlation with the mean of a type
-        genes, names = variable_genes(reference), np.unique(types)
-        first, second = (log_normalised(cells)[:, genes].X.toarray() for cells in (reference, query))
+        genes, names = _run.variable_genes(reference), np.unique(types)
+        first, second = (_run.log_normalised(cells)[:, genes].X.toarray() for cells in (reference, query))
         means = np.stack([first[has_label][types == name].mean(axis=0) for name in names])
         correlation = np.nan_to_num(np.corrcoef(second, means)[: len(second), len(second) :])
         return {"predicted": names[correlation.argmax(axis=1)]}
     if arm == "celltypist":
         import celltypist
 
-        first, second = log_normalised(reference)[has_label], log_normalised(query)
+        first, second = _run.log_normalised(reference)[has_label], _run.log_normalised(query)
         trained = celltypist.train(first, labels=types, n_jobs=1)
         table = celltypist.annotate(second, model=trained).probability_matrix
         return most_probable(table.to_numpy(), table.columns.to_numpy().astype(str))
     if arm == "logistic_genes":
-        first, second = (log_normalised(cells).X for cells in (reference, query))
+        first, second = (_run.log_normalised(cells).X for cells in (reference, query))
     else:
-        first, second = scaled(reference, query)
-    if arm == "svm":
-        return {"predicted": LinearSVC(dual=True, random_state=0).fit(first[has_label], types).predict(second)}
+        first, second = _run.scaled(reference, query)
     balance = "balanced" if arm == "logistic_balanced" else None
     fitted = LogisticRegression(max_iter=1000, class_weight=balance).fit(first[has_label], types)
     return most_probable(fitted.predict_proba(second), fitted.classes_)
@@ -170,18 +149,18 @@ def predict(adata: ad.AnnData, task: Task, arm: str, model: str, seed: int) -> R
 
 def fit(
     adata: ad.AnnData, split: str, queries: dict[str, list[str]], share: float | None, arm: str, model: str, seed: int
-) -> Result:
+) -> _run.Result:
     """The predictions for each task."""
     return {"tasks": [predict(adata, task, arm, model, seed) for task in tasks(adata, split, queries, share, seed)]}
 
 
-def scores(adata: ad.AnnData, todo: list[Task], predictions: list[Result]) -> dict:
+def scores(adata: ad.AnnData, todo: list[Task], predictions: list[_run.Result]) -> dict:
     """Mean over the queries, and the scores of each query, `by_query`.
 
     Accuracy, macro-F1, F1 of each type and, where there are confidences, the expected calibration error, over the
     query's cells of types that the whole reference has.
     """
-    labels = adata.obs[LABELS].astype(str).to_numpy()
+    labels = adata.obs[_run.LABELS].astype(str).to_numpy()
     by_query: dict[str, dict] = {}
     for task, prediction in zip(todo, predictions, strict=True):
         truth, reference = labels[task.query], labels[task.reference]
@@ -200,20 +179,15 @@ def scores(adata: ad.AnnData, todo: list[Task], predictions: list[Result]) -> di
 # rejection across studies
 
 RATES, MIN_CELLS_OF_TYPE, MAX_CELLS_OF_STUDY, KEY = (0.05, 0.01), 10, 1500, "predicted"
+FILES = {"kang_ifnb": "kang_ifnb_2800", "pbmc3k": "pbmc3k_raw"}
 PAIRS = ("kang_ifnb → pbmc3k", "pbmc3k → kang_ifnb, control", "panc8, others → indrop", "panc8, others → smartseq2")
-KANG = {
+TYPES = {
     "CD14 Mono": "CD14 monocyte", "CD16 Mono": "FCGR3A monocyte", "CD4 Naive T": "CD4 T", "CD4 Memory T": "CD4 T",
     "T activated": "CD4 T", "CD8 T": "CD8 T", "B": "B", "B Activated": "B", "NK": "NK", "DC": "dendritic",
-    "Mk": "megakaryocyte", "pDC": "plasmacytoid dendritic", "Eryth": "erythroid",
+    "Mk": "megakaryocyte", "pDC": "plasmacytoid dendritic", "Eryth": "erythroid", "CD14+ Mono": "CD14 monocyte",
+    "FCGR3A+ Mono": "FCGR3A monocyte", "Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T", "Platelet": "megakaryocyte",
+    **{name: name.lower() for name in ("Alpha", "Beta", "Delta", "Ductal")},
 }  # fmt: skip
-PBMC3K = {
-    "CD14+ Mono": "CD14 monocyte", "FCGR3A+ Mono": "FCGR3A monocyte", "Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T",
-    "CD8 T": "CD8 T", "B": "B", "NK": "NK", "DC": "dendritic", "Platelet": "megakaryocyte",
-}  # fmt: skip
-"""Labels of each study to cell types that both have; cells with other labels are removed."""
-
-
-TYPES = {**{name: name.lower() for name in ("Alpha", "Beta", "Delta", "Ductal")}, **KANG, **PBMC3K}
 """Labels of pairs of studies to cell types that both have."""
 
 
@@ -224,13 +198,13 @@ def cells_of(folder: Path, name: str) -> ad.AnnData:
         return ad.read_h5ad(folder / f"{names[0]}.h5ad")
     parts = []
     for one in names:
-        cells = subsampled(ad.read_h5ad(folder / f"{one}.h5ad"), MAX_CELLS_OF_STUDY)
-        types = [TYPES.get(label, label) for label in cell_types(cells.obs)]
-        batch = f"{one} " + cells.obs[BATCH].astype(str) if BATCH in cells.obs else one
-        cells.obs = pd.DataFrame({LABELS: types, "study": one, BATCH: batch}, index=cells.obs_names)
+        cells = _run.subsampled(ad.read_h5ad(folder / f"{one}.h5ad"), MAX_CELLS_OF_STUDY)
+        types = [TYPES.get(label, label) for label in _run.cell_types(cells.obs)]
+        batch = f"{one} " + cells.obs[_run.BATCH].astype(str) if _run.BATCH in cells.obs else one
+        cells.obs = pd.DataFrame({_run.LABELS: types, "study": one, _run.BATCH: batch}, index=cells.obs_names)
         parts.append(cells)
-    both = set.intersection(*(set(cells.obs[LABELS]) for cells in parts)) - {""}
-    return ad.concat([cells[cells.obs[LABELS].isin(both)] for cells in parts], index_unique="-")
+    both = set.intersection(*(set(cells.obs[_run.LABELS]) for cells in parts)) - {""}
+    return ad.concat([cells[cells.obs[_run.LABELS].isin(both)] for cells in parts], index_unique="-")
 
 
 def studies(folder: Path, pair: str) -> tuple[ad.AnnData, ad.AnnData, str | None]:
@@ -240,16 +214,16 @@ def studies(folder: Path, pair: str) -> tuple[ad.AnnData, ad.AnnData, str | None
         cells = ad.read_h5ad(folder / "panc8_small_500.h5ad")
         cells.obs["type"] = cells.obs["cell_type"].astype(str)
         in_query = (cells.obs["assay"] == second).to_numpy()
-        return *(subsampled(cells[rows], MAX_CELLS_OF_STUDY) for rows in (~in_query, in_query)), "assay"
+        return *(_run.subsampled(cells[rows], MAX_CELLS_OF_STUDY) for rows in (~in_query, in_query)), "assay"
     pair_of_studies = []
-    for study in (first, second.removesuffix(", control")):
-        file, types = {"kang_ifnb": ("kang_ifnb_2800", KANG), "pbmc3k": ("pbmc3k_raw", PBMC3K)}[study]
-        cells = ad.read_h5ad(folder / f"{file}.h5ad")
-        cells.obs["type"] = cells.obs["cell_type"].astype(str).map(types)
+    for study in (first, second):
+        name, _, control = study.partition(", ")
+        cells = ad.read_h5ad(folder / f"{FILES[name]}.h5ad")
+        cells.obs["type"] = cells.obs["cell_type"].astype(str).map(TYPES)
         kept = cells.obs["type"].notna().to_numpy()
-        if second.endswith(", control") and study != first:
+        if control:
             kept &= (cells.obs["condition"] == "CTRL").to_numpy()
-        pair_of_studies.append(subsampled(cells[kept], MAX_CELLS_OF_STUDY))
+        pair_of_studies.append(_run.subsampled(cells[kept], MAX_CELLS_OF_STUDY))
     return *pair_of_studies, "batch" if first == "kang_ifnb" else None
 
 
@@ -259,11 +233,13 @@ def annotated(
     """Cells called unknown at each rate, and the most probable type of each."""
     unknown: dict[float, np.ndarray] = {}
     options: dict[str, Any] = {
-        "labels_key": "cell_type", "reference": reference, "batch_key": batch_key, "model": model,
-    }  # fmt: skip
+        "labels_key": _run.LABELS,
+        "reference": reference,
+        "batch_key": batch_key,
+        "model": model,
+    }
     for rate in RATES:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             annotator = sd.tl.annotate(query, **options, reject=rate, key_added=KEY, rng=0)
         unknown[rate] = (query.obs[KEY] == "unknown").to_numpy()
         options = {"model": annotator}
@@ -305,21 +281,21 @@ def rejection_rows(pair: str, folder: Path, batches: bool, model: str) -> list[d
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parser_of(__doc__, tuple(SETS), ARMS, ("full", "few", "rejection"))
+    parser = _run.parser_of(__doc__, tuple(SETS), ARMS, ("full", "few", "rejection"))
     parser.add_argument("--shares", nargs="+", type=float, default=list(SHARES), help="of labels, in the part few")
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS), choices=list(PAIRS), help="of the part rejection")
     options = parser.parse_args(argv)
     parts = {part: [None] if part == "full" else options.shares for part in options.part if part != "rejection"}
     for name in options.sets if parts else []:
         split, queries = SETS[name]
-        adata = prepared(cells_of(options.data, name), options.max_cells, split)
-        same = {"cells": fingerprint(adata), "queries": list(queries)}
+        adata = _run.prepared(cells_of(options.data, name), options.max_cells, split)
+        same = {"cells": _run.fingerprint(adata), "queries": list(queries)}
         for part, shares in parts.items():
             for arm in options.arms:
                 for share in shares:
                     place = {"part": part, "set": name, "arm": arm} | ({} if share is None else {"share": share})
                     task = (adata, split, queries, share)
-                    measure(
+                    _run.measure(
                         NAME, place, same, fit, (*task, arm, options.model),
                         lambda result, seed, task=task: scores(task[0], tasks(*task, seed), result["tasks"]), options,
                         deterministic=arm in DETERMINISTIC and share is None,

@@ -18,23 +18,11 @@ ten resolutions; silhouette, scaled to 0..1; `average_bio` is the mean of the la
 
 from __future__ import annotations
 
+import _run
 import anndata as ad
 import igraph
 import leidenalg
 import numpy as np
-from _run import (
-    BATCH,
-    MIN_CELLS_PER_TYPE,
-    Result,
-    cell_types,
-    fingerprint,
-    fitted_scvi,
-    labelled_datasets,
-    measure,
-    parser_of,
-    pca,
-    prepared,
-)  # fmt: skip
 from sklearn.metrics import accuracy_score, adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
@@ -50,13 +38,13 @@ RESOLUTIONS = np.arange(0.1, 2.01, 0.2).round(2)
 NEIGHBORS = 15
 
 
-def fit(adata: ad.AnnData, arm: str, model: str, seed: int) -> Result:
+def fit(adata: ad.AnnData, arm: str, model: str, seed: int) -> _run.Result:
     """Embedding of the cells."""
-    batch_key = BATCH if arm.endswith("_batch") else None
+    batch_key = _run.BATCH if arm.endswith("_batch") else None
     if arm.startswith("pca"):
-        embedding = pca(adata, int(arm.removeprefix("pca")), scale=arm == "pca50")
+        embedding = _run.pca(adata, int(arm.removeprefix("pca")), scale=arm == "pca50")
     elif arm.startswith("scvi"):
-        embedding = fitted_scvi(adata, seed, batch_key=batch_key).get_latent_representation()
+        embedding = _run.fitted_scvi(adata, seed, batch_key=batch_key).get_latent_representation()
     else:
         fitted = model if arm == "embed" else sd.tl.adapt(adata, model, batch_key=batch_key, rng=seed)
         embedding = sd.tl.embed(adata, fitted, key_added="X", copy=True).obsm["X"]
@@ -68,7 +56,7 @@ def score(embedding: np.ndarray, labels: np.ndarray, seed: int = 0) -> dict:
     kept = (labels != "") & np.isfinite(embedding).all(axis=1)
     embedding, labels = embedding[kept], labels[kept]
     names, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    enough = counts[codes] >= MIN_CELLS_PER_TYPE
+    enough = counts[codes] >= _run.MIN_CELLS_PER_TYPE
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
     predicted = cross_val_predict(KNeighborsClassifier(NEIGHBORS), embedding[enough], labels[enough], cv=folds)
     clusters = max(leiden(embedding, seed), key=lambda one: normalized_mutual_info_score(labels, one))
@@ -96,28 +84,30 @@ def leiden(embedding: np.ndarray, seed: int) -> list[list[int]]:
 
 def batches_share_types(adata: ad.AnnData) -> bool:
     """Whether half of the cell types have cells of two batches; otherwise batch and type are confounded."""
-    if BATCH not in adata.obs:
+    if _run.BATCH not in adata.obs:
         return False
-    n_batches = adata.obs[BATCH].astype(str).groupby(cell_types(adata.obs)).nunique().drop("", errors="ignore")
+    n_batches = (
+        adata.obs[_run.BATCH].astype(str).groupby(_run.cell_types(adata.obs)).nunique().drop("", errors="ignore")
+    )
     return float((n_batches > 1).mean()) >= 0.5
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parser_of(__doc__, (), ARMS, ("embedding",))
+    parser = _run.parser_of(__doc__, (), ARMS, ("embedding",))
     parser.add_argument("--group", default="benchmark", help="name of the group of datasets")
     parser.set_defaults(max_cells=3000)
     options = parser.parse_args(argv)
     studies = set((load_model(options.model).metadata or {}).get("corpus", {}).get("studies", ()))
-    for name in options.sets or labelled_datasets(options.data):
-        adata = prepared(ad.read_h5ad(options.data / f"{name}.h5ad"), options.max_cells)
-        labels = cell_types(adata.obs)
+    for name in options.sets or _run.labelled_datasets(options.data):
+        adata = _run.prepared(ad.read_h5ad(options.data / f"{name}.h5ad"), options.max_cells)
+        labels = _run.cell_types(adata.obs)
         for arm in options.arms:
             if arm.endswith("_batch") and not batches_share_types(adata):
                 continue
-            same = {"group": options.group, "cells": fingerprint(adata)}
+            same = {"group": options.group, "cells": _run.fingerprint(adata)}
             if arm in OURS and name in studies:
                 same["in_training"] = True
-            measure(
+            _run.measure(
                 NAME, {"set": name, "arm": arm}, same, fit, (adata, arm, options.model),
                 lambda result, seed, labels=labels: score(result["embedding"], labels, seed), options,
                 deterministic=arm in DETERMINISTIC,

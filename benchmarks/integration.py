@@ -1,15 +1,14 @@
 """Integration of batches compared with Harmony, Scanorama, scVI, scANVI, ComBat and PCA.
 
     python benchmarks/integration.py --data FOLDER [--sets kang_pbmc_12k_1287g ...] [--part unlabelled labelled]
-        [--arms ours harmony ...] [--seeds 0 1 2] [--again]
+        [--arms ours harmony20 ...] [--seeds 0 1 2] [--again]
 
 All methods receive the same cells, at most 6,000 of a dataset, and rivals the same 2,000 highly variable genes. Rivals
 that are missing are named and skipped: `pip install -c constraints.txt harmonypy scanorama scvi-tools`. BBKNN is not
 included, since its result is a graph without an embedding.
 
-- unlabelled: no method receives labels. ours (`tl.integrate`), ours_hvg (on the rivals' genes only), ours_finetune
-  (`finetune=True`), scdiva (`tl.embed`, no batches), pca (50 scaled components), pca20 (20, not scaled), combat,
-  harmony and harmony20 (on these), scanorama (on pca20), scvi.
+- unlabelled: no method receives labels. ours (`tl.integrate`), ours_finetune (`finetune=True`), scdiva (`tl.embed`, no
+  batches), pca (50 scaled components), pca20 (20, not scaled), combat, harmony20 and scanorama (on pca20), scvi.
 - labelled: half of the labels are hidden, a different half for each seed, and only hidden cells are scored. ours,
   ours_finetune, scanvi.
 """
@@ -18,29 +17,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import _run
 import anndata as ad
 import numpy as np
-from _run import (
-    BATCH,
-    LABELS,
-    TRAINING_LABELS,
-    UNLABELLED,
-    Result,
-    combat,
-    fingerprint,
-    fitted_scanvi,
-    fitted_scvi,
-    harmony,
-    measure,
-    parser_of,
-    pca,
-    prepared,
-    scanorama,
-    variable_genes,
-)  # fmt: skip
 from scib_metrics import ilisi_knn
 from scib_metrics.nearest_neighbors import NeighborsResults
-from sklearn.metrics import accuracy_score, f1_score, silhouette_score
+from sklearn.metrics import silhouette_score
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
 import scdiva as sd
@@ -51,19 +33,7 @@ SETS = ("kang_pbmc_12k_1287g", "sc_mixology_cell_lines", "panc8_small_500", "kan
         "baron2016_mouse_pancreas", "darmanis_brain_320", "han2018_mca_stomach_intestine")  # fmt: skip
 """The labelled datasets in which half of the cell types have cells of two batches."""
 PARTS = {
-    "unlabelled": (
-        "ours",
-        "ours_hvg",
-        "ours_finetune",
-        "scdiva",
-        "pca",
-        "pca20",
-        "combat",
-        "harmony",
-        "harmony20",
-        "scanorama",
-        "scvi",
-    ),
+    "unlabelled": ("ours", "ours_finetune", "scdiva", "pca", "pca20", "combat", "harmony20", "scanorama", "scvi"),
     "labelled": ("ours", "ours_finetune", "scanvi"),
 }
 ARMS = PARTS["unlabelled"] + ("scanvi",)
@@ -76,36 +46,35 @@ def hidden_half(labels: np.ndarray, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).permutation(rows)[: len(rows) // 2])
 
 
-def fit(adata: ad.AnnData, part: str, arm: str, model: str, seed: int) -> Result:
+def fit(adata: ad.AnnData, part: str, arm: str, model: str, seed: int) -> _run.Result:
     """Embedding of the cells by an arm, and `predicted` cell types where the arm predicts them."""
-    labels = adata.obs[LABELS].astype(str).to_numpy()
-    training = np.where(labelled(labels), labels, UNLABELLED).astype(object)
-    training[hidden_half(labels, seed)] = UNLABELLED
-    adata.obs[TRAINING_LABELS] = training.astype(str)
+    labels = adata.obs[_run.LABELS].astype(str).to_numpy()
+    training = np.where(labelled(labels), labels, _run.UNLABELLED).astype(object)
+    training[hidden_half(labels, seed)] = _run.UNLABELLED
+    adata.obs[_run.TRAINING_LABELS] = training.astype(str)
     if arm.startswith("ours"):
-        cells = adata[:, variable_genes(adata)].copy() if arm == "ours_hvg" else adata
         options: dict[str, Any] = {"finetune": True} if arm == "ours_finetune" else {}
         labels_of: dict[str, Any] = {}
         if part == "labelled":
-            labels_of = {"labels_key": TRAINING_LABELS, "unlabeled_category": UNLABELLED}
-        fitted = sd.tl.integrate(cells, BATCH, model=model, rng=seed, **labels_of, **options)
-        result = {"embedding": cells.obsm["X_scdiva_integrated"]}
+            labels_of = {"labels_key": _run.TRAINING_LABELS, "unlabeled_category": _run.UNLABELLED}
+        fitted = sd.tl.integrate(adata, _run.BATCH, model=model, rng=seed, **labels_of, **options)
+        result = {"embedding": adata.obsm["X_scdiva_integrated"]}
         if part == "labelled":
-            sd.tl.annotate(cells, **labels_of, model=fitted, batch_key=BATCH, rng=seed)
-            result["predicted"] = cells.obs["scdiva_label"].to_numpy().astype(str)
+            sd.tl.annotate(adata, **labels_of, model=fitted, batch_key=_run.BATCH, rng=seed)
+            result["predicted"] = adata.obs["scdiva_label"].to_numpy().astype(str)
         return result
     if arm == "scanvi":
-        network = fitted_scanvi(adata, seed)
+        network = _run.fitted_scanvi(adata, seed)
         predicted = np.asarray(network.predict()).astype(str)
         return {"embedding": network.get_latent_representation(), "predicted": predicted}
     if arm == "scvi":
-        return {"embedding": fitted_scvi(adata, seed).get_latent_representation()}
+        return {"embedding": _run.fitted_scvi(adata, seed).get_latent_representation()}
     if arm == "scdiva":
         return {"embedding": sd.tl.embed(adata, model, copy=True).obsm["X_scdiva"]}
     if arm in ("combat", "scanorama"):
-        return {"embedding": {"combat": combat, "scanorama": scanorama}[arm](adata)}
-    components = pca(adata, 20, scale=False) if arm.endswith("20") else pca(adata)
-    return {"embedding": harmony(components, adata, seed) if arm.startswith("harmony") else components}
+        return {"embedding": {"combat": _run.combat, "scanorama": _run.scanorama}[arm](adata)}
+    components = _run.pca(adata, 20, scale=False) if arm.endswith("20") else _run.pca(adata)
+    return {"embedding": _run.harmony(components, adata, seed) if arm == "harmony20" else components}
 
 
 def ilisi(embedding: np.ndarray, batches: np.ndarray) -> float:
@@ -116,13 +85,13 @@ def ilisi(embedding: np.ndarray, batches: np.ndarray) -> float:
 
 def named(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Accuracy and macro-F1 over the cell types in `labels`."""
-    macro = f1_score(labels, predicted, labels=np.unique(labels), average="macro", zero_division=0)
-    return {"accuracy": float(accuracy_score(labels, predicted)), "macro_f1": float(macro)}
+    found = sd.metrics.classification(labels, predicted)
+    return {key: found[key] for key in ("accuracy", "macro_f1")}
 
 
-def scores(adata: ad.AnnData, part: str, result: Result, seed: int) -> dict:
+def scores(adata: ad.AnnData, part: str, result: _run.Result, seed: int) -> dict:
     """Mixing of batches and conservation of cell types; with labels, of the hidden cells only."""
-    batches, labels = (adata.obs[key].astype(str).to_numpy() for key in (BATCH, LABELS))
+    batches, labels = (adata.obs[key].astype(str).to_numpy() for key in (_run.BATCH, _run.LABELS))
     embedding, known = result["embedding"], labelled(labels)
     if not np.isfinite(embedding).all():
         raise ValueError(f"{(~np.isfinite(embedding)).any(axis=1).sum()} rows of the embedding are not finite.")
@@ -143,13 +112,13 @@ def scores(adata: ad.AnnData, part: str, result: Result, seed: int) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = parser_of(__doc__, SETS, ARMS, tuple(PARTS)).parse_args(argv)
+    options = _run.parser_of(__doc__, SETS, ARMS, tuple(PARTS)).parse_args(argv)
     for name in options.sets:
-        adata = prepared(ad.read_h5ad(options.data / f"{name}.h5ad"), options.max_cells)
+        adata = _run.prepared(ad.read_h5ad(options.data / f"{name}.h5ad"), options.max_cells)
         for part in options.part:
             for arm in (arm for arm in PARTS[part] if arm in options.arms):
-                measure(
-                    NAME, {"part": part, "set": name, "arm": arm}, {"cells": fingerprint(adata)}, fit,
+                _run.measure(
+                    NAME, {"part": part, "set": name, "arm": arm}, {"cells": _run.fingerprint(adata)}, fit,
                     (adata, part, arm, options.model), lambda found, seed, p=part, a=adata: scores(a, p, found, seed),
                     options, deterministic=arm in DETERMINISTIC,
                 )  # fmt: skip

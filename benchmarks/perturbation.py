@@ -1,7 +1,7 @@
-r"""Responses to held-out perturbations: predicted, compared with simple baselines and GEARS.
+"""Responses to held-out perturbations: predicted, compared with simple baselines.
 
-    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours ours_finetune gears]
-        [--seeds 0 1 2] [--gene-sets GMT] [--again]
+    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours ours_finetune]
+        [--seeds 0 1 2] [--again]
 
 - norman_doubles, norman_singles: K562 cells of Norman's screen (15 doubles and 18 singles, 500 genes). A fifth of the
   combinations is held out, or of the single perturbations with every combination that contains one of them; five folds.
@@ -11,22 +11,14 @@ r"""Responses to held-out perturbations: predicted, compared with simple baselin
   file is in FOLDER are run; `sd.datasets.norman(download=True)` and others download them.
 
 ours is `tl.predict_perturbation` with its defaults, ours_finetune the same with `finetune=True`; the baselines of its
-result have their own rows. gears is GEARS (cell-gears 0.1.2) in its own environment, as it requires older scipy and
-pandas; its perturbation graph is built from the gene sets of a GMT file (Jaccard index above 0.1), not from the gene
-ontology, which it would download:
-
-    pip install torch torch_geometric cell-gears==0.1.2 'scipy<1.14' 'pandas<3'; pip install scdiva
-    python benchmarks/perturbation.py --data FOLDER --sets norman_doubles --arms gears --seeds 0 --gene-sets FILE
+result have their own rows. GEARS requires older scipy and pandas in its own environment; its rows are from the commit
+that they name.
 
 At most `--max-cells` cells of a perturbation in a group are used.
 """
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import anndata as ad
@@ -34,11 +26,10 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 from _record import commit, machine, record, recorded_rows, replaced
-from _run import apart, fingerprint, missing, over_seeds, parser_of
+from _run import apart, fingerprint, over_seeds, parser_of
 
 import scdiva as sd
 import scdiva._constants as C
-from scdiva.data.cells import log_normalised
 from scdiva.perturbation.conditions import ScreenDesign
 
 NAME = "perturbation"
@@ -57,15 +48,15 @@ class Screen(NamedTuple):
     file: str
     by: str
     groupby: str | None = None
-    keep: dict[str, list[str]] | None = None
+    cell_types: tuple[str, ...] = ()
     reader: str = ""
 
 
 DEVEL = "perturbench_devel_norman_mcfaline_5961_500g"
 SCREENS = {
-    "norman_doubles": Screen(DEVEL, "combination", keep={"cell_type": ["k562"]}),
-    "norman_singles": Screen(DEVEL, "single", keep={"cell_type": ["k562"]}),
-    "glioma": Screen(DEVEL, "group", "cell_type", {"cell_type": ["A172", "T98G", "U87MG"]}),
+    "norman_doubles": Screen(DEVEL, "combination", cell_types=("k562",)),
+    "norman_singles": Screen(DEVEL, "single", cell_types=("k562",)),
+    "glioma": Screen(DEVEL, "group", "cell_type", ("A172", "T98G", "U87MG")),
     "kang_ifnb": Screen("kang_ifnb_2800", "group", "cell_type"),
     "norman_2019_doubles": Screen("norman_2019_raw", "combination", reader="norman"),
     "norman_2019_singles": Screen("norman_2019_raw", "single", reader="norman"),
@@ -80,8 +71,8 @@ def prepared(adata: ad.AnnData, screen: Screen, max_cells: int = MAX_CELLS) -> a
     Perturbations with fewer than 20 cells in a group are removed, and groups with fewer than 20 control cells.
     """
     kept = adata.obs["perturbation"].notna().to_numpy()
-    for key, values in (screen.keep or {}).items():
-        kept &= adata.obs[key].astype(str).isin(values).to_numpy()
+    if screen.cell_types:
+        kept &= adata.obs["cell_type"].astype(str).isin(screen.cell_types).to_numpy()
     group = adata.obs[screen.groupby] if screen.groupby else pd.Series(ALL, index=adata.obs_names)
     kept &= group.notna().to_numpy()
     naming = ScreenDesign("", ("control",), SEPARATOR)
@@ -137,71 +128,7 @@ def ours(task: Task, model: str, seed: int, finetune: bool = False) -> ad.AnnDat
     )
 
 
-def gears(task: Task, gene_sets: Path, seed: int) -> ad.AnnData:
-    """GEARS with its defaults on the log-normalised cells; a tenth of the perturbations selects the best epoch."""
-    values, _ = log_normalised(task.train)
-    labels = task.train.obs[CONDITION].astype(str).to_numpy()
-    names = ["ctrl" if name == "control" else name if "+" in name else f"{name}+ctrl" for name in labels]
-    obs = pd.DataFrame({CONDITION: names, "cell_type": "cells"}, index=task.train.obs_names)
-    var = pd.DataFrame({"gene_name": task.train.var_names.to_numpy()}, index=task.train.var_names)
-    cells, parts = ad.AnnData(sp.csr_matrix(values.astype(np.float32)), obs, var), _parts(task.predict)
-    file = gene_sets.resolve()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        means = _gears_means(cells, parts, file, seed, Path(folder) / "data")
-    of_label = {name: np.asarray(values[labels == name].mean(axis=0)).ravel() for name in np.unique(labels)}
-    control, n = of_label.pop("control"), len(parts)
-    train_mean = np.mean(list(of_label.values()), axis=0).astype(np.float32)
-    predicted = ad.AnnData(
-        means.astype(np.float32), obs={CONDITION: task.predict}, var=task.train.var.copy(),
-        varm={C.VARM_MEAN: means.T, C.VARM_CONTROL: np.repeat(control[:, None], n, axis=1),
-              C.VARM_BASELINE + "train_mean": np.repeat(train_mean[:, None], n, axis=1)},
-    )  # fmt: skip
-    predicted.uns[C.UNS] = {
-        C.PERTURBATION: {
-            "perturbation_key": CONDITION, "control": "control", "groupby": "", "dose_key": "",
-            "separator": SEPARATOR, "condition": np.array(task.predict), "perturbation": np.array(task.predict),
-            "group": np.array([""] * n), "dose": np.full(n, np.nan), "n_parts": np.array(list(map(len, parts))),
-            "n_seen": np.array([sum(part in of_label for part in some) for some in parts]),
-            "trained": np.zeros(n, dtype=bool),
-        }
-    }  # fmt: skip
-    return predicted
-
-
-def _parts(names: list[str]) -> list[list[str]]:
-    return [name.split(SEPARATOR) for name in names]
-
-
-def _gears_means(cells: ad.AnnData, predict: list[list[str]], file: Path, seed: int, data: Path) -> np.ndarray:
-    import torch
-    from gears import GEARS, PertData
-    from gears.utils import make_GO
-
-    data.mkdir()
-    parts = {part for name in cells.obs[CONDITION] for part in name.split("+")} - {"ctrl"}
-    genes = set(cells.var_names) | parts | {part for name in predict for part in name}
-    sets: dict[str, set[str]] = {gene: set() for gene in genes}
-    for line in file.read_text().splitlines():
-        name, _, *members = line.split("\t")
-        for gene in genes.intersection(members):
-            sets[gene].add(name)
-    (data / "gene2go_all.pkl").write_bytes(pickle.dumps({gene: some or {f"\t{gene}"} for gene, some in sets.items()}))
-    (data / "genes.pkl").write_bytes(pickle.dumps(sorted(genes)))
-    np.random.seed(seed)  # noqa: NPY002, GEARS uses the global state
-    torch.manual_seed(seed)
-    screen = PertData(str(data), gene_set_path=str(data / "genes.pkl"), default_pert_graph=False)
-    screen.new_data_process("screen", adata=cells)
-    screen.prepare_split("no_test", seed=seed)
-    screen.get_dataloader(32, 128)
-    network = GEARS(screen, device="cpu")
-    make_GO(str(data), network.pert_list, screen.dataset_name, num_workers=1)  # by default it starts 25 processes
-    network.model_initialize(hidden_size=64)
-    network.train(epochs=20)
-    found = network.predict(predict)
-    return np.stack([found["_".join(parts)] for parts in predict])
-
-
-ARMS = ("ours", "ours_finetune", "gears")
+ARMS = ("ours", "ours_finetune")
 
 
 def scored(predicted: ad.AnnData, observed: ad.AnnData) -> pd.DataFrame:
@@ -213,19 +140,14 @@ def scored(predicted: ad.AnnData, observed: ad.AnnData) -> pd.DataFrame:
     return frame.merge(of_mean[[*keys, "pearson_delta_mean"]], how="left", on=keys)
 
 
-def fit(adata: ad.AnnData, by: str, arm: str, model: str, gene_sets: Path | None, seed: int) -> pd.DataFrame:
+def fit(adata: ad.AnnData, by: str, arm: str, model: str, seed: int) -> pd.DataFrame:
     """Scored conditions of all folds."""
     frames = []
     for fold in range(adata.obs[GROUP].nunique() if by == "group" else FOLDS):
         task = task_of(adata, by, seed, fold)
-        if not task.predict:
-            continue
-        if arm == "gears":
-            assert gene_sets is not None
-            predicted = gears(task, gene_sets, seed)
-        else:
+        if task.predict:
             predicted = ours(task, model, seed, finetune=arm == "ours_finetune")
-        frames.append(scored(predicted, task.observed))
+            frames.append(scored(predicted, task.observed))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -260,7 +182,6 @@ def summary(frames: list[pd.DataFrame], by: str) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     parser = parser_of(__doc__, tuple(SCREENS), ARMS, ("heldout",))
-    parser.add_argument("--gene-sets", type=Path, help="GMT file, for the graph of GEARS")
     parser.set_defaults(sets=None, max_cells=MAX_CELLS)
     options = parser.parse_args(argv)
     here = [name for name, screen in SCREENS.items() if (options.data / f"{screen.file}.h5ad").exists()]
@@ -276,13 +197,10 @@ def main(argv: list[str] | None = None) -> int:
         for arm in options.arms:
             place = {"set": name, "arm": arm}
             exists = any({**place, **same}.items() <= row.items() for row in recorded_rows(NAME))
-            if (exists and not options.again) or (arm == "gears" and screen.by == "group"):
-                continue
-            if (why := missing(arm)) or (arm == "gears" and options.gene_sets is None):
-                print(f"{name} {arm} not run: {why or '--gene-sets FILE is missing'}", flush=True)
+            if exists and not options.again:
                 continue
             fits = [
-                apart(fit, adata, screen.by, arm, options.model, options.gene_sets, seed, threads=options.threads)
+                apart(fit, adata, screen.by, arm, options.model, seed, threads=options.threads)
                 for seed in options.seeds
             ]
             cost = pd.DataFrame([cost for _, cost in fits]).mean().round(2).to_dict()

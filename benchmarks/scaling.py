@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 
 import h5py
@@ -129,20 +128,13 @@ def write_cells(path: Path, n_cells: int, n_genes: int, n_used: int = WIDTH) -> 
         return int(group["indptr"][-1])
 
 
-def imputed_genes(names: Iterable[str]) -> list[str]:
-    """First `N_IMPUTED` genes that the model knows."""
-    from scdiva.models import load_model
-
-    known = set(load_model(MODEL).vocabulary.table["symbol"])
-    return [name for name in names if name in known][:N_IMPUTED]
-
-
 def call(name: str, path: Path, out: Path) -> float:
     """Do what a user would, from a file; gives CPU seconds."""
     import anndata as ad
 
     import scdiva as sd
     from scdiva.cli import main
+    from scdiva.models import load_model
 
     function, *how = name.split(", ", 2)
     start = time.process_time()
@@ -153,11 +145,12 @@ def call(name: str, path: Path, out: Path) -> float:
         assert main([function.split()[1], str(path), "-o", str(out), "--model", MODEL, *key]) == 0
     else:
         cells = ad.read_h5ad(path, backed="r" if how or function in SMALL else None)
+        known = set(load_model(MODEL).vocabulary.table["symbol"]) if function == "tl.impute" else ()
         arguments = {
             "pp.entropy_serialize": {"entropy_key": "entropy"},
             "tl.integrate": {"batch_key": "sample" if how[1:] else "batch"},
             "tl.annotate": {"labels_key": "cell_type"},
-            "tl.impute": {"genes": imputed_genes(cells.var_names)},
+            "tl.impute": {"genes": [name for name in cells.var_names if name in known][:N_IMPUTED]},
         }
         if function == "tl.umap":
             sd.tl.embed(cells)

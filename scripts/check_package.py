@@ -19,11 +19,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +30,9 @@ CONSTRAINTS = ROOT / "constraints.txt"
 LOCK = ("--constraint", CONSTRAINTS) if sys.version_info[:2] == (3, 11) else ()
 """The locked versions are of Python 3.11; any other takes the newest, all but torch."""
 NEEDED = (
-    "scdiva/py.typed",
-    "scdiva/checkpoints/scdiva-mini/README.md",
-    "scdiva/checkpoints/scdiva-mini/SHA256SUMS",
-    "scdiva/checkpoints/scdiva-mini/config.json",
-    "scdiva/checkpoints/scdiva-mini/model.safetensors",
-    "scdiva/checkpoints/scdiva-mini/vocabulary.safetensors",
-    "scdiva/datasets/pbmc3k_cell_types.tsv",
-    "scdiva/datasets/pbmc3k_small.LICENSE.txt",
-    "scdiva/datasets/pbmc3k_small.npz",
-    "scdiva/datasets/published.tsv",
-    "scdiva/datasets/transcription_factors.txt",
-    "scdiva/tokenizer/human.safetensors",
-)
+    "checkpoints/scdiva-mini/model.safetensors", "datasets/pbmc3k_small.npz", "datasets/published.tsv",
+    "datasets/transcription_factors.txt", "tokenizer/human.safetensors", "py.typed",
+)  # fmt: skip
 BROUGHT_BY_OTHERS = {"triton"}
 """Of the extras, what packages of the core may bring themselves: torch's CUDA build Triton."""
 USE = """
@@ -60,42 +48,18 @@ sd.tl.embed(adata)
 assert adata.obsm["X_scdiva"].shape[0] == adata.n_obs and np.isfinite(adata.obsm["X_scdiva"]).all()
 print("embedded", *adata.obsm["X_scdiva"].shape, "with scdiva", sd.__version__)
 """
-ABSENT = """
-import importlib.metadata, sys
-here = {name for name in sys.argv[1:] if list(importlib.metadata.distributions(name=name))}
-sys.exit(f"the core brings what belongs to extras: {sorted(here)}" if here else 0)
-"""
 TESTS = ("test_import.py", "faults/test_installed.py")
 WITHOUT_EXTRAS = ("-k", "public_name or promised or version or extra or hint or triton")
 TOOLS = ("pytest", "hypothesis", "dask[array]>=2025.9", "distributed>=2025.9")
 MINIMUM_TESTS = (
-    "test_import.py",
-    "test_validate.py",
-    "cli",
-    "data/test_cells.py",
-    "data/test_files.py",
-    "data/test_stored.py",
-    "models/test_pretrained.py",
-    "pl/test_umap.py",
-    "pp",
-    "annotation/test_annotate.py",
-    "embedding/test_embed.py",
-    "embedding/test_embed_file.py",
-    "tokenizer",
-)
+    "test_import.py", "test_validate.py", "cli", "data/test_cells.py", "data/test_files.py", "data/test_stored.py",
+    "models/test_pretrained.py", "pl/test_umap.py", "pp", "annotation/test_annotate.py", "embedding/test_embed.py",
+    "embedding/test_embed_file.py", "tokenizer",
+)  # fmt: skip
 """One of each: reading, matching, embedding, annotating, saving, training by the command line, drawing."""
 
 
 # environments
-
-
-@contextmanager
-def stage(what: str) -> Iterator[None]:
-    """Say what is being done, then how long it took."""
-    print(f"== {what}", flush=True)
-    start = time.perf_counter()
-    yield
-    print(f"   {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def environment() -> dict[str, str]:
@@ -107,9 +71,8 @@ def environment() -> dict[str, str]:
 
 def run(command: Sequence[str | Path], cwd: Path = ROOT) -> None:
     """Run a command that finds nothing of the repository by itself; end everything if it fails."""
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment(), check=False)
-    if done.returncode:
-        raise SystemExit(f"failed with {done.returncode}: {' '.join(map(str, command))}")
+    print("==", *command, flush=True)
+    subprocess.run([str(part) for part in command], cwd=cwd, env=environment(), check=True)
 
 
 def build(folder: Path) -> Path:
@@ -126,7 +89,7 @@ def build(folder: Path) -> Path:
 
 
 def empty_environment(folder: Path) -> Path:
-    """Make a virtual environment with nothing in it, not even pip. Gives its interpreter."""
+    """The interpreter of a new virtual environment without any package."""
     run([sys.executable, "-m", "venv", "--without-pip", folder])
     return folder / "bin" / "python"
 
@@ -137,11 +100,8 @@ def pip(python: Path, *arguments: str | Path) -> None:
 
 
 def pinned_torch() -> str:
-    """The requirement of torch, by the exact version of constraints.txt."""
-    found = re.search(r"^torch==.*$", CONSTRAINTS.read_text(), flags=re.M)
-    if found is None:
-        raise SystemExit("constraints.txt has no torch==")
-    return found[0]
+    """The requirement of torch in constraints.txt."""
+    return re.search(r"^torch==.*$", CONSTRAINTS.read_text(), flags=re.M)[0]
 
 
 def run_tests(python: Path, tests: Sequence[str], cwd: Path, options: Sequence[str] = ()) -> None:
@@ -154,24 +114,16 @@ def run_tests(python: Path, tests: Sequence[str], cwd: Path, options: Sequence[s
 # checks
 
 
-def problems_of(wheel: Path, source: Path = ROOT / "src" / "scdiva") -> list[str]:
-    """What is missing in a wheel, differs from the sources, or does not belong there."""
+def check_content(wheel: Path, source: Path = ROOT / "src" / "scdiva") -> None:
+    """Compare the files of a wheel with the sources."""
     with zipfile.ZipFile(wheel) as archive:
-        held = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
-    info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
-    files = {
-        f"scdiva/{path.relative_to(source).as_posix()}": path
-        for path in source.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    licences = {f"{info}/licenses/{name}" for name in project()["license-files"]}
-    wanted = {*files, *NEEDED, *licences, f"{info}/METADATA", f"{info}/entry_points.txt"}
-    problems = [f"{name} is missing" for name in sorted(wanted - set(held))]
-    problems += [
-        f"{n} differs from the source" for n in sorted(set(files) & set(held)) if held[n] != files[n].read_bytes()
-    ]
-    foreign = [name for name in held if name not in files and name.split("/")[0] != info]
-    return problems + [f"{name} does not belong there" for name in sorted(foreign)]
+        held = {name: archive.read(name) for name in archive.namelist() if name.startswith("scdiva/")}
+    paths = (path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = {f"scdiva/{path.relative_to(source).as_posix()}": path.read_bytes() for path in paths}
+    if different := {name for name in held.keys() | files.keys() if held.get(name) != files.get(name)}:
+        raise SystemExit(f"{wheel.name} differs from the sources: {sorted(different)}")
+    if missing := {name for name in NEEDED if f"scdiva/{name}" not in held}:
+        raise SystemExit(f"{wheel.name} lacks {sorted(missing)}")
 
 
 def project() -> dict[str, Any]:
@@ -179,23 +131,25 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def extras() -> set[str]:
-    """Names of the packages that only extras name."""
-    lines = [line for lines in project()["optional-dependencies"].values() for line in lines]
-    named = {re.split(r"[\[><=; ]", line)[0] for line in lines}
-    core = {re.split(r"[\[><=; ]", line)[0] for line in project()["dependencies"]}
-    return named - core - BROUGHT_BY_OTHERS - {"scdiva"}
+def check_extras(python: Path) -> None:
+    """Check that the core installs no package that only extras require."""
+
+    def names(lines: Iterable[str]) -> set[str]:
+        return {re.split(r"[\[><=; ]", line)[0].lower().replace("_", "-") for line in lines}
+
+    of_extras = names(line for lines in project()["optional-dependencies"].values() for line in lines)
+    listed = subprocess.check_output([sys.executable, "-m", "pip", "--python", python, "list", "--format=freeze"])
+    installed = names(listed.decode().splitlines())
+    if brought := (of_extras - names(project()["dependencies"]) - BROUGHT_BY_OTHERS - {"scdiva"}) & installed:
+        raise SystemExit(f"the core installs packages of extras: {sorted(brought)}")
 
 
 def run_readme_example(python: Path, folder: Path) -> None:
-    """Run the README's first block of Python as a script in an empty folder; a warning is a failure."""
-    found = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.M | re.S)
-    if found is None:
-        raise SystemExit("README.md has no Python")
+    """Run the first Python block of the README in an empty folder; a warning is a failure."""
+    code = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), flags=re.M | re.S)[1]
     folder.mkdir()
-    (folder / "example.py").write_text(found[1], encoding="utf-8")
     done = subprocess.run(
-        [python, "example.py"], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+        [python, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, check=False
     )
     if done.returncode or "Warning" in done.stderr or not (folder / "umap.png").is_file():
         raise SystemExit(f"the README's first example failed, warned or drew nothing:\n{done.stdout}{done.stderr}")
@@ -214,39 +168,26 @@ def least(dependencies: list[str], torch: str) -> list[str]:
 
 def check_minimum(folder: Path, torch: str) -> None:
     """Run tests with the direct dependencies at their lower bounds."""
-    bounds = least(project()["dependencies"], torch)
-    with stage("the wheel"):
-        wheel = build(folder)
-    with stage("an empty environment with the lower bounds: " + " ".join(bounds)):
-        python = empty_environment(folder / "venv")
-        pip(python, "install", "--no-compile", torch)
-        pip(python, "install", "--no-compile", *bounds, wheel, *TOOLS)
-        pip(python, "check")
-    with stage("tests"):
-        run_tests(python, MINIMUM_TESTS, folder, ["--disable-warnings"])  # old packages warn of new ones
+    wheel, python = build(folder), empty_environment(folder / "venv")
+    pip(python, "install", "--no-compile", torch)
+    pip(python, "install", "--no-compile", *least(project()["dependencies"], torch), wheel, *TOOLS)
+    pip(python, "check")
+    run_tests(python, MINIMUM_TESTS, folder, ["--disable-warnings"])  # old packages warn of new ones
 
 
 def check_package(folder: Path, out: Path | None) -> None:
     """Build sdist and wheel, install the wheel and use it; copy both to `out`."""
-    with stage("sdist, and the wheel from it"):
-        wheel = build(folder)
-        if problems := problems_of(wheel):
-            raise SystemExit(f"{wheel.name}: " + "; ".join(problems))
-        print(f"   {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, as the sources")
-    with stage("an empty environment: torch, then the wheel, no extras"):
-        python = empty_environment(folder / "venv")
-        pip(python, "install", "--no-compile", *LOCK, pinned_torch())
-        pip(python, "install", "--no-compile", *LOCK, wheel)
-        pip(python, "check")
-        run([python, "-c", ABSENT, *sorted(extras())], cwd=folder)
-    with stage("used there: embed, the README's example, command line"):
-        run([python, "-c", USE], cwd=folder)
-        run_readme_example(python, folder / "example")
-        for option in ("--version", "--help"):
-            run([python.parent / "scdiva", option], cwd=folder)
-    with stage("every public name, and the hints of missing extras"):
-        pip(python, "install", "--no-compile", *LOCK, "pytest")
-        run_tests(python, TESTS, folder, WITHOUT_EXTRAS)
+    wheel, python = build(folder), empty_environment(folder / "venv")
+    check_content(wheel)
+    pip(python, "install", "--no-compile", *LOCK, pinned_torch())
+    pip(python, "install", "--no-compile", *LOCK, wheel)
+    pip(python, "check")
+    check_extras(python)
+    run([python, "-c", USE], cwd=folder)
+    run_readme_example(python, folder / "example")
+    run([python.parent / "scdiva", "--version"], cwd=folder)
+    pip(python, "install", "--no-compile", *LOCK, "pytest")
+    run_tests(python, TESTS, folder, WITHOUT_EXTRAS)
     if out:
         out.mkdir(exist_ok=True)
         for old in out.glob("scdiva-*"):
@@ -261,12 +202,11 @@ def main() -> None:
     parser.add_argument("--minimum", action="store_true", help="check the lower bounds of dependencies instead")
     parser.add_argument("--torch", metavar="VERSION", help="torch's version for --minimum")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="scdiva-package-") as name:
+    with tempfile.TemporaryDirectory(prefix="scdiva-package-") as folder:
         if arguments.minimum:
-            check_minimum(Path(name), f"torch=={arguments.torch}" if arguments.torch else pinned_torch())
+            check_minimum(Path(folder), f"torch=={arguments.torch}" if arguments.torch else pinned_torch())
         else:
-            check_package(Path(name), arguments.out)
-    print(f"{'minimum' if arguments.minimum else 'package'}: good")
+            check_package(Path(folder), arguments.out)
 
 
 if __name__ == "__main__":

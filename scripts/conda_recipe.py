@@ -8,85 +8,18 @@ sdist that was uploaded; conda-forge also requires `extra: recipe-maintainers`, 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
+import sys
 import tarfile
 import tomllib
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 CONDA = {"docstring-parser": "docstring_parser", "torch": "pytorch", "matplotlib": "matplotlib-base"}
 """Names on conda-forge that differ from those on PyPI."""
-RECIPE = """\
-schema_version: 1
-
-context:
-  name: scdiva
-  version: "{version}"
-
-package:
-  name: ${{{{ name }}}}
-  version: ${{{{ version }}}}
-
-source:
-  url: https://pypi.org/packages/source/s/scdiva/scdiva-${{{{ version }}}}.tar.gz
-  sha256: {sha256}
-
-build:
-  number: 0
-  noarch: python
-  script: ${{{{ PYTHON }}}} -m pip install . --no-deps --no-build-isolation -vv
-  python:
-    entry_points:
-{scripts}
-
-requirements:
-  host:
-    - python {python}
-    - pip
-{build}
-  run:
-    - python {python}
-{run}
-
-tests:
-  - python:
-      imports: [scdiva, scdiva.pp, scdiva.tl, scdiva.pl]
-      pip_check: true
-  - script:
-      - scdiva --version
-
-about:
-  homepage: {homepage}
-  license: {license}
-  license_file:
-{license_files}
-  summary: {summary}
-  documentation: {homepage}
-"""
-
-
-def recipe(sdist: Path) -> str:
-    """The recipe of an sdist as YAML."""
-    with tarfile.open(sdist) as archive:
-        folder = sdist.name.removesuffix(".tar.gz")
-        files = {
-            name: archive.extractfile(f"{folder}/{name}").read().decode() for name in ("pyproject.toml", "PKG-INFO")
-        }
-    pyproject = tomllib.loads(files["pyproject.toml"])
-    project = pyproject["project"]
-    return RECIPE.format(
-        version=re.search(r"^Version: (.+)$", files["PKG-INFO"], flags=re.M)[1],
-        sha256=hashlib.sha256(sdist.read_bytes()).hexdigest(),
-        scripts=lines((f"{name} = {target}" for name, target in project["scripts"].items()), 6),
-        python=project["requires-python"],
-        build=lines(map(conda, pyproject["build-system"]["requires"]), 4),
-        run=lines(map(conda, project["dependencies"]), 4),
-        homepage=project["urls"]["Documentation"],
-        license=project["license"],
-        license_files=lines(project["license-files"], 4),
-        summary=project["description"],
-    )
 
 
 def conda(requirement: str) -> str:
@@ -95,11 +28,40 @@ def conda(requirement: str) -> str:
     return f"{CONDA.get(name, name)} {bound}"
 
 
-def lines(items, indent: int) -> str:
-    return "\n".join(f"{' ' * indent}- {item}" for item in items)
+def recipe(sdist: Path) -> dict[str, Any]:
+    """The recipe of an sdist."""
+    with tarfile.open(sdist) as archive:
+        file = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/pyproject.toml")
+        pyproject = tomllib.loads(file.read().decode())
+    project, python = pyproject["project"], f"python {pyproject['project']['requires-python']}"
+    homepage = project["urls"]["Documentation"]
+    return {
+        "schema_version": 1,
+        "context": {"name": "scdiva", "version": sdist.name.removeprefix("scdiva-").removesuffix(".tar.gz")},
+        "package": {"name": "${{ name }}", "version": "${{ version }}"},
+        "source": {
+            "url": "https://pypi.org/packages/source/s/scdiva/scdiva-${{ version }}.tar.gz",
+            "sha256": hashlib.sha256(sdist.read_bytes()).hexdigest(),
+        },
+        "build": {
+            "number": 0, "noarch": "python",
+            "script": "${{ PYTHON }} -m pip install . --no-deps --no-build-isolation -vv",
+            "python": {"entry_points": [f"{name} = {target}" for name, target in project["scripts"].items()]},
+        },
+        "requirements": {
+            "host": [python, "pip", *map(conda, pyproject["build-system"]["requires"])],
+            "run": [python, *map(conda, project["dependencies"])],
+        },
+        "tests": [
+            {"python": {"imports": ["scdiva", "scdiva.pp", "scdiva.tl", "scdiva.pl"], "pip_check": True}},
+            {"script": ["scdiva --version"]},
+        ],
+        "about": {
+            "homepage": homepage, "license": project["license"], "license_file": project["license-files"],
+            "summary": project["description"], "documentation": homepage,
+        },
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sdist", type=Path)
-    print(recipe(parser.parse_args().sdist), end="")
+    print(yaml.safe_dump(recipe(Path(sys.argv[1])), sort_keys=False, width=120), end="")

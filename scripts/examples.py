@@ -3,23 +3,19 @@
 Each runs by itself, in an empty folder, as a reader would copy it. A recipe is skipped, with a message, if a package
 that it imports is not installed; `make recipes` installs all of them.
 
-    python scripts/examples.py [PART ...]
-    python scripts/examples.py recipes
+    python scripts/examples.py [recipes]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import doctest
 import importlib
 import inspect
 import io
-import os
 import re
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -31,7 +27,6 @@ PARTS = (
     *("datasets", "pp", "tl", "pl", "get", "metrics", "models"),
     *("tokenizer", "data", "train", "diffusion", "kernels", "_about"),
 )
-OPTIONS = doctest.NORMALIZE_WHITESPACE
 RECIPES = Path(__file__).parents[1] / "docs" / "recipes.md"
 QUICKER = {
     'sd.tl.integrate(adata, "donor")': 'sd.tl.integrate(adata, "donor", steps=5)',
@@ -42,28 +37,16 @@ QUICKER = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all), or recipes")
-    parser.add_argument("--recipe", metavar="TITLE", choices=recipes(), help="run only the recipe of this section")
-    arguments = parser.parse_args()
-    if arguments.recipe:
-        sys.exit(run_recipes({arguments.recipe: recipes()[arguments.recipe]}))
-    parts = arguments.parts or PARTS
-    failed = 0
-    for part in parts:
-        begun, n = time.perf_counter(), 0
-        if part == "recipes":
-            failed += run_recipes(recipes())
-            continue
-        for name, thing in public_things(part):
-            for example in examples_of(name, thing):
-                wrong = faults(example)
-                n, failed = n + 1, failed + bool(wrong)
-                if wrong:
-                    print(f"{name}:\n{wrong}")
-        print(f"{part}: {n} examples, {time.perf_counter() - begun:.0f} s", flush=True)
+    if sys.argv[1:] == ["recipes"]:
+        sys.exit(run_recipes())
+    failed = []
+    for part in PARTS:
+        tests = [test for name, thing in public_things(part) for test in examples_of(name, thing)]
+        wrong = {test.name: said for test in tests if (said := faults(test))}
+        failed += wrong
+        print(f"{part}: {len(tests)} examples", *(f"{name}:\n{said}" for name, said in wrong.items()), flush=True)
     if failed:
-        sys.exit(f"{failed} examples do not run, or give something else")
+        sys.exit(f"examples fail: {', '.join(failed)}")
 
 
 def public_things(part: str) -> Iterator[tuple[str, Any]]:
@@ -77,31 +60,29 @@ def public_things(part: str) -> Iterator[tuple[str, Any]]:
 
 
 def examples_of(name: str, thing: Any) -> list[doctest.DocTest]:
-    """Give what the docstring of a thing lets run: nothing, or one test."""
+    """The test of a docstring, if it has an example."""
     test = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {"__name__": "example"}, name, None, None)
     return [test] if test.examples else []
 
 
-def faults(test: doctest.DocTest) -> str:
-    """Run an example; return what is wrong with it, or "" if nothing is."""
-    import matplotlib
-
+@contextlib.contextmanager
+def quiet(folder: str | Path) -> Iterator[None]:
+    """Run in a folder, without progress bars and warnings (toy data are small)."""
     import scdiva as sd
 
-    matplotlib.use("Agg")
+    with contextlib.chdir(folder), warnings.catch_warnings(action="ignore"), sd.settings.override(progress=False):
+        yield
+
+
+def faults(test: doctest.DocTest) -> str:
+    """Run an example in an empty folder; return what is wrong with it, or ""."""
     import matplotlib.pyplot as plt
 
+    plt.switch_backend("agg")
     said: list[str] = []
-    here = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), sd.settings.override(progress=False):
-        warnings.simplefilter("ignore")  # toy data are small and say so
-        os.chdir(folder)
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                doctest.DocTestRunner(optionflags=OPTIONS, verbose=False).run(test, out=said.append)
-        finally:
-            os.chdir(here)
-            plt.close("all")
+    with tempfile.TemporaryDirectory() as folder, quiet(folder), contextlib.redirect_stderr(io.StringIO()):
+        doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False).run(test, out=said.append)
+    plt.close("all")
     return "".join(said)
 
 
@@ -165,32 +146,24 @@ def run_recipe(code: str, folder: Path) -> dict[str, Any]:
     names = {"__name__": "recipe", "adata": adata, "screen": screen, "SMALL": small, "QUICK": quick}
     for slow, fast in QUICKER.items():
         code = code.replace(slow, fast)
-    here = os.getcwd()
-    with warnings.catch_warnings(), sd.settings.override(progress=False):
-        warnings.simplefilter("ignore")  # toy data are small and say so
-        os.chdir(folder)
-        try:
-            exec(compile(code, "recipes.md", "exec"), names)
-        finally:
-            os.chdir(here)
+    with quiet(folder):
+        exec(compile(code, "recipes.md", "exec"), names)
     return names
 
 
-def run_recipes(codes: dict[str, str]) -> int:
+def run_recipes() -> int:
     """Run recipes whose packages are installed; return how many fail."""
     failed = 0
-    for title, code in codes.items():
-        if missing := absent(code):
-            print(f"recipe {title}: skipped, needs {', '.join(missing)}", flush=True)
-            continue
-        begun = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                run_recipe(code, Path(folder))
-            except Exception:  # noqa: BLE001 - reported, and the others run
-                failed += 1
-                traceback.print_exc()
-        print(f"recipe {title}: {time.perf_counter() - begun:.0f} s", flush=True)
+    for title, code in recipes().items():
+        missing = absent(code)
+        print(f"recipe {title}{': skipped, needs ' if missing else ''}{', '.join(missing)}", flush=True)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                if not missing:
+                    run_recipe(code, Path(folder))
+        except Exception:  # noqa: BLE001, the other recipes run
+            failed += 1
+            traceback.print_exc()
     return failed
 
 

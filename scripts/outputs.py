@@ -14,7 +14,7 @@ import argparse
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,47 +32,31 @@ LEFT_OUT = ("seconds", "version", "written", "created", "commit", "path")
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every array within a result, by a name that says where it stands."""
+    """Yield every array within a result with its path."""
     if any(part in name.rsplit("/", 1)[-1] for part in LEFT_OUT) or value is None:
         return
     if isinstance(value, ad.AnnData):
-        yield from flat(f"{name}/X", value.X)
-        for part in ("obs", "var"):
-            yield from flat(f"{name}/{part}", getattr(value, part))
-        for part in ("obsm", "varm", "varp", "obsp", "layers", "uns"):
-            yield from flat(f"{name}/{part}", dict(getattr(value, part)))
-    elif isinstance(value, pd.DataFrame):
-        yield f"{name}/index", np.asarray(value.index.astype(str), dtype=str)
-        for column in value.columns:
-            yield from flat(f"{name}/{column}", value[column])
-    elif isinstance(value, pd.Series):
-        numbers = pd.api.types.is_numeric_dtype(value.dtype)
-        yield name, value.to_numpy() if numbers else np.asarray(value.astype(object).astype(str), dtype=str)
-    elif isinstance(value, Mapping):
+        parts = ("X", "obs", "var", "obsm", "varm", "varp", "obsp", "layers", "uns")
+        value = {part: getattr(value, part) for part in parts}
+    if isinstance(value, pd.DataFrame):
+        value = {"index": value.index, **value}
+    if isinstance(value, Mapping):
         for key in value:
             yield from flat(f"{name}/{key}", value[key])
-    elif sp.issparse(value):
-        yield name, value.toarray()
-    else:
-        array = np.asarray(value)
-        if array.dtype.names:  # such as scanpy's tables of ranked genes, which are not ours
-            return
-        yield name, array.astype(str) if array.dtype == object or array.dtype.kind in "UST" else array
+        return
+    array = value.toarray() if sp.issparse(value) else np.asarray(value)
+    if not array.dtype.names:  # such as scanpy's tables of ranked genes
+        yield name, array.astype(str) if array.dtype.kind in "OUST" else array
 
 
-def cells() -> dict[str, Callable[[], tuple[ad.AnnData, dict[str, Any]]]]:
-    """The two sets, made anew for each call, and how they are read."""
-
-    def toy() -> tuple[ad.AnnData, dict[str, Any]]:
+def cells(name: str) -> tuple[ad.AnnData, dict[str, Any]]:
+    """A dataset, and how its expression is read."""
+    if name == "toy":
         return sd.datasets.toy(160, 300), {}
-
-    def blood() -> tuple[ad.AnnData, dict[str, Any]]:
-        adata = sc.datasets.pbmc68k_reduced()
-        adata.obs["cell_type"] = adata.obs["bulk_labels"]
-        adata.obs["batch"] = np.where(np.arange(adata.n_obs) % 2, "a", "b")
-        return adata[::3].copy(), {"use_raw": True}
-
-    return {"toy": toy, "blood": blood}
+    adata = sc.datasets.pbmc68k_reduced()
+    adata.obs["cell_type"] = adata.obs["bulk_labels"]
+    adata.obs["batch"] = np.where(np.arange(adata.n_obs) % 2, "a", "b")
+    return adata[::3].copy(), {"use_raw": True}
 
 
 def screen(adata: ad.AnnData) -> ad.AnnData:
@@ -191,31 +175,28 @@ PARTS = {
 }  # fmt: skip
 
 
-def run(parts: list[str]) -> Outputs:
-    """Results of these parts on both sets."""
+def run(part: str) -> Outputs:
+    """Results of a part on both datasets."""
     found: Outputs = {}
-    for part in parts:
-        for name, make in cells().items():
-            adata, how = make()
-            for number, value in enumerate(PARTS[part](adata, how)):
-                found |= dict(flat(f"{part}/{name}/{number}", value))
-        print(f"{part}: {sum(key.startswith(f'{part}/') for key in found)} arrays", flush=True)
+    for name in ("toy", "blood"):
+        for number, value in enumerate(PARTS[part](*cells(name))):
+            found |= dict(flat(f"{part}/{name}/{number}", value))
+    print(f"{part}: {len(found)} arrays", flush=True)
     return found
 
 
-def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Largest difference as a share of the largest value; infinite where types or shapes differ, or what is missing."""
-    if ours.shape != theirs.shape or (ours.dtype.kind in "US") != (theirs.dtype.kind in "US"):
+def difference(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:
+    """Largest difference as a share of the largest value; infinite if types, shapes or missing values differ."""
+    if ours is None or theirs is None or ours.shape != theirs.shape:
         return np.inf
-    if ours.dtype.kind in "USb":
-        return 0.0 if (ours == theirs).all() else np.inf
+    if not (np.issubdtype(ours.dtype, np.number) and np.issubdtype(theirs.dtype, np.number)):
+        return 0.0 if np.array_equal(ours, theirs) else np.inf
+    if np.array_equal(ours, theirs, equal_nan=True):
+        return 0.0
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
-    if (np.isnan(ours) != np.isnan(theirs)).any():
+    if (np.isfinite(ours) != np.isfinite(theirs)).any():
         return np.inf
-    same = (ours == theirs) | np.isnan(ours)
-    scale = np.abs(theirs[np.isfinite(theirs)]).max(initial=1e-12)
-    with np.errstate(invalid="ignore"):
-        return 0.0 if same.all() else float(np.abs(ours - theirs)[~same].max() / scale)
+    return float(np.nanmax(np.abs(ours - theirs)) / max(np.nanmax(np.abs(theirs)), 1e-12))
 
 
 def main() -> int:
@@ -230,18 +211,16 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     bad = 0
     for part in arguments.parts:
-        ours = run([part])
+        ours = run(part)
         np.savez_compressed(arguments.out / f"{part}.npz", **{key.replace("/", "|"): ours[key] for key in ours})
         if arguments.against is None:
             continue
         with np.load(arguments.against / f"{part}.npz") as saved:
             theirs = {key.replace("|", "/"): saved[key] for key in saved.files}
-        for key in sorted(ours.keys() ^ theirs.keys()):
-            print(f"  only {'here' if key in ours else 'there'}: {key}")
-        sizes = {key: difference(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()}
-        for key in sorted(key for key, size in sizes.items() if size > 0):
-            print(f"  {key}: {sizes[key]:.1e}")
-        bad += len(ours.keys() ^ theirs.keys()) + sum(size > arguments.tolerance for size in sizes.values())
+        sizes = {key: difference(ours.get(key), theirs.get(key)) for key in sorted(ours.keys() | theirs.keys())}
+        for key in (key for key in sizes if sizes[key] > 0):
+            print(f"  {key}: {'only here' if key not in theirs else 'missing' if key not in ours else sizes[key]}")
+        bad += sum(size > arguments.tolerance for size in sizes.values())
         print(f"  {sum(size == 0 for size in sizes.values())} of {len(sizes)} the same bit by bit")
     return int(bad > 0)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +31,15 @@ def main() -> None:
     parser.add_argument("--site", type=Path, default=ROOT / "docs" / "_build" / "html")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "_build" / "screenshots")
     parser.add_argument("--browser", default=FOUND, help="path of a Chromium (default: %(default)s)")
-    parser.add_argument("--fold", action="store_true", help="what the window shows at first, not the whole page")
     arguments = parser.parse_args()
     site = arguments.site.resolve()
     pages = arguments.pages or pages_of(site)
     if missing := [page for page in pages if not (site / f"{page}.html").is_file()]:
         sys.exit(f"{site} has no {', '.join(missing)}: `make docs` builds it")
-    start, faults = time.perf_counter(), []
-    for page, kind, fault in taken(site, pages, arguments.out, arguments.browser, full_page=not arguments.fold):
+    faults = []
+    for page, kind, fault in taken(site, pages, arguments.out, arguments.browser):
         faults += [f"{page}, {kind}: {words}" for words in fault]
-    print(f"{len(pages)} pages, {len(pages) * 4} pictures in {arguments.out}, {time.perf_counter() - start:.0f} s")
+    print(f"{len(pages)} pages, {len(pages) * 4} pictures in {arguments.out}")
     if faults:
         sys.exit("\n".join(faults))
 
@@ -54,7 +52,7 @@ def pages_of(site: Path) -> list[str]:
     return [*written, "generated/scdiva.tl.embed"]
 
 
-def taken(site: Path, pages: list[str], out: Path, browser: str | None, full_page: bool) -> Any:
+def taken(site: Path, pages: list[str], out: Path, browser: str | None) -> Any:
     """Take the pictures; yield page, kind of picture and what was wrong with it."""
     from playwright.sync_api import sync_playwright
 
@@ -70,7 +68,7 @@ def taken(site: Path, pages: list[str], out: Path, browser: str | None, full_pag
                     lost.clear()
                     window.goto((site / f"{page}.html").as_uri(), wait_until="load")
                     file = out / f"{page.replace('/', '.')}-{kind}-{scheme}.png"
-                    window.screenshot(path=file, full_page=full_page, animations="disabled")
+                    window.screenshot(path=file, full_page=True, animations="disabled")
                     beyond = window.evaluate(TOO_WIDE)
                     wrong = [f"{beyond} px wider than the window"] if beyond > 0 else []
                     wrong += [f"{url} is not there" for url in lost if url.startswith("file:")]

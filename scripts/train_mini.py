@@ -28,7 +28,7 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,14 +100,14 @@ def clean(corpus: Path, folder: Path) -> list[Path]:
     return files
 
 
-def pack_parts(files: list[Path], vocabulary: Vocabulary, folder: Path, config: ScDiVaConfig, max_length: int) -> None:
+def pack_parts(files: list[Path], vocabulary: Vocabulary, folder: Path, config: ScDiVaConfig) -> None:
     """Pack training and validation studies, then write the vocabulary, whose presence marks the folder as complete."""
     validation = [file for file in files if file.stem in VALIDATION]
     if len(validation) < len(VALIDATION):
         raise SystemExit(f"The corpus lacks one of the validation studies {', '.join(VALIDATION)}.")
     for name, part in (("train", [file for file in files if file not in validation]), ("validation", validation)):
         packed = pack_files(
-            part, vocabulary, folder / f"{name}.h5", max_length=max_length, entropy_floor=config.entropy_floor,
+            part, vocabulary, folder / f"{name}.h5", max_length=config.input_length, entropy_floor=config.entropy_floor,
             min_genes=MIN_GENES_PER_CELL,
         )  # fmt: skip
         print(
@@ -116,7 +116,15 @@ def pack_parts(files: list[Path], vocabulary: Vocabulary, folder: Path, config: 
     vocabulary.write(folder / "vocabulary.safetensors")
 
 
-def prepare(corpus: Path, folder: Path, excluded: tuple[str, ...] = ()) -> None:
+def often_detected(n_cells: np.ndarray) -> np.ndarray:
+    """Tokens of the genes that at least 20 cells express."""
+    return np.flatnonzero(n_cells >= MIN_CELLS_PER_GENE)
+
+
+def prepare(
+    corpus: Path, folder: Path, excluded: Sequence[str] = (),
+    choose: Callable[[np.ndarray], np.ndarray] = often_detected, config_of_model: Callable | None = None,
+) -> None:  # fmt: skip
     """Count gene entropies, choose the genes and pack the corpus without the excluded studies."""
     from scdiva.pp import corpus_entropy
 
@@ -126,10 +134,10 @@ def prepare(corpus: Path, folder: Path, excluded: tuple[str, ...] = ()) -> None:
     files = [file for file in files if file.stem not in excluded]
     human = load_vocabulary("human")
     histogram = corpus_entropy(files, human)
-    tokens = np.flatnonzero(histogram.counts[:, 1:].sum(axis=1) >= MIN_CELLS_PER_GENE)
-    vocabulary = human.with_entropy(histogram.entropy()[N_SPECIAL:]).subset(tokens[tokens >= N_SPECIAL])
-    config = model_config(vocabulary.n_genes)
-    pack_parts(files, vocabulary, folder, config, config.input_length)
+    n_cells = histogram.counts[:, 1:].sum(axis=1)
+    n_cells[:N_SPECIAL] = 0
+    vocabulary = human.with_entropy(histogram.entropy()[N_SPECIAL:]).subset(choose(n_cells))
+    pack_parts(files, vocabulary, folder, (config_of_model or model_config)(vocabulary.n_genes))
 
 
 def linear_map(folder: Path, cells: PackedCells, n_dims: int) -> LinearMap:
@@ -144,40 +152,23 @@ def linear_map(folder: Path, cells: PackedCells, n_dims: int) -> LinearMap:
 # parts
 
 
-def anchor_module(
-    model: ScDiVa, start: LinearMap, cells: PackedCells, *, steps: int, validate_every: int, seed: int
-) -> AnchorModule:
-    """Part 2, the set encoder alone."""
-    config = AnchorConfig(
-        steps=steps,
-        batch_size=256,
-        learning_rate=1e-3,
-        warmup_steps=min(50, max(1, steps // 16)),
-        weight_decay=0.01,
-        precision="fp32",
-        validate_every=validate_every,
-        seed=seed,
-    )
-    return AnchorModule(model, config, start, np.bincount(cells.study, minlength=len(cells.study_names)))
+PLAIN = {"learning_rate": 1e-3, "anchor_objective": "none", "autotune": False}
+"""Masked diffusion; `autotune` would take the time of many steps in a lease of minutes."""
+LONG = {"batch_size": 8, "scored_genes": 32, "place_prior": True, "value_weight": 1.0}
+ALONE: dict[str, Any] = {"batch_size": 256, "precision": "fp32"}
+CONFIGS: dict[str, tuple[Any, float, int, dict[str, Any]]] = {
+    "anchor": (AnchorConfig, 50, 16, {**ALONE, "learning_rate": 1e-3, "weight_decay": 0.01}),
+    "transformer": (PretrainingConfig, np.inf, 20, PLAIN),
+    "state_head": (StateHeadConfig, 20, 16, {**ALONE, "learning_rate": 3e-3, "weight_decay": 0.05}),
+    "transformer_long": (PretrainingConfig, 30, 16, {**PLAIN, **LONG}),
+}
+"""Settings of the parts: class, maximum warm-up steps and their share of all steps, fields."""
 
 
-def transformer_module(
-    model: ScDiVa, *, batch_size: int, context: int, precision: str, steps: int, validate_every: int, seed: int
-) -> PretrainingModule:
-    """Part 3, the transformer on the first genes of each cell."""
-    config = PretrainingConfig(
-        steps=steps,
-        batch_size=batch_size,
-        context=context,
-        learning_rate=1e-3,
-        warmup_steps=max(1, steps // 20),
-        anchor_objective="none",
-        precision=precision,
-        validate_every=validate_every,
-        autotune=False,  # in a lease of minutes it would take the time of a quarter of the steps
-        seed=seed,
-    )
-    return PretrainingModule(model, config)
+def config_of(name: str, steps: int, **options: Any) -> Any:
+    """Settings of a part."""
+    kind, most, share, fields = CONFIGS[name]
+    return kind(steps=steps, warmup_steps=int(min(most, max(1, steps // share))), **fields, **options)
 
 
 def with_state_head(model: ScDiVa, cells: PackedCells, seed: int) -> ScDiVa:
@@ -191,21 +182,6 @@ def with_state_head(model: ScDiVa, cells: PackedCells, seed: int) -> ScDiVa:
     return full
 
 
-def state_head_module(model: ScDiVa, *, steps: int, validate_every: int, seed: int) -> StateHeadModule:
-    """Part 4, the state head alone."""
-    config = StateHeadConfig(
-        steps=steps,
-        batch_size=256,
-        learning_rate=3e-3,
-        weight_decay=0.05,
-        precision="fp32",
-        warmup_steps=min(20, max(1, steps // 16)),
-        validate_every=validate_every,
-        seed=seed,
-    )
-    return StateHeadModule(model, config)
-
-
 @torch.no_grad()
 def start_long(model: ScDiVa) -> None:
     """Leave to the transformer what it has learned of identities, and none of its values; freeze what stays."""
@@ -215,36 +191,6 @@ def start_long(model: ScDiVa) -> None:
     model.requires_grad_(True)
     for part in (model.embedding.gene, model.anchor, model.state_head):
         part.requires_grad_(False)
-
-
-def long_module(
-    model: ScDiVa, vocabulary: Vocabulary, *, context: int, precision: str, steps: int, validate_every: int, seed: int
-) -> PretrainingModule:
-    """Part 5, the transformer on nearly whole cells, given state and ranks."""
-    config = PretrainingConfig(
-        steps=steps,
-        batch_size=8,
-        context=context,
-        learning_rate=1e-3,
-        warmup_steps=min(30, max(1, steps // 16)),
-        anchor_objective="none",
-        scored_genes=32,
-        place_prior=True,
-        value_weight=1.0,
-        precision=precision,
-        validate_every=validate_every,
-        autotune=False,
-        seed=seed,
-    )
-    denominator = score_denominator(vocabulary.entropy, model.config.entropy_floor)
-    return PretrainingModule(model, config, denominator=denominator)
-
-
-def query_head_module(model: ScDiVa, cells: PackedCells, config: QueryConfig) -> QueryModule:
-    """The query head, given other cells of a study."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return QueryModule(model.train(), config, torch.from_numpy(cells.measured))
 
 
 def with_query_head(model: ScDiVa, module: QueryModule) -> ScDiVa:
@@ -267,17 +213,19 @@ def trained_seconds(folder: Path) -> int:
 def validation_curve(folder: Path) -> list[dict[str, float]]:
     """Validation losses by step, over all starts of a run."""
     logs = sorted(folder.glob("log/version_*/metrics.csv"), key=lambda file: int(file.parent.name.split("_")[1]))
-    rows = pd.concat([pd.DataFrame(), *(pd.read_csv(file) for file in logs)])
-    validations = rows[rows["val/loss"].notna()].to_dict("records") if "val/loss" in rows else []
+    rows = pd.concat([pd.DataFrame({"step": [], "val/loss": []}), *map(pd.read_csv, logs)])
+    rows = rows[rows["val/loss"].notna()].filter(regex="^(step|val/)")
     return [
-        {"step": int(row["step"]) + 1}
-        | {
-            name.removeprefix("val/"): round(value, 4)
-            for name, value in row.items()
-            if name.startswith("val/") and value == value
-        }
-        for row in validations
+        {"step": int(row.pop("step")) + 1} | {name[4:]: round(x, 4) for name, x in row.items() if x == x}
+        for row in rows.to_dict("records")
     ]
+
+
+def corpus_of(cells: PackedCells) -> dict[str, Any]:
+    """Studies and size of a packed corpus."""
+    n_tokens = int(cells.lengths.sum(dtype=np.int64))
+    about = {"studies": cells.study_names, "validation_studies": list(VALIDATION), "n_cells": cells.n_obs}
+    return {**about, "n_tokens": n_tokens, "tissues": by_tissue(cells)}
 
 
 def train(arguments: argparse.Namespace, folder: Path) -> Path:
@@ -289,56 +237,54 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
     start = linear_map(folder, cells, config.anchor_linear_dim)
     init_gene_embedding(model, start.weight[N_SPECIAL:], generator=step_generator(seed, 0, "genes"))
     steps = {name: getattr(arguments, f"{name}_steps") for name in STEPS}
+    parts: dict[str, dict[str, Any]] = {}
 
     def fitted(name: str, module: TaskModule, data: Any) -> dict[str, Any]:
         """Train a part, from its last checkpoint if there is one and --resume is given; return what to record."""
         resume = out / name if arguments.resume and (out / name / "last.ckpt").exists() else None
-        trainer = fit(
-            module, data, out_dir=out / name, resume_from=resume, accelerator=arguments.accelerator,
-            progress=arguments.progress,
-        )  # fmt: skip
-        return {
-            "training": module.config.to_dict(),
-            "steps": trainer.global_step,
-            "cells_seen": trainer.global_step * module.config.batch_size,
-            "seconds": trained_seconds(out / name),
-        }
+        options = {"out_dir": out / name, "accelerator": arguments.accelerator, "progress": False}
+        n = fit(module, data, resume_from=resume, **options).global_step
+        about = {"steps": n, "cells_seen": n * module.config.batch_size, "seconds": trained_seconds(out / name)}
+        return {"training": module.config.to_dict(), **about}
 
-    def run(name: str, make: Callable[..., TaskModule], reading: dict[str, int]) -> dict[str, Any]:
-        validate_every = max(arguments.min_validate_every, steps[name] // VALIDATIONS[name])
+    def run(name: str, make: Callable[[Any], TaskModule], reading: dict[str, int], **options: Any) -> None:
         data = CellDataModule(
             [folder / "train.h5"], validation=[folder / "validation.h5"], vocabulary=vocabulary,
             **{"seed": seed, **reading},
         )  # fmt: skip
-        record = fitted(name, make(steps=steps[name], validate_every=validate_every, seed=seed), data)
+        every = max(arguments.min_validate_every, steps[name] // VALIDATIONS[name])
+        module = make(config_of(name, steps[name], validate_every=every, seed=seed, **options))
+        parts[name] = {**fitted(name, module, data), "validation": validation_curve(out / name)}
         data.close()
-        return {**record, "validation": validation_curve(out / name)}
 
+    sizes = np.bincount(cells.study, minlength=len(cells.study_names))
     whole = {"batch_size": 256, "context": config.anchor_length}
-    parts = {"anchor": run("anchor", partial(anchor_module, model, start, cells), whole)}
+    run("anchor", lambda config: AnchorModule(model, config, start, sizes), whole)
     parts["anchor"]["variance_explained"] = round(float(start.explained.sum()), 4)
 
     model.requires_grad_(True)
     model.anchor.requires_grad_(False)
     reading = {"batch_size": arguments.batch_size, "context": arguments.context}
-    make = partial(transformer_module, model, **reading, precision=arguments.precision)
-    parts["transformer"] = run("transformer", make, reading)
+    run("transformer", partial(PretrainingModule, model), reading, **reading, precision=arguments.precision)
 
     model = with_state_head(model, cells, seed)
-    whole = {"batch_size": 256, "context": config.input_length}
-    parts["state_head"] = run("state_head", partial(state_head_module, model), whole)
+    run("state_head", partial(StateHeadModule, model), {"batch_size": 256, "context": config.input_length})
 
     start_long(model)
+    denominator = score_denominator(vocabulary.entropy, model.config.entropy_floor)
     context = arguments.long_context
-    make = partial(long_module, model, vocabulary, context=context, precision=arguments.precision)
     # the cells come in another order than for the part transformer
     reading = {"batch_size": 8, "context": context, "seed": seed + 1, "validation_cells": LONG_VALIDATION}
-    parts["transformer_long"] = {**run("transformer_long", make, reading), "validation_cells": LONG_VALIDATION}
+    make = partial(PretrainingModule, model, denominator=denominator)
+    run("transformer_long", make, reading, context=context, precision=arguments.precision)
+    parts["transformer_long"]["validation_cells"] = LONG_VALIDATION
 
     query = QueryConfig(
         steps=steps["query_head"], batch_size=arguments.query_batch_size, seed=seed, log_every=50, checkpoint_every=500
     )
-    module = query_head_module(model, cells, query)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = QueryModule(model.train(), query, torch.from_numpy(cells.measured))
     parts["query_head"] = fitted("query_head", module, StudyDataModule(folder / "train.h5", vocabulary, query))
     model = with_query_head(model.cpu(), module.cpu())
 
@@ -347,13 +293,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
         + (torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"),
         "torch": torch.__version__,
-        "corpus": {
-            "studies": cells.study_names,
-            "validation_studies": list(VALIDATION),
-            "n_cells": cells.n_obs,
-            "n_tokens": int(cells.lengths.sum(dtype=np.int64)),
-            "tissues": by_tissue(cells),
-        },
+        "corpus": corpus_of(cells),
         **parts,
     }
     (out / "metadata.json").write_text(json.dumps(metadata, indent=1))
@@ -379,7 +319,6 @@ def main() -> None:
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--progress", action="store_true")
     parser.add_argument("--install", action="store_true", help="copy the model into the package")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*are left out.*")

@@ -36,16 +36,14 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from corpus import by_tissue, tissue_table
+from corpus import tissue_table
 from pytorch_lightning.callbacks import Callback
-from train_mini import VALIDATION, clean, pack_parts
+from train_mini import corpus_of, prepare
 
-from scdiva._constants import N_SPECIAL
 from scdiva.data.batch import CellBatch
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVaConfig, load_model, save_model
-from scdiva.tokenizer import load_vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train import PretrainingConfig, PretrainingModule, fit, pretrain
 from scdiva.train.base import learning_rate_factor
@@ -77,19 +75,13 @@ MEASURED = (50, 150)
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-paper-mini"
 
 
-def prepare(corpus: Path, folder: Path) -> None:
-    """Choose the genes, count their entropies and pack the corpus."""
-    from scdiva.data.gene_entropy import corpus_entropy
+def most_detected(n_cells: np.ndarray) -> np.ndarray:
+    """Tokens of the genes that most cells express."""
+    return np.sort(np.argsort(-n_cells, kind="stable")[:N_GENES])
 
-    files = clean(corpus, folder / "clean")
-    human = load_vocabulary("human")
-    histogram = corpus_entropy(files, human)
-    n_cells_with = histogram.counts[:, 1:].sum(axis=1)
-    n_cells_with[:N_SPECIAL] = 0
-    tokens = np.sort(np.argsort(-n_cells_with, kind="stable")[:N_GENES])
-    vocabulary = human.with_entropy(histogram.entropy()[N_SPECIAL:]).subset(tokens)
-    config = ScDiVaConfig(n_genes=vocabulary.n_genes, **MODEL)
-    pack_parts(files, vocabulary, folder, config, config.max_length)
+
+def model_config(n_genes: int) -> ScDiVaConfig:
+    return ScDiVaConfig(n_genes=n_genes, **MODEL)
 
 
 def train(arguments: argparse.Namespace, prepared: Path) -> Path:
@@ -103,17 +95,11 @@ def train(arguments: argparse.Namespace, prepared: Path) -> Path:
             continue
         start = {"svd_start": True, "model": MODEL} if before is None else {"init": str(before)}
         pretrain(
-            str(prepared / "train.h5"),
-            str(folder),
-            PretrainingConfig(**SHARED, **stage, seed=arguments.seed + number),
-            vocabulary=str(prepared / "vocabulary.safetensors"),
-            validation=[str(prepared / "validation.h5")],
-            validation_cells=300,
-            accelerator=arguments.accelerator,
-            resume=arguments.resume and (folder / "last.ckpt").exists(),
-            progress=False,
-            **start,
-        )
+            str(prepared / "train.h5"), str(folder), PretrainingConfig(**SHARED, **stage, seed=arguments.seed + number),
+            vocabulary=str(prepared / "vocabulary.safetensors"), validation=[str(prepared / "validation.h5")],
+            validation_cells=300, accelerator=arguments.accelerator, progress=False,
+            resume=arguments.resume and (folder / "last.ckpt").exists(), **start,
+        )  # fmt: skip
     assert model is not None
     return model
 
@@ -173,17 +159,8 @@ def train_by_time(arguments: argparse.Namespace, prepared: Path) -> Path:
         "device": torch.cuda.get_device_name() if on_gpu else "CPU", "training": module.config.to_dict(),
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }  # fmt: skip
-    metadata = {**before, "corpus": corpus_of(prepared), "by_time": [*runs, run]}
+    metadata = {**before, "corpus": corpus_of(PackedCells(prepared / "train.h5")), "by_time": [*runs, run]}
     return save_model(module.model.cpu(), model.vocabulary, folder / "model", metadata=metadata, dtype="float16")
-
-
-def corpus_of(prepared: Path) -> dict[str, Any]:
-    """Size and studies of the prepared corpus."""
-    packed = PackedCells(prepared / "train.h5")
-    n_tokens = int(packed.lengths.sum(dtype=np.int64))
-    about = {"n_cells": packed.n_obs, "n_tokens": n_tokens, "studies": packed.study_names, "tissues": by_tissue(packed)}
-    packed.close()
-    return {**about, "validation_studies": list(VALIDATION)}
 
 
 def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Path:
@@ -195,7 +172,7 @@ def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Pat
             "command": " ".join(["python", *sys.argv]),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "torch": torch.__version__,
-            "corpus": corpus_of(prepared),
+            "corpus": corpus_of(PackedCells(prepared / "train.h5")),
             "stages": {name: {**STAGES[name], **_trained(arguments.out / name)} for name in arguments.stages},
             "shared": SHARED,
         }
@@ -205,66 +182,34 @@ def install(arguments: argparse.Namespace, prepared: Path, trained: Path) -> Pat
 
 def card(metadata: dict[str, Any], n_parameters: int, n_genes: int) -> str:
     """Model card, from what the training recorded."""
-    corpus = metadata["corpus"]
-    lines = "\n".join(
+    corpus, runs, time_spent = metadata["corpus"], metadata.get("by_time", []), "about one CPU hour"
+    lines = [
         f"| {name} | {stage['context']:,} | {stage['steps_done']:,} of {stage['steps']:,} x {stage['batch_size']} "
         f"| {stage['steps_done'] * stage['batch_size']:,} | {stage['validation']['val/perplexity']:,.0f} |"
         for name, stage in metadata.get("stages", {}).items()
-    )
-    runs, time_spent = metadata.get("by_time", []), "about one CPU hour"
+    ]
     if runs:
         steps, cells, seconds = (sum(run[name] for run in runs) for name in ("steps", "cells", "seconds"))
         last = runs[-1]["training"]
         perplexity = np.exp(runs[-1]["metrics"]["train/identity_per_token"])
         devices = ", ".join(dict.fromkeys(run["device"] for run in runs))
         time_spent += f" and {seconds / 60:.1f} minutes ({devices})"
-        lines += f"""
-| {len(runs)} by time | {last["context"]:,} | {steps:,} x up to {last["batch_tokens"]:,} tokens | {cells:,} \
-| {perplexity:,.0f} (training cells) |"""
-    tissues = tissue_table(corpus["tissues"]) + "\n" if "tissues" in corpus else ""
-    return f"""# scdiva-paper-mini
-
-A small model of the kind that the ScDiVa paper describes: a bidirectional transformer over the top 1,200 genes of a
-cell, with rotary positions by rank. The cell state is the output of `[LAT]`. It has no set encoder, no state head and
-no query head. It was trained with the paper's objective and nothing else: identity cross-entropy plus 10 times the
-squared error of masked values, t ~ U(0, 1). It is not the authors' model and shares no weights with it.
-
-Use it to run the tasks of the paper with `finetune=True`, to test code for larger models, and as a start for
-`sd.train.pretrain(init="scdiva-paper-mini")`. After {time_spent} of training it is far from converged: do not
-use it for results. The benchmarks page "Fine-tuning" compares it with `scdiva-mini` and with simple methods.
-
-## Architecture
-
-{n_parameters:,} parameters, {n_genes:,} genes, {MODEL["n_layers"]} blocks of width {MODEL["dim"]},
-{MODEL["n_heads"]} heads. The gene head is tied to the gene embeddings (the paper's is not), and genes are ranked with
-an entropy floor of 0.3 nats (the paper has none). Gene embeddings started from the SVD of the corpus.
-
-## Training
-
-{corpus["n_cells"]:,} human cells of {len(corpus["studies"])} public studies, mostly blood and bone marrow,
-{corpus["n_tokens"]:,} detected genes. Validation studies: {", ".join(corpus["validation_studies"])}.
-Command: `{metadata["command"]}` ({metadata["machine"]}).
-
-| stage | genes of a cell | steps done x cells | cells seen | validation perplexity of masked genes |
-|---|--:|--:|--:|--:|
-{lines}
-
-A uniform prediction has a perplexity of {n_genes:,}. Perplexities at different numbers of genes cannot be compared.
-
-{tissues}## Limitations
-
-Human genes only. Not for diagnosis. Licence BSD-3-Clause; the cells come from public repositories under their own
-terms.
-"""
+        lines.append(
+            f"| {len(runs)} by time | {last['context']:,} | {steps:,} x up to {last['batch_tokens']:,} tokens "
+            f"| {cells:,} | {perplexity:,.0f} (training cells) |"
+        )
+    return Path(__file__).with_name("paper_card.md").read_text(encoding="utf-8").format(
+        time_spent=time_spent, n_parameters=n_parameters, n_genes=n_genes, n_studies=len(corpus["studies"]),
+        validation=", ".join(corpus["validation_studies"]), lines="\n".join(lines),
+        **{**metadata, **corpus, "tissues": tissue_table(corpus["tissues"]) + "\n" if "tissues" in corpus else ""},
+    )  # fmt: skip
 
 
 def _trained(folder: Path) -> dict[str, Any]:
     """Optimiser steps of a stage, and its last validation."""
     metadata = json.loads((folder / "model" / "config.json").read_text())["metadata"]
-    return {
-        "steps_done": metadata["steps"],
-        "validation": {name: round(value, 4) for name, value in metadata["metrics"].items()},
-    }
+    validation = {name: round(value, 4) for name, value in metadata["metrics"].items()}
+    return {"steps_done": metadata["steps"], "validation": validation}
 
 
 def main() -> None:
@@ -287,7 +232,7 @@ def main() -> None:
         parser.error("--init requires --seconds or --install")
     trains = arguments.seconds is not None or arguments.init is None
     if trains and not (prepared / "vocabulary.safetensors").exists():
-        prepare(arguments.corpus, prepared)
+        prepare(arguments.corpus, prepared, choose=most_detected, config_of_model=model_config)
     if arguments.seconds is not None:
         model = train_by_time(arguments, prepared)
     else:

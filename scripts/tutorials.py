@@ -1,6 +1,6 @@
 """Run the tutorials and save their outputs in place, and the figures that README and front page show.
 
-    python scripts/tutorials.py [NAME ...]      # run and save
+    python scripts/tutorials.py                # run and save
     python scripts/tutorials.py --figures       # only copy figures from the saved notebooks to docs/_static
 
 `make docs` runs the tutorials too, but saves nothing. Run times and stderr (progress bars) are not saved, so that
@@ -36,17 +36,10 @@ PICTURES = {
 
 
 def main() -> int:
-    names = sorted(path.stem for path in TUTORIALS.glob("*.ipynb"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default all")
     parser.add_argument("--figures", action="store_true", help="run nothing, only copy the figures")
-    arguments = parser.parse_args()
-    chosen = arguments.names or names
-    if unknown := sorted(set(chosen) - set(names)):
-        parser.error(f"there is no tutorial {unknown[0]!r}")
-    files = [TUTORIALS / f"{name}.ipynb" for name in chosen]
-    code = 0
-    if not arguments.figures:
+    code, files = 0, sorted(TUTORIALS.glob("*.ipynb"))
+    if not parser.parse_args().figures:
         command = [sys.executable, "-m", "pytest", "-q", "--nbmake", "--overwrite", *map(str, files)]
         code = subprocess.run(command, check=False).returncode
         for file in files:

@@ -1,14 +1,13 @@
 """Measure which part of a model each public call uses, and write the table of the user guide.
 
-    python scripts/what_runs.py [--check]
+    python scripts/what_runs.py
 
 For each call and each bundled kind of model: how often transformer blocks were run, and whether the result changes when
-the weights of a part are replaced by noise. The table is written into `docs/method.md`; `--check` compares instead.
+the weights of a part are replaced by noise. The table is written into `docs/method.md`.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from collections.abc import Callable
@@ -69,6 +68,10 @@ def _written(call: Callable[..., Any], slot: str, key: str, **options: Any) -> C
     return run
 
 
+def _reconstructed(**options: Any) -> Callable[..., np.ndarray]:
+    return _written(sd.tl.reconstruct, "layers", "scdiva_reconstructed", rng=0, **options)
+
+
 def _integrated(adata: ad.AnnData, model: ScDiVa, **options: Any) -> np.ndarray:
     options = options or {"steps": 20}
     sd.tl.integrate(adata, "batch", "cell_type", model=model, rng=0, **options)
@@ -90,9 +93,9 @@ CALLS: dict[str, Callable[[ad.AnnData, ScDiVa], np.ndarray]] = {
     "embed": _written(sd.tl.embed, "obsm", "X_scdiva"),
     "gene_embedding": _written(sd.tl.gene_embedding, "varm", "X_scdiva"),
     "log_likelihood": _written(sd.tl.log_likelihood, "obs", "scdiva_log_likelihood", rng=0, n_samples=2),
-    "reconstruct": _written(sd.tl.reconstruct, "layers", "scdiva_reconstructed", rng=0),
-    "reconstruct(use_ranks=True)": _written(sd.tl.reconstruct, "layers", "scdiva_reconstructed", rng=0, use_ranks=True),
-    "reconstruct(mask_ratio=0)": _written(sd.tl.reconstruct, "layers", "scdiva_reconstructed", rng=0, mask_ratio=0.0),
+    "reconstruct": _reconstructed(),
+    "reconstruct(use_ranks=True)": _reconstructed(use_ranks=True),
+    "reconstruct(mask_ratio=0)": _reconstructed(mask_ratio=0.0),
     "impute": _written(sd.tl.impute, "layers", "scdiva_imputed", rng=0, keep_observed=False),
     "generate": lambda adata, model: _generated(adata, model, groupby="cell_type"),
     "generate(from_state=False)": lambda adata, model: _generated(adata, model, from_state=False),
@@ -117,8 +120,8 @@ def run(call: str, model: ScDiVa) -> tuple[np.ndarray, int]:
         lambda module, *_: blocks.append(module) if isinstance(module, SwiGLU) else None  # one per block
     )
     try:
-        with warnings.catch_warnings(), sd.settings.override(progress=False, device="cpu", precision="fp32"):
-            warnings.simplefilter("ignore")
+        options = {"progress": False, "device": "cpu", "precision": "fp32"}
+        with warnings.catch_warnings(action="ignore"), sd.settings.override(**options):
             return np.asarray(CALLS[call](cells(), model), dtype=np.float64), len(blocks)
     finally:
         hook.remove()
@@ -175,15 +178,8 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail if the page differs from what is measured")
-    arguments = parser.parse_args()
-    text = PAGE.read_text()
-    start, rest = text.split(BEGIN)
-    new = start + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1]
-    if arguments.check:
-        sys.exit(new != text)
-    PAGE.write_text(new)
+    start, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(start + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1])
 
 
 if __name__ == "__main__":

@@ -36,12 +36,6 @@ def test_scores_leave_out_cells_without_type_or_embedding(script):
     assert shuffled["nmi"] < 0.2
 
 
-def test_units_are_drawn_with_replacement(script):
-    low, high = script("_record").bootstrap([0.0] * 50 + [1.0] * 50)
-    assert low == pytest.approx(0.4, abs=0.02)
-    assert high == pytest.approx(0.6, abs=0.02)
-
-
 def test_labelled_datasets_are_scored_once(script, folder, tmp_path, monkeypatch, capsys):
     """Each fit is a function of a module, called in its own process; here it is called in this one."""
     record, run, embedding = script("_record"), script("_run"), script("embedding")

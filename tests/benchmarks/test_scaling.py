@@ -2,30 +2,7 @@
 
 from __future__ import annotations
 
-import anndata as ad
-import numpy as np
 import pytest
-
-
-def test_a_power_law_gives_its_exponent(script):
-    scaling, sizes = script("scaling"), [10, 100, 1000]
-    found = scaling.slope("x", sizes, [3 * size**1.3 for size in sizes], 1.05)
-    assert (found["value"], found["met"]) == (pytest.approx(1.3), False)
-    low, high = scaling.slope("x", sizes, [10, 300, 900], 1.05)["interval"]
-    assert high - low > 0.2
-
-
-def test_files_begin_with_the_same_cells(script, tmp_path):
-    scaling = script("scaling")
-    scaling.BLOCK = 60
-    n_stored = scaling.write_cells(tmp_path / "large.h5ad", 100, 20_000)
-    scaling.write_cells(tmp_path / "small.h5ad", 30, 20_000)
-    large, small = (ad.read_h5ad(tmp_path / f"{name}.h5ad") for name in ("large", "small"))
-    assert (large.shape, large.X.nnz, large.X.has_canonical_format) == ((100, 20_000), n_stored, True)
-    assert (large.X[:30] != small.X).nnz == 0
-    assert 20 < large.obs["cell_type"].notna().sum() < 80
-    assert 800 < n_stored / 100 < 1600
-    assert np.array_equal(np.unique(large.X.data % 1), [0])
 
 
 def test_memory_is_extrapolated_from_the_last_two_sizes(script):

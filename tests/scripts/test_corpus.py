@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
-from scdiva.data.packing import pack_files
-from scdiva.datasets import toy
 from scdiva.models import load_model
 from scdiva.models.storage import find_model
-from scdiva.tokenizer import load_vocabulary
 
 
 @pytest.fixture
 def corpus(script):
     return script("corpus")
-
-
-def test_a_tissue_is_the_sum_of_its_studies(corpus, tmp_path):
-    genes, adata = load_vocabulary("human").subset(np.arange(3, 20_000, 40)), toy(60, 150)
-    adata.var_names = genes.symbols[:150]
-    parts = {"speck_pbmc_1000": adata[:30], "ucell_sample_600": adata[30:40], "pollen2014_c1_299": adata[40:55]}
-    for name, part in {**parts, "mine": adata[55:]}.items():
-        part.copy().write_h5ad(tmp_path / f"{name}.h5ad")
-    with_genes = np.asarray((adata.X > 0).sum(axis=1)).ravel()
-    packed = pack_files(sorted(tmp_path.glob("*.h5ad")), genes, tmp_path / "packed")
-    assert corpus.by_tissue(packed) == {
-        "blood": [2, 40, with_genes[:40].sum()],
-        "brain": [1, 15, with_genes[40:55].sum()],
-        "not listed": [1, 5, with_genes[55:].sum()],
-    }
-    packed.close()
-
-
-def test_the_table_replaces_an_earlier_one_and_the_model_still_loads(corpus, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(find_model("scdiva-mini"), folder)
-    before = (folder / "README.md").read_text()
-    corpus.set_table(folder, {"blood": [2, 1000, 5], "skin": [1, 1, 1]})
-    card = (folder / "README.md").read_text()
-    assert card.count(corpus.HEADING) == 1
-    assert "| blood | 2 | 1,000 | 5 |\n| skin | 1 | 1 | 1 |\n| all | 3 | 1,001 | 6 |\n\n### Validation curves" in card
-    assert card.split(corpus.HEADING)[0] == before.split(corpus.HEADING)[0]
-    assert load_model(folder).n_parameters > 0  # the checksums are those of the files
-    (folder / "README.md").write_text("# Mine\n")
-    corpus.set_table(folder, {"blood": [2, 1000, 5]})
-    assert (folder / "README.md").read_text().startswith("# Mine\n\n### Corpus by tissue\n\n| tissue")
 
 
 @pytest.mark.parametrize("name", ["scdiva-mini", "scdiva-paper-mini"])

@@ -7,7 +7,6 @@ import torch
 from mini_objectives import Context, SingleQueries
 
 from scdiva.models import queries
-from scdiva.models.queries import HEADS
 
 B, M, N, GENES, STATE, READ = 3, 5, 11, 7, 6, 4
 
@@ -47,43 +46,6 @@ def context():
         torch.log1p(50 * counts),
         torch.randn(GENES, generator=source, dtype=torch.float64),
     )
-
-
-@pytest.mark.parametrize("thinned", [True, False])
-def test_what_a_head_reads_is_its_definition(head, asked, context, thinned):
-    weights = head.weigh(asked["state"], context).detach()
-    found = head._seen(
-        weights, asked["cell"], asked["column"], asked["log_odds"], asked["values"], context, thinned=thinned
-    ).detach()
-    few = torch.nn.functional.softplus(head.prior)
-    for i in range(N):
-        b, g = int(asked["cell"][i]), int(asked["gene"][i])
-        for h in range(HEADS + 1):
-            late = lacking = there = total = squares = 0.0
-            for m in range(M):
-                a, missed, value = (float(x) for x in (weights[b, h, m], context.missed[m, g], context.values[m, g]))
-                late, lacking = late + a * missed * (value > 0), lacking + a * missed
-                there, total, squares = there + a * (value > 0), total + a * value, squares + a * a
-            n = 1 / squares
-            late, lacking = (late, lacking) if thinned else (there, 1.0)
-            p = torch.sigmoid(asked["log_odds"][i])
-            odds = (late * n + few[0] * p) / ((lacking - late) * n + few[0] * (1 - p))
-            value = (total * n + few[1] * asked["values"][i]) / (there * n + few[1])
-            told = value - asked["values"][i]
-            expected = torch.stack(
-                [odds.log() + 3, torch.tensor(lacking + 0.01).log(), told, torch.tensor(there * n + 0.3).log()]
-            )
-            torch.testing.assert_close(found[i, h :: HEADS + 1], expected, atol=1e-6, rtol=0, check_dtype=False)
-
-
-def test_a_cell_of_the_context_gives_itself_no_weight(head, asked, context):
-    own = torch.tensor([2, -1, 0])
-    weights = head.weigh(asked["state"], context, own)
-    torch.testing.assert_close(weights.sum(dim=2), torch.ones(B, HEADS + 1, dtype=torch.float64))
-    assert (weights[0, :, 2] == 0).all()
-    assert (weights[2, :, 0] == 0).all()
-    torch.testing.assert_close(weights[0, -1, [0, 1, 3, 4]], torch.full((4,), 0.25, dtype=torch.float64))
-    torch.testing.assert_close(weights[1], head.weigh(asked["state"], context)[1])
 
 
 def test_a_table_has_the_answers_to_single_queries(head, asked, context):

@@ -9,11 +9,9 @@ import sys
 import pytest
 import torch
 
-from scdiva.data.packed import PackedCells
-from scdiva.models import ScDiVa, ScDiVaConfig, load_model
+from scdiva.models import ScDiVaConfig, load_model
 from scdiva.models.storage import find_model
-from scdiva.tokenizer import Vocabulary
-from scdiva.train import PretrainingConfig, fit_linear_map
+from scdiva.train import PretrainingConfig
 
 SHORT = (
     "--accelerator cpu --context 40 --long-context 60 --transformer-steps 4 --anchor-steps 3 --state-head-steps 3 "
@@ -69,29 +67,19 @@ FIXED = {
 """What were options when the model was trained, and have these values now, or played no part."""
 
 
-def test_settings_are_those_of_the_bundled_model(script, prepared):
+def test_settings_are_those_of_the_bundled_model(script):
     """With its numbers of steps; the place prior and such were not there when its first parts were trained."""
-    parts, vocabulary = script("train_mini"), Vocabulary.read(prepared / "vocabulary.safetensors")
-    cells = PackedCells(prepared / "train.h5", vocabulary)
-    config = ScDiVaConfig(
-        n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=16, tie_gene_head=True, max_length=80,
-        anchor_residual=False, anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, anchor_length=80,
-        state_rank=4,
-    )  # fmt: skip
-    model = ScDiVa(config, generator=torch.Generator().manual_seed(0))
+    parts = script("train_mini")
     recorded = json.loads((find_model("scdiva-mini") / "config.json").read_text())["metadata"]
-    full = parts.with_state_head(model, cells, 0)
     first, long = {"batch_size": 32, "context": 128, "precision": "auto"}, {"context": 1024, "precision": "bf16"}
-    start = fit_linear_map(cells, model.config.anchor_linear_dim)
     made = {
-        "anchor": parts.anchor_module(model, start, cells, steps=2400, validate_every=200, seed=0),
-        "transformer": parts.transformer_module(model, **first, steps=2500, validate_every=208, seed=0),
-        "state_head": parts.state_head_module(full, steps=1200, validate_every=150, seed=0),
-        "transformer_long": parts.long_module(full, vocabulary, **long, steps=1800, validate_every=180, seed=0),
+        "anchor": parts.config_of("anchor", 2400, validate_every=200, seed=0),
+        "transformer": parts.config_of("transformer", 2500, validate_every=208, seed=0, **first),
+        "state_head": parts.config_of("state_head", 1200, validate_every=150, seed=0),
+        "transformer_long": parts.config_of("transformer_long", 1800, validate_every=180, seed=0, **long),
     }
-    for name, module in made.items():
-        training = module.config.to_dict()
-        then = recorded[name]["training"]
+    for name, config in made.items():
+        training, then = config.to_dict(), recorded[name]["training"]
         gone = {field: value for field, value in then.items() if field not in training}
         assert gone.items() <= FIXED.items(), name
         assert {field: training[field] for field in then if field not in gone} | gone == then, name

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 from mini_objectives import StudyBatches
-from train_reader import ReaderConfig, ReaderModule, draw_task, halves, main, with_reader
+from train_reader import ReaderConfig, ReaderModule, draw_task, main, with_reader
 
 from scdiva._constants import N_SPECIAL
 from scdiva.data.packed import PackedCells
@@ -26,14 +25,6 @@ SMALL = {
 def model(prepared):
     n_genes = load_vocabulary(prepared / "vocabulary.safetensors").n_genes
     return ScDiVa(ScDiVaConfig(n_genes=n_genes, **SMALL), generator=torch.Generator().manual_seed(0))
-
-
-def test_halves_are_binomial_and_add_up():
-    counts = torch.tensor([[0.0, 1.0, 40.0]]).expand(20_000, 3)
-    one, other = halves(counts, torch.Generator().manual_seed(0))
-    assert torch.equal(one + other, counts)
-    np.testing.assert_allclose(one.mean(dim=0), [0, 0.5, 20], atol=0.1)
-    np.testing.assert_allclose(one.var(dim=0), [0, 0.25, 10], atol=0.3)
 
 
 def test_masked_genes_are_not_visible_and_their_counts_are_asked(prepared, model):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import warnings
 
-import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
-import scipy.sparse as sp
 
 import scdiva as sd
 
@@ -107,62 +103,6 @@ def enter(request, model, tmp_path):
     if request.param == "tl.embed_file":
         return through_a_file
     return lambda adata: ENTRIES[request.param](adata, model)
-
-
-def _bytes_of(value):
-    """Every byte of what an AnnData object may hold, and of its type and shape."""
-    if isinstance(value, ad.AnnData):
-        parts = ("X", "layers", "obs", "var", "uns", "obsm", "varm", "obsp", "varp", "raw")
-        for part in parts:
-            yield part.encode()
-            yield from _bytes_of(getattr(value, part))
-    elif value is None:
-        yield b"None"
-    elif sp.issparse(value):
-        yield f"{value.format} {value.shape}".encode()
-        arrays = (value.data, value.indices, value.indptr) if hasattr(value, "indptr") else (value.tocoo().data,)
-        for array in arrays:
-            yield from _bytes_of(np.asarray(array))
-    elif isinstance(value, pd.DataFrame):
-        yield from _bytes_of(value.index)
-        for name in value.columns:
-            yield repr((name, str(value[name].dtype))).encode()
-            yield from _bytes_of(value[name])
-    elif isinstance(value, pd.Series | pd.Index):
-        if isinstance(value.dtype, pd.CategoricalDtype):
-            yield repr((list(value.array.categories), bool(value.array.ordered))).encode()
-            yield from _bytes_of(np.asarray(value.array.codes))
-        else:
-            yield repr(list(value)).encode()
-    elif isinstance(value, np.ndarray):
-        yield f"{value.dtype} {value.shape}".encode()
-        yield repr(value.tolist()).encode() if value.dtype.kind in "OV" else np.ascontiguousarray(value).tobytes()
-    elif hasattr(value, "compute"):  # dask
-        yield from _bytes_of(value.compute())
-    elif hasattr(value, "to_memory"):  # backed
-        yield from _bytes_of(value.to_memory())
-    elif hasattr(value, "items"):
-        for key, item in sorted(value.items(), key=lambda pair: str(pair[0])):
-            yield repr(key).encode()
-            yield from _bytes_of(item)
-    elif hasattr(value, "X") and hasattr(value, "var"):  # raw
-        for part in ("X", "var", "varm"):
-            yield from _bytes_of(getattr(value, part))
-    else:
-        yield repr(value).encode()
-
-
-@pytest.fixture(scope="session")
-def hashed():
-    """SHA-256 of all that an AnnData object holds, each part with its type and shape."""
-
-    def digest(adata):
-        total = hashlib.sha256(f"{adata.shape} view: {adata.is_view}".encode())
-        for part in _bytes_of(adata):
-            total.update(len(part).to_bytes(8, "big") + part)
-        return total.hexdigest()
-
-    return digest
 
 
 @pytest.fixture

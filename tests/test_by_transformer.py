@@ -230,18 +230,6 @@ def test_scores_of_drawn_values_fall_with_the_rank_and_shown_ones_stay():
     assert (made > 0).all()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_places_ascend_and_fit(seed):
-    draw = np.random.default_rng(seed)
-    length = int(draw.integers(1, 30))
-    rank = np.sort(draw.random(int(draw.integers(0, length + 1))) ** 3)
-    at = sampling.positions_of(rank, length)
-    assert (np.diff(at) > 0).all()
-    assert ((at >= 0) & (at < length)).all()
-    if len(rank) * 10 < length:
-        assert np.abs(at / length - rank).max(initial=0) < 0.2
-
-
 def test_the_spread_of_values_is_that_around_what_is_predicted(build, adata):
     """A value head that always says 2: genes have the root mean squared difference from it."""
     from scdiva.data.batch import read_cells

@@ -9,6 +9,10 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva import get
+from scdiva.get._frames import recovered_of
+
+KEY = "scdiva_reconstructed"
+ENDINGS = ("", "_rank", "_true", "_true_rank", "_masked")
 
 
 @pytest.fixture
@@ -50,25 +54,9 @@ def test_one_label_or_all_and_some_cells(annotated):
     expected = pd.concat([every[every["cell"] == name] for name in ("c3", "c1")], ignore_index=True)
     pd.testing.assert_frame_equal(part, expected)
     assert len(get.annotation_df(annotated[["c4"]])) == 0
-
-
-def test_annotations_of_other_keys_are_told_apart(annotated):
     annotated.obsm["coarse_probability"] = np.array([[0.9, 0.1]] * 4)
     annotated.uns["scdiva"]["coarse"] = {"labels": ["lymphoid", "myeloid"]}
     assert get.annotation_df(annotated, key="coarse")["label"].tolist() == ["lymphoid"] * 4
-
-
-def test_what_is_not_there_is_named(annotated):
-    with pytest.raises(KeyError, match=r"'mine_probability': call scdiva.tl.annotate\(.*key_added='mine'"):
-        get.annotation_df(annotated, key="mine")
-    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
-        get.annotation_df(annotated, top_k=0)
-    annotated.uns["scdiva"]["scdiva_label"]["labels"] = ["a", "b"]
-    with pytest.raises(ValueError, match=r"shape \(4, 3\), .*4 cells and 2 labels"):
-        get.annotation_df(annotated)
-    del annotated.uns["scdiva"]
-    with pytest.raises(KeyError, match=r"uns\['scdiva'\]\['scdiva_label'\] .*labels"):
-        get.annotation_df(annotated)
 
 
 def test_perturbations_are_tested_gene_by_gene(screen, by_hand, tmp_path):
@@ -110,24 +98,6 @@ def test_conditions_and_top_genes_are_chosen(screen, by_hand):
     one = get.perturbation_df(predicted, condition="A", top=99)
     assert len(one) == 40
     assert one["group"].unique().tolist() == [""]
-
-
-def test_what_is_no_prediction_is_refused(screen, by_hand):
-    adata = screen()
-    predicted = by_hand(adata)
-    with pytest.raises(KeyError, match=r"no 'perturbation'.*predict_perturbation"):
-        get.perturbation_df(adata)
-    with pytest.raises(KeyError, match=r"2 of 3 conditions .*'D'.*'A', 'B'"):
-        get.perturbation_df(predicted, condition=["A", "D", "E"])
-    with pytest.raises(ValueError, match="top must"):
-        get.perturbation_df(predicted, top=0)
-    with pytest.raises(ValueError, match="condition is empty"):
-        get.perturbation_df(predicted, condition=[])
-    predicted.varm["scdiva_mean"] = predicted.varm["scdiva_mean"][:, :2]
-    with pytest.raises(ValueError, match=r"5 conditions .*varm\['scdiva_mean'\] has 2 of 40"):
-        get.perturbation_df(predicted)
-    with pytest.raises(TypeError, match="expected an AnnData"):
-        get.perturbation_df("predicted.h5ad")
 
 
 @pytest.fixture
@@ -172,17 +142,6 @@ def test_edges_of_some_genes(with_network):
         assert get.grn_df(with_network, targets=["H", "F"])["source"].tolist() == ["A"]
     empty = get.grn_df(with_network, sources=["B"], targets=["C"])
     assert (len(empty), list(empty)) == (0, ["source", "target", "weight"])
-
-
-def test_networks_that_are_not_there_are_named(with_network):
-    with pytest.raises(KeyError, match=r"network 'mine': call scdiva.tl.grn\(.*key_added='mine'"):
-        get.grn_df(with_network, key="mine")
-    with pytest.raises(KeyError, match="leave group out"):
-        get.grn_df(with_network, group="a/b")
-    with pytest.raises(KeyError, match="none of 1 genes"):
-        get.grn_df(with_network, sources=["H"])
-    with pytest.raises(ValueError, match="top must be at least 1, got 0"):
-        get.grn_df(with_network, top=0)
 
 
 def test_decoupler_takes_the_edges_unchanged():
@@ -243,8 +202,6 @@ def test_reconstructions_are_listed_rank_by_rank(tmp_path):
     pd.testing.assert_frame_equal(frame, expected)
     adata.write_h5ad(tmp_path / "cells.h5ad")
     pd.testing.assert_frame_equal(get.reconstruction_df(ad.read_h5ad(tmp_path / "cells.h5ad"), key="mine"), expected)
-    with pytest.raises(KeyError, match=r"call scdiva.tl.reconstruct\(adata"):
-        get.reconstruction_df(adata)
     adata.var_names = ["X", "Y", "X"]
     with pytest.raises(ValueError, match=r"adata.var_names_make_unique\(\)"):
         get.reconstruction_df(adata, key="mine")
@@ -264,12 +221,148 @@ def test_reconstructed_genes_come_back_in_enough_cells(reconstruct, min_cells, m
     assert 0 < len(expected) <= (80 if min_recall == 0 else 70)
 
 
-def test_reconstructed_genes_are_refused_where_none_can_be_told(reconstruct):
-    adata = reconstruct(mask_ratio=0.0)
-    with pytest.raises(ValueError, match=r"masked in 10 cells, .*0: .*min_cells"):
-        get.reconstructed_genes(adata)
-    with pytest.raises(ValueError, match=r"min_cells .*got 0"):
-        get.reconstructed_genes(adata, min_cells=0)
-    for wrong in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="min_recall must be between 0 and 1"):
-            get.reconstructed_genes(adata, min_recall=wrong)
+# --- layers of a reconstruction, read gene by gene --------------------------------------------------------------------
+def broken(adata: ad.AnnData, ending: str, at, value) -> ad.AnnData:
+    """Change values of a layer of a copy."""
+    adata = adata.copy()
+    dense = adata.layers[KEY + ending].toarray()
+    dense[at] = value
+    adata.layers[KEY + ending] = sp.csr_matrix(dense)
+    return adata
+
+
+def test_every_place_and_every_gene_is_read_as_a_loop_reads_it(reconstruct):
+    adata = reconstruct()[[5, 2, 9]]
+    layer = {end: adata.layers[KEY + end].toarray() for end in ENDINGS}
+    expected = []
+    for i in range(3):
+        for place in range(1, (layer["_true_rank"][i] > 0).sum() + 1):
+            (gene,) = np.flatnonzero(layer["_true_rank"][i] == place)
+            (other,) = np.flatnonzero(layer["_rank"][i] == place)
+            true, hidden = layer["_true"][i, gene], layer["_masked"][i, gene]
+            rank = layer["_rank"][i, gene]
+            value = layer[""][i, gene] if rank else np.nan
+            expected.append((i, gene, place, rank, true, value, hidden, other, layer[""][i, other]))
+    found = recovered_of(adata, KEY)
+    assert len(found.cell) > 100
+    for part, column in zip(found, zip(*expected, strict=True), strict=True):
+        np.testing.assert_array_equal(part, column)
+
+
+def test_what_no_column_holds_leaves_its_place_empty(reconstruct):
+    adata = reconstruct()
+    before = recovered_of(adata, KEY)
+    at = int(np.argmax(before.masked))
+    gene = before.gene_there[at]
+    adata = broken(adata, "_rank", (before.cell[at], gene), 0)
+    genes = recovered_of(adata, KEY)
+    assert genes.gene_there[at] == -1
+    assert np.isnan(genes.value_there[at])
+    assert (genes.gene_there == -1).sum() == np.isnan(genes.value_there).sum() == 1
+    lost = (genes.cell == before.cell[at]) & (genes.gene == gene)
+    assert (genes.reconstructed_rank[lost] == 0).all()
+    assert np.isnan(genes.reconstructed_value[lost]).all()
+
+
+def test_a_value_of_zero_and_an_empty_cell_are_no_holes(reconstruct):
+    adata = reconstruct()
+    at = recovered_of(adata, KEY)
+    zeroed = broken(adata, "", (at.cell[0], at.gene_there[0]), 0)
+    assert recovered_of(zeroed, KEY).value_there[0] == 0
+    assert recovered_of(zeroed, KEY).gene_there[0] == at.gene_there[0]
+    for ending in ENDINGS:
+        adata = broken(adata, ending, slice(0, 2), 0)
+    assert set(recovered_of(adata, KEY).cell) == set(range(2, adata.n_obs))
+    assert len(recovered_of(adata[:2], KEY).value) == 0
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_is_missing_is_named(reconstruct, ending):
+    adata = reconstruct()
+    del adata.layers[KEY + ending]
+    with pytest.raises(KeyError, match=rf"layers has no '{KEY}{ending}'"):
+        recovered_of(adata, KEY)
+
+
+def test_layers_that_do_not_belong_together_are_refused(reconstruct):
+    adata = reconstruct()
+    at = recovered_of(adata, KEY)
+    first, other, name = at.gene[at.cell == 3], at.gene_there[at.cell == 3], adata.obs_names[3]
+    absent = np.flatnonzero(adata.layers[KEY + "_true_rank"].toarray()[3] == 0)[0]
+    for ending, gene, value, said in [
+        ("_true_rank", first[4], 0, f"ranks in 1 of 40 cells .first: {name!r}"),
+        ("_true_rank", first[4], 2, "skips or repeats ranks in 1 of 40"),
+        ("_rank", other[0], len(first) + 1, "_rank.* holds other genes or ranks"),
+        ("_rank", other[0], 2, "_rank.* holds other genes or ranks"),
+        ("_masked", absent, True, "_masked.* holds other genes or ranks"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            recovered_of(broken(adata, ending, (3, gene), value), KEY)
+    with pytest.raises(ValueError, match=r"ranks in \d+ of 40 cells"):
+        recovered_of(adata[:, :30], KEY)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+def without(part, key):
+    def change(adata):
+        del getattr(adata, part)[key]
+
+    return change
+
+
+def two_labels(adata):
+    adata.uns["scdiva"]["scdiva_label"]["labels"] = ["a", "b"]
+
+
+def two_conditions(adata):
+    adata.varm["scdiva_mean"] = adata.varm["scdiva_mean"][:, :2]
+
+
+@pytest.fixture
+def predicted(screen, by_hand):
+    return by_hand(screen())
+
+
+@pytest.fixture
+def masked(reconstruct):
+    return reconstruct()
+
+
+@pytest.fixture
+def unmasked(reconstruct):
+    return reconstruct(mask_ratio=0.0)
+
+
+REFUSED = [
+    ("annotated", get.annotation_df, {"key": "mine"}, KeyError, r"'mine_probability': call .*key_added='mine'"),
+    ("annotated", get.annotation_df, {"top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
+    ("annotated", get.annotation_df, {}, ValueError, r"shape \(4, 3\), .*4 cells and 2 labels", two_labels),
+    ("annotated", get.annotation_df, {}, KeyError, r"\['scdiva_label'\] .*labels", without("uns", "scdiva")),
+    ("predicted", get.perturbation_df, {"condition": ["A", "D", "E"]}, KeyError, r"2 of 3 conditions .*'D'.*'A', 'B'"),
+    ("predicted", get.perturbation_df, {"top": 0}, ValueError, "top must"),
+    ("predicted", get.perturbation_df, {"condition": []}, ValueError, "condition is empty"),
+    ("predicted", get.perturbation_df, {}, ValueError, r"5 conditions .*'scdiva_mean'\] has 2 of 40", two_conditions),
+    ("predicted", get.perturbation_df, {}, KeyError, "no 'perturbation'.*predict_pert", without("uns", "scdiva")),
+    ("with_network", get.grn_df, {"key": "mine"}, KeyError, r"'mine': call scdiva.tl.grn\(.*key_added='mine'"),
+    ("with_network", get.grn_df, {"group": "a/b"}, KeyError, "leave group out"),
+    ("with_network", get.grn_df, {"sources": ["H"]}, KeyError, "none of 1 genes"),
+    ("with_network", get.grn_df, {"top": 0}, ValueError, "top must be at least 1, got 0"),
+    ("masked", get.reconstruction_df, {"key": "mine"}, KeyError, r"call scdiva.tl.reconstruct\(.*key_added='mine'"),
+    ("masked", get.reconstruction_df, {}, KeyError, rf"uns\['scdiva'\] has no '{KEY}'", without("uns", "scdiva")),
+    ("unmasked", get.reconstructed_genes, {}, ValueError, r"masked in 10 cells, .*0: .*min_cells"),
+    ("masked", get.reconstructed_genes, {"min_cells": 0}, ValueError, r"min_cells .*got 0"),
+    *(
+        ("masked", get.reconstructed_genes, {"min_recall": wrong}, ValueError, "min_recall must be between 0 and 1")
+        for wrong in (-0.1, 1.1, math.nan)
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_there_or_makes_no_sense_is_named(request, case):
+    fixture, call, options, error, said, *change = case
+    adata = request.getfixturevalue(fixture)
+    for one in change:
+        one(adata)
+    with pytest.raises(error, match=said):
+        call(adata, **options)

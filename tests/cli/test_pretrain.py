@@ -89,21 +89,6 @@ def test_a_stopped_run_is_resumed_to_the_same_model(options, training_options, t
     )
 
 
-def test_a_packed_corpus_without_validation(files, options, tmp_path):
-    from scdiva.data.packing import pack_files
-    from scdiva.pp import corpus_entropy
-
-    file, run = options
-    genes = Vocabulary.read(files / "genes.safetensors")
-    studies = [files / "a.h5ad", files / "b.h5ad"]
-    genes = genes.with_entropy(corpus_entropy(studies, genes).entropy()[3:])
-    genes.write(tmp_path / "counted.safetensors")
-    pack_files(studies, genes, tmp_path / "corpus.h5", max_length=40)
-    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "counted.safetensors")]
-    assert cli.main(["pretrain", "--config", str(file), *arguments, "--validation", "null"]) == 0
-    assert (run / "model" / "model.safetensors").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -151,7 +136,7 @@ def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_
     genes.write(tmp_path / "genes.safetensors")
     pack_files(studies, genes, tmp_path / "corpus.h5").close()
     arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "genes.safetensors")]
-    arguments += ["--svd_start", "true", "--training.learning_rate", "1e-9"]
+    arguments += ["--svd_start", "true", "--training.learning_rate", "1e-9", "--validation", "null"]
     assert cli.main(["pretrain", "--config", str(file), *arguments, "--validation_studies", "[a]"]) == 1
     assert "pack those into validation" in capsys.readouterr().err
     assert cli.main(["pretrain", "--config", str(file), *arguments]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 
@@ -11,26 +12,37 @@ import pytest
 import scdiva as sd
 
 QUICK = {"rng": 0, "device": "cpu"}
-PERTURBED = {"n_cells": 5, **QUICK}
+
+
+def quick(function, **given):
+    """Give a call of a function with cells, a model, and options that make it quick unless others are named."""
+    of_model = "model" in inspect.signature(function).parameters
+    return lambda a, m, **how: function(a, **({"model": m} if of_model else {}) | given | how)
+
+
 ENTRIES = {
-    "pp.match_genes": lambda a, _: sd.pp.match_genes(a),
-    "pp.gene_entropy": lambda a, _: sd.pp.gene_entropy(a),
-    "pp.entropy_serialize": lambda a, _: sd.pp.entropy_serialize(a),
-    "tl.embed": lambda a, m: sd.tl.embed(a, m),
-    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m),
-    "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=2, **QUICK),
-    "tl.annotate": lambda a, m: sd.tl.annotate(
-        a, "cell_type", model=m, method="knn", unlabeled_category="unknown", **QUICK
-    ),
-    "tl.grn": lambda a, m: sd.tl.grn(a, model=m, device="cpu"),
-    "tl.reconstruct": lambda a, m: sd.tl.reconstruct(a, m, rng=0),
-    "tl.impute": lambda a, m: sd.tl.impute(a, model=m, rng=0),
-    "tl.generate": lambda a, m: sd.tl.generate(a, 4, model=m, rng=0),
-    "tl.log_likelihood": lambda a, m: sd.tl.log_likelihood(a, m, n_samples=2, rng=0),
-    "tl.predict_perturbation": lambda a, m: sd.tl.predict_perturbation(a, "perturbation", model=m, **PERTURBED),
+    "pp.match_genes": quick(sd.pp.match_genes),
+    "pp.gene_entropy": quick(sd.pp.gene_entropy),
+    "pp.entropy_serialize": quick(sd.pp.entropy_serialize),
+    "tl.embed": quick(sd.tl.embed),
+    "tl.gene_embedding": quick(sd.tl.gene_embedding),
+    "tl.integrate": quick(sd.tl.integrate, batch_key="batch", steps=2, **QUICK),
+    "tl.annotate": quick(sd.tl.annotate, labels_key="cell_type", method="knn", unlabeled_category="unknown", **QUICK),
+    "tl.grn": quick(sd.tl.grn, device="cpu"),
+    "tl.reconstruct": quick(sd.tl.reconstruct, rng=0),
+    "tl.impute": quick(sd.tl.impute, rng=0),
+    "tl.generate": quick(sd.tl.generate, n_cells=4, rng=0),
+    "tl.log_likelihood": quick(sd.tl.log_likelihood, n_samples=2, rng=0),
+    "tl.predict_perturbation": quick(sd.tl.predict_perturbation, perturbation_key="perturbation", n_cells=5, **QUICK),
     "get.matrix": lambda a, m: sd.data.open_cells(a, m.vocabulary),
 }
 """Calls that read a matrix. `enter` calls each, and tl.embed_file beside them."""
+CALLS = ENTRIES | {
+    "tl.adapt": quick(sd.tl.adapt, **QUICK),
+    "pp.split_perturbations": quick(
+        sd.pp.split_perturbations, perturbation_key="perturbation", by="single", n_splits=2, rng=0
+    ),
+}
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva import get
-from scdiva.get._frames import recovered_of
 
 KEY = "scdiva_reconstructed"
 ENDINGS = ("", "_rank", "_true", "_true_rank", "_masked")
@@ -221,85 +220,57 @@ def test_reconstructed_genes_come_back_in_enough_cells(reconstruct, min_cells, m
     assert 0 < len(expected) <= (80 if min_recall == 0 else 70)
 
 
-# --- layers of a reconstruction, read gene by gene --------------------------------------------------------------------
-def broken(adata: ad.AnnData, ending: str, at, value) -> ad.AnnData:
-    """Change values of a layer of a copy."""
-    adata = adata.copy()
-    dense = adata.layers[KEY + ending].toarray()
-    dense[at] = value
-    adata.layers[KEY + ending] = sp.csr_matrix(dense)
-    return adata
+@pytest.fixture
+def masked(reconstruct):
+    return reconstruct()
 
 
-def test_every_place_and_every_gene_is_read_as_a_loop_reads_it(reconstruct):
-    adata = reconstruct()[[5, 2, 9]]
-    layer = {end: adata.layers[KEY + end].toarray() for end in ENDINGS}
-    expected = []
+@pytest.fixture
+def unmasked(reconstruct):
+    return reconstruct(mask_ratio=0.0)
+
+
+def test_reconstructions_are_read_as_a_loop_reads_them(masked):
+    """Also a value of zero, an empty cell, and a rank whose gene is no column."""
+    layers = {end: masked.layers[KEY + end].toarray() for end in ENDINGS}
+    for layer in layers.values():
+        layer[1] = 0
+    lost, zero = (np.flatnonzero(layers["_rank"][0] == rank)[0] for rank in (3, 5))
+    layers["_rank"][0, lost] = layers[""][0, zero] = 0
+    rows = []
     for i in range(3):
-        for place in range(1, (layer["_true_rank"][i] > 0).sum() + 1):
-            (gene,) = np.flatnonzero(layer["_true_rank"][i] == place)
-            (other,) = np.flatnonzero(layer["_rank"][i] == place)
-            true, hidden = layer["_true"][i, gene], layer["_masked"][i, gene]
-            rank = layer["_rank"][i, gene]
-            value = layer[""][i, gene] if rank else np.nan
-            expected.append((i, gene, place, rank, true, value, hidden, other, layer[""][i, other]))
-    found = recovered_of(adata, KEY)
-    assert len(found.cell) > 100
-    for part, column in zip(found, zip(*expected, strict=True), strict=True):
-        np.testing.assert_array_equal(part, column)
+        for rank in range(1, (layers["_true_rank"][i] > 0).sum() + 1):
+            (gene,) = np.flatnonzero(layers["_true_rank"][i] == rank)
+            found = np.flatnonzero(layers["_rank"][i] == rank)
+            other, value = (masked.var_names[found[0]], layers[""][i, found[0]]) if len(found) else (np.nan, np.nan)
+            true, hidden = layers["_true"][i, gene], layers["_masked"][i, gene]
+            rows.append((masked.obs_names[i], rank, masked.var_names[gene], other, true, value, hidden))
+    for end, layer in layers.items():
+        masked.layers[KEY + end] = sp.csr_matrix(layer)
+    frame = get.reconstruction_df(masked[:3])
+    expected = pd.DataFrame(rows, columns=list(frame))
+    assert len(expected) > 50
+    pd.testing.assert_frame_equal(frame.astype(object), expected.astype(object))
 
 
-def test_what_no_column_holds_leaves_its_place_empty(reconstruct):
-    adata = reconstruct()
-    before = recovered_of(adata, KEY)
-    at = int(np.argmax(before.masked))
-    gene = before.gene_there[at]
-    adata = broken(adata, "_rank", (before.cell[at], gene), 0)
-    genes = recovered_of(adata, KEY)
-    assert genes.gene_there[at] == -1
-    assert np.isnan(genes.value_there[at])
-    assert (genes.gene_there == -1).sum() == np.isnan(genes.value_there).sum() == 1
-    lost = (genes.cell == before.cell[at]) & (genes.gene == gene)
-    assert (genes.reconstructed_rank[lost] == 0).all()
-    assert np.isnan(genes.reconstructed_value[lost]).all()
-
-
-def test_a_value_of_zero_and_an_empty_cell_are_no_holes(reconstruct):
-    adata = reconstruct()
-    at = recovered_of(adata, KEY)
-    zeroed = broken(adata, "", (at.cell[0], at.gene_there[0]), 0)
-    assert recovered_of(zeroed, KEY).value_there[0] == 0
-    assert recovered_of(zeroed, KEY).gene_there[0] == at.gene_there[0]
-    for ending in ENDINGS:
-        adata = broken(adata, ending, slice(0, 2), 0)
-    assert set(recovered_of(adata, KEY).cell) == set(range(2, adata.n_obs))
-    assert len(recovered_of(adata[:2], KEY).value) == 0
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_what_is_missing_is_named(reconstruct, ending):
-    adata = reconstruct()
-    del adata.layers[KEY + ending]
-    with pytest.raises(KeyError, match=rf"layers has no '{KEY}{ending}'"):
-        recovered_of(adata, KEY)
-
-
-def test_layers_that_do_not_belong_together_are_refused(reconstruct):
-    adata = reconstruct()
-    at = recovered_of(adata, KEY)
-    first, other, name = at.gene[at.cell == 3], at.gene_there[at.cell == 3], adata.obs_names[3]
-    absent = np.flatnonzero(adata.layers[KEY + "_true_rank"].toarray()[3] == 0)[0]
-    for ending, gene, value, said in [
-        ("_true_rank", first[4], 0, f"ranks in 1 of 40 cells .first: {name!r}"),
-        ("_true_rank", first[4], 2, "skips or repeats ranks in 1 of 40"),
-        ("_rank", other[0], len(first) + 1, "_rank.* holds other genes or ranks"),
-        ("_rank", other[0], 2, "_rank.* holds other genes or ranks"),
+def test_layers_that_do_not_belong_together_are_refused(masked):
+    layers = {end: masked.layers[KEY + end].toarray() for end in ENDINGS}
+    true, back = layers["_true_rank"][3], layers["_rank"][3]
+    gene, other, absent = np.argmax(true == 5), np.argmax(back == 1), np.argmin(true)
+    for ending, at, value, said in [
+        ("_true_rank", gene, 0, "skips or repeats ranks in 1 of 40 cells .first: '.*3'"),
+        ("_true_rank", gene, 2, "skips or repeats ranks in 1 of 40"),
+        ("_rank", other, true.max() + 1, "_rank.* holds other genes or ranks"),
+        ("_rank", other, 2, "_rank.* holds other genes or ranks"),
         ("_masked", absent, True, "_masked.* holds other genes or ranks"),
     ]:
+        adata, layer = masked.copy(), layers[ending].copy()
+        layer[3, at] = value
+        adata.layers[KEY + ending] = sp.csr_matrix(layer)
         with pytest.raises(ValueError, match=said):
-            recovered_of(broken(adata, ending, (3, gene), value), KEY)
+            get.reconstruction_df(adata)
     with pytest.raises(ValueError, match=r"ranks in \d+ of 40 cells"):
-        recovered_of(adata[:, :30], KEY)
+        get.reconstruction_df(masked[:, :30])
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -323,16 +294,6 @@ def predicted(screen, by_hand):
     return by_hand(screen())
 
 
-@pytest.fixture
-def masked(reconstruct):
-    return reconstruct()
-
-
-@pytest.fixture
-def unmasked(reconstruct):
-    return reconstruct(mask_ratio=0.0)
-
-
 REFUSED = [
     ("annotated", get.annotation_df, {"key": "mine"}, KeyError, r"'mine_probability': call .*key_added='mine'"),
     ("annotated", get.annotation_df, {"top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
@@ -349,6 +310,10 @@ REFUSED = [
     ("with_network", get.grn_df, {"top": 0}, ValueError, "top must be at least 1, got 0"),
     ("masked", get.reconstruction_df, {"key": "mine"}, KeyError, r"call scdiva.tl.reconstruct\(.*key_added='mine'"),
     ("masked", get.reconstruction_df, {}, KeyError, rf"uns\['scdiva'\] has no '{KEY}'", without("uns", "scdiva")),
+    *(
+        ("masked", get.reconstruction_df, {}, KeyError, rf"layers has no '{KEY}{end}'", without("layers", KEY + end))
+        for end in ENDINGS
+    ),
     ("unmasked", get.reconstructed_genes, {}, ValueError, r"masked in 10 cells, .*0: .*min_cells"),
     ("masked", get.reconstructed_genes, {"min_cells": 0}, ValueError, r"min_cells .*got 0"),
     *(

@@ -71,25 +71,9 @@ def cells(drawn):
 
 
 @pytest.fixture(scope="session")
-def model(drawn):
+def model(build):
     """A small model of random weights that knows 55 of the 60 genes, and whose state needs its transformer."""
-    import torch
-
-    from scdiva.models import ScDiVa, ScDiVaConfig
-    from scdiva.tokenizer.vocabulary import load_vocabulary
-
-    human = load_vocabulary("human")
-    vocabulary = human.subset(np.sort(human.match(list(drawn.var_names[:55])).tokens))
-    config = ScDiVaConfig(
-        n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=24, max_length=40, anchor="encoder",
-        anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, anchor_residual=True, state_head=True, state_rank=6,
-    )  # fmt: skip
-    made = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():  # away from the zeros that hide a path
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    made.vocabulary = vocabulary
-    return made
+    return build(anchor="encoder", anchor_residual=True, n_layers=1, state_head=True, state_rank=6)
 
 
 @pytest.fixture(params=[*ENTRIES, "tl.embed_file"])

@@ -64,14 +64,9 @@ def without_room(work, n_bytes, said, again=None):
 
 
 @pytest.fixture
-def light(model):
-    """The model without its transformer: a CPU, too, takes many cells at once."""
-    import dataclasses
-
-    config = dataclasses.replace(model.config, anchor_residual=False)
-    made = type(model)(config, generator=torch.Generator().manual_seed(0)).eval()
-    made.vocabulary = model.vocabulary
-    return made
+def light(build):
+    """A model without a transformer: a CPU, too, takes many cells at once."""
+    return build(anchor="encoder", anchor_residual=False, n_layers=1)
 
 
 # --- no room ----------------------------------------------------------------------------------------------------------

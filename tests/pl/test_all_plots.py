@@ -33,7 +33,7 @@ DATA = {
     "regulon": lambda get: {"regulon": get("targets")},
     "unknown": lambda get: {"regulon": get("targets").drop(columns="known")},
     "screen": lambda get: dict(zip(("predicted", "observed"), get("predicted_screen")(), strict=True)),
-    "alone": lambda get: {"predicted": get("predicted_screen")()[0]},
+    "alone": lambda get: {"predicted": get("predicted_screen")()[0], "observed": None},
     "scores": lambda get: {"scores": get("scores")},
     "three": lambda get: {"adata": get("three")},
     "two sets": lambda get: {"gene_sets": sets_of(2)},
@@ -119,7 +119,6 @@ def test_the_users_axes_are_drawn_on_and_left_open(name, get, tmp_path):
     assert right.has_data() or right.child_axes
     assert not left.has_data()
     assert plt.get_fignums() == [fig.number]
-    assert draw(name, get, ax=right, show=False) is right
 
 
 def test_figures_axes_or_nothing_are_returned_as_asked(mapped, no_umap, monkeypatch):
@@ -130,6 +129,8 @@ def test_figures_axes_or_nothing_are_returned_as_asked(mapped, no_umap, monkeypa
     assert sd.pl.umap(mapped, "kind", basis="umap", show=True) is None
     assert len(shown) == 1
     assert len(sd.pl.umap(mapped, ["kind", "depth", "LYZ"], basis="umap", ncols=2, show=False)) == 3  # no colour bars
+    ax = plt.subplots()[1]
+    assert sd.pl.umap(mapped, "depth", basis="umap", ax=ax, show=False) is ax
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -217,6 +218,7 @@ REFUSED = {
         ({"marker": ["o", "x"]}, TypeError, "marker must be one"),
         ({"colour": "kind"}, TypeError, r"scdiva\.pl\.umap\(\) has no argument 'colour' \(did you mean 'color'"),
         ({"palette": "no such map"}, ValueError, "palette must be one of"),
+        ({"cmap": "no such map", "marker": "no marker"}, ValueError, "no such map"),
         ({"palette": {"B cell": "red"}}, KeyError, "no colour in palette"),
         (
             {},

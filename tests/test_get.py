@@ -304,6 +304,7 @@ REFUSED = [
     ("predicted", get.perturbation_df, {"condition": []}, ValueError, "condition is empty"),
     ("predicted", get.perturbation_df, {}, ValueError, r"5 conditions .*'scdiva_mean'\] has 2 of 40", two_conditions),
     ("predicted", get.perturbation_df, {}, KeyError, "no 'perturbation'.*predict_pert", without("uns", "scdiva")),
+    ("annotated", get.gene_embedding_df, {}, KeyError, "no .X_scdiva.*call scdiva.tl.gene_embedding"),
     ("with_network", get.grn_df, {"key": "mine"}, KeyError, r"'mine': call scdiva.tl.grn\(.*key_added='mine'"),
     ("with_network", get.grn_df, {"group": "a/b"}, KeyError, "leave group out"),
     ("with_network", get.grn_df, {"sources": ["H"]}, KeyError, "none of 1 genes"),

@@ -216,6 +216,9 @@ def test_escape_codes_do_not_reach_the_terminal(folder, drawn, tmp_path, capsys,
         assert not set("\x1b\x07\x9b\r") & set(out + err)
         if call[-1] == "--json" and where == "metadata":
             assert (code, json.loads(out)["metadata"]) == (0, {evil: evil})
+    if where == "a field":
+        with pytest.raises(ValueError, match=r"unknown: x\\u001b"):
+            load_model(folder, device="cpu")
 
 
 # --- a checkpoint -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import sys
 import warnings
@@ -29,8 +30,7 @@ with contextlib.suppress(ImportError):  # a wheel is tried without it
 # Tests for which numba compiles UMAP run in the same process.
 TOGETHER = {
     "tests/pl/test_umap.py": "umap",
-    "tests/pl/test_annotation.py::test_the_map_is_computed_once_and_nothing_else_changes": "umap",
-    "tests/pl/test_umap_integration.py::test_both_maps_are_computed_once_and_kept": "umap",
+    "tests/pl/test_umap_comparisons.py::test_both_maps_are_computed_once_and_kept": "umap",
     "tests/embedding/test_embed.py::test_scanpy_finds_neighbours_of_more_than_8_191_cells": "umap",
     "tests/generation/test_generate.py::test_the_map_and_a_file_take_the_cells": "umap",
 }
@@ -371,6 +371,63 @@ def contents():
         }
 
     return contents_of
+
+
+def _bytes_of(value):
+    """Every byte of what an AnnData object may hold, and of its type and shape."""
+    if isinstance(value, ad.AnnData):
+        yield str(value.shape).encode()
+        parts = ("X", "layers", "obs", "var", "uns", "obsm", "varm", "obsp", "varp", "raw")
+        for part in parts:
+            yield part.encode()
+            yield from _bytes_of(getattr(value, part))
+    elif value is None:
+        yield b"None"
+    elif sp.issparse(value):
+        yield f"{value.format} {value.shape}".encode()
+        arrays = (value.data, value.indices, value.indptr) if hasattr(value, "indptr") else (value.tocoo().data,)
+        for array in arrays:
+            yield from _bytes_of(np.asarray(array))
+    elif isinstance(value, pd.DataFrame):
+        yield from _bytes_of(value.index)
+        for name in value.columns:
+            yield repr((name, str(value[name].dtype))).encode()
+            yield from _bytes_of(value[name])
+    elif isinstance(value, pd.Series | pd.Index):
+        if isinstance(value.dtype, pd.CategoricalDtype):
+            yield repr((list(value.array.categories), bool(value.array.ordered))).encode()
+            yield from _bytes_of(np.asarray(value.array.codes))
+        else:
+            yield repr(list(value)).encode()
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape}".encode()
+        yield repr(value.tolist()).encode() if value.dtype.kind in "OV" else np.ascontiguousarray(value).tobytes()
+    elif hasattr(value, "compute"):  # dask
+        yield from _bytes_of(value.compute())
+    elif hasattr(value, "to_memory"):  # backed
+        yield from _bytes_of(value.to_memory())
+    elif hasattr(value, "items"):
+        for key, item in sorted(value.items(), key=lambda pair: str(pair[0])):
+            yield repr(key).encode()
+            yield from _bytes_of(item)
+    elif hasattr(value, "X") and hasattr(value, "var"):  # raw
+        for part in ("X", "var", "varm"):
+            yield from _bytes_of(getattr(value, part))
+    else:
+        yield repr(value).encode()
+
+
+@pytest.fixture(scope="session")
+def hashed():
+    """SHA-256 of all that an AnnData object, a table or a mapping of them holds, each part with its type and shape."""
+
+    def digest(value):
+        total = hashlib.sha256(f"view: {getattr(value, 'is_view', None)}".encode())
+        for part in _bytes_of(value):
+            total.update(len(part).to_bytes(8, "big") + part)
+        return total.hexdigest()
+
+    return digest
 
 
 @pytest.fixture(scope="session")

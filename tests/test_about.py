@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import tomllib
@@ -34,7 +35,7 @@ def test_bibtex_and_citation_file_agree():
     assert (paper["year"], paper["note"]) == (str(published["year"]), published["status"].capitalize())
 
 
-def requirements():
+def requirements(_):
     """What metadata say after an installation of this very pyproject.toml; an editable one may be older."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     yield from project["dependencies"]
@@ -44,36 +45,29 @@ def requirements():
             yield f"{wanted}; {marker.strip() + ' and ' if marker else ''}extra == '{extra}'"
 
 
+def installed(name):
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+
+
 def test_versions_name_every_package_of_pyproject(capsys, monkeypatch):
-    monkeypatch.setattr(_about.metadata, "requires", lambda name: list(requirements()))
+    monkeypatch.setattr(_about.metadata, "requires", requirements)
     sd.print_versions()
-    said = capsys.readouterr().out
-    names = {re.match(r"[\w-]+", line)[0] for line in requirements()} - {"scdiva"}
+    listed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    names = {re.match(r"[\w-]+", line)[0] for line in requirements("")} - {"scdiva"}
     assert len(names) > 25
-    listed = {line.split()[0]: line for line in said.splitlines() if line}
-    assert names <= set(listed)
-    assert listed["torch"].endswith(metadata.version("torch"))
+    assert {"scdiva", "Python", "platform", "CUDA", "threads", *names} <= set(listed)
+    assert all(listed[name].endswith(installed(name) or "not installed") for name in names)
     assert listed["scdiva"].endswith(sd.__version__)
-    assert all("not installed" in listed[name] for name in names if not present(name))
-    for name in ("Python", "platform", "CUDA", "threads"):
-        assert name in listed
-
-
-def present(name):
-    try:
-        return bool(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return False
 
 
 def test_a_broken_torch_and_a_bare_source_are_told_and_not_raised(capsys, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(_about.metadata, "requires", lambda name: missing(name))
+    monkeypatch.setattr(_about.metadata, "requires", missing)
     sd.print_versions()
     said = capsys.readouterr().out
     assert "torch says" in said
     assert "numpy" in said
-
-
-def missing(name):
-    raise metadata.PackageNotFoundError(name)

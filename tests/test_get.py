@@ -10,6 +10,9 @@ import scipy.sparse as sp
 
 from scdiva import get
 
+KEY = "scdiva_reconstructed"
+ENDINGS = ("", "_rank", "_true", "_true_rank", "_masked")
+
 
 @pytest.fixture
 def annotated() -> ad.AnnData:
@@ -50,25 +53,9 @@ def test_one_label_or_all_and_some_cells(annotated):
     expected = pd.concat([every[every["cell"] == name] for name in ("c3", "c1")], ignore_index=True)
     pd.testing.assert_frame_equal(part, expected)
     assert len(get.annotation_df(annotated[["c4"]])) == 0
-
-
-def test_annotations_of_other_keys_are_told_apart(annotated):
     annotated.obsm["coarse_probability"] = np.array([[0.9, 0.1]] * 4)
     annotated.uns["scdiva"]["coarse"] = {"labels": ["lymphoid", "myeloid"]}
     assert get.annotation_df(annotated, key="coarse")["label"].tolist() == ["lymphoid"] * 4
-
-
-def test_what_is_not_there_is_named(annotated):
-    with pytest.raises(KeyError, match=r"'mine_probability': call scdiva.tl.annotate\(.*key_added='mine'"):
-        get.annotation_df(annotated, key="mine")
-    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
-        get.annotation_df(annotated, top_k=0)
-    annotated.uns["scdiva"]["scdiva_label"]["labels"] = ["a", "b"]
-    with pytest.raises(ValueError, match=r"shape \(4, 3\), .*4 cells and 2 labels"):
-        get.annotation_df(annotated)
-    del annotated.uns["scdiva"]
-    with pytest.raises(KeyError, match=r"uns\['scdiva'\]\['scdiva_label'\] .*labels"):
-        get.annotation_df(annotated)
 
 
 def test_perturbations_are_tested_gene_by_gene(screen, by_hand, tmp_path):
@@ -110,24 +97,6 @@ def test_conditions_and_top_genes_are_chosen(screen, by_hand):
     one = get.perturbation_df(predicted, condition="A", top=99)
     assert len(one) == 40
     assert one["group"].unique().tolist() == [""]
-
-
-def test_what_is_no_prediction_is_refused(screen, by_hand):
-    adata = screen()
-    predicted = by_hand(adata)
-    with pytest.raises(KeyError, match=r"no 'perturbation'.*predict_perturbation"):
-        get.perturbation_df(adata)
-    with pytest.raises(KeyError, match=r"2 of 3 conditions .*'D'.*'A', 'B'"):
-        get.perturbation_df(predicted, condition=["A", "D", "E"])
-    with pytest.raises(ValueError, match="top must"):
-        get.perturbation_df(predicted, top=0)
-    with pytest.raises(ValueError, match="condition is empty"):
-        get.perturbation_df(predicted, condition=[])
-    predicted.varm["scdiva_mean"] = predicted.varm["scdiva_mean"][:, :2]
-    with pytest.raises(ValueError, match=r"5 conditions .*varm\['scdiva_mean'\] has 2 of 40"):
-        get.perturbation_df(predicted)
-    with pytest.raises(TypeError, match="expected an AnnData"):
-        get.perturbation_df("predicted.h5ad")
 
 
 @pytest.fixture
@@ -172,17 +141,6 @@ def test_edges_of_some_genes(with_network):
         assert get.grn_df(with_network, targets=["H", "F"])["source"].tolist() == ["A"]
     empty = get.grn_df(with_network, sources=["B"], targets=["C"])
     assert (len(empty), list(empty)) == (0, ["source", "target", "weight"])
-
-
-def test_networks_that_are_not_there_are_named(with_network):
-    with pytest.raises(KeyError, match=r"network 'mine': call scdiva.tl.grn\(.*key_added='mine'"):
-        get.grn_df(with_network, key="mine")
-    with pytest.raises(KeyError, match="leave group out"):
-        get.grn_df(with_network, group="a/b")
-    with pytest.raises(KeyError, match="none of 1 genes"):
-        get.grn_df(with_network, sources=["H"])
-    with pytest.raises(ValueError, match="top must be at least 1, got 0"):
-        get.grn_df(with_network, top=0)
 
 
 def test_decoupler_takes_the_edges_unchanged():
@@ -243,8 +201,6 @@ def test_reconstructions_are_listed_rank_by_rank(tmp_path):
     pd.testing.assert_frame_equal(frame, expected)
     adata.write_h5ad(tmp_path / "cells.h5ad")
     pd.testing.assert_frame_equal(get.reconstruction_df(ad.read_h5ad(tmp_path / "cells.h5ad"), key="mine"), expected)
-    with pytest.raises(KeyError, match=r"call scdiva.tl.reconstruct\(adata"):
-        get.reconstruction_df(adata)
     adata.var_names = ["X", "Y", "X"]
     with pytest.raises(ValueError, match=r"adata.var_names_make_unique\(\)"):
         get.reconstruction_df(adata, key="mine")
@@ -264,12 +220,115 @@ def test_reconstructed_genes_come_back_in_enough_cells(reconstruct, min_cells, m
     assert 0 < len(expected) <= (80 if min_recall == 0 else 70)
 
 
-def test_reconstructed_genes_are_refused_where_none_can_be_told(reconstruct):
-    adata = reconstruct(mask_ratio=0.0)
-    with pytest.raises(ValueError, match=r"masked in 10 cells, .*0: .*min_cells"):
-        get.reconstructed_genes(adata)
-    with pytest.raises(ValueError, match=r"min_cells .*got 0"):
-        get.reconstructed_genes(adata, min_cells=0)
-    for wrong in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="min_recall must be between 0 and 1"):
-            get.reconstructed_genes(adata, min_recall=wrong)
+@pytest.fixture
+def masked(reconstruct):
+    return reconstruct()
+
+
+@pytest.fixture
+def unmasked(reconstruct):
+    return reconstruct(mask_ratio=0.0)
+
+
+def test_reconstructions_are_read_as_a_loop_reads_them(masked):
+    """Also a value of zero, an empty cell, and a rank whose gene is no column."""
+    layers = {end: masked.layers[KEY + end].toarray() for end in ENDINGS}
+    for layer in layers.values():
+        layer[1] = 0
+    lost, zero = (np.flatnonzero(layers["_rank"][0] == rank)[0] for rank in (3, 5))
+    layers["_rank"][0, lost] = layers[""][0, zero] = 0
+    rows = []
+    for i in range(3):
+        for rank in range(1, (layers["_true_rank"][i] > 0).sum() + 1):
+            (gene,) = np.flatnonzero(layers["_true_rank"][i] == rank)
+            found = np.flatnonzero(layers["_rank"][i] == rank)
+            other, value = (masked.var_names[found[0]], layers[""][i, found[0]]) if len(found) else (np.nan, np.nan)
+            true, hidden = layers["_true"][i, gene], layers["_masked"][i, gene]
+            rows.append((masked.obs_names[i], rank, masked.var_names[gene], other, true, value, hidden))
+    for end, layer in layers.items():
+        masked.layers[KEY + end] = sp.csr_matrix(layer)
+    frame = get.reconstruction_df(masked[:3])
+    expected = pd.DataFrame(rows, columns=list(frame))
+    assert len(expected) > 50
+    pd.testing.assert_frame_equal(frame.astype(object), expected.astype(object))
+
+
+def test_layers_that_do_not_belong_together_are_refused(masked):
+    layers = {end: masked.layers[KEY + end].toarray() for end in ENDINGS}
+    true, back = layers["_true_rank"][3], layers["_rank"][3]
+    gene, other, absent = np.argmax(true == 5), np.argmax(back == 1), np.argmin(true)
+    for ending, at, value, said in [
+        ("_true_rank", gene, 0, "skips or repeats ranks in 1 of 40 cells .first: '.*3'"),
+        ("_true_rank", gene, 2, "skips or repeats ranks in 1 of 40"),
+        ("_rank", other, true.max() + 1, "_rank.* holds other genes or ranks"),
+        ("_rank", other, 2, "_rank.* holds other genes or ranks"),
+        ("_masked", absent, True, "_masked.* holds other genes or ranks"),
+    ]:
+        adata, layer = masked.copy(), layers[ending].copy()
+        layer[3, at] = value
+        adata.layers[KEY + ending] = sp.csr_matrix(layer)
+        with pytest.raises(ValueError, match=said):
+            get.reconstruction_df(adata)
+    with pytest.raises(ValueError, match=r"ranks in \d+ of 40 cells"):
+        get.reconstruction_df(masked[:, :30])
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+def without(part, key):
+    def change(adata):
+        del getattr(adata, part)[key]
+
+    return change
+
+
+def two_labels(adata):
+    adata.uns["scdiva"]["scdiva_label"]["labels"] = ["a", "b"]
+
+
+def two_conditions(adata):
+    adata.varm["scdiva_mean"] = adata.varm["scdiva_mean"][:, :2]
+
+
+@pytest.fixture
+def predicted(screen, by_hand):
+    return by_hand(screen())
+
+
+REFUSED = [
+    ("annotated", get.annotation_df, {"key": "mine"}, KeyError, r"'mine_probability': call .*key_added='mine'"),
+    ("annotated", get.annotation_df, {"top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
+    ("annotated", get.annotation_df, {}, ValueError, r"shape \(4, 3\), .*4 cells and 2 labels", two_labels),
+    ("annotated", get.annotation_df, {}, KeyError, r"\['scdiva_label'\] .*labels", without("uns", "scdiva")),
+    ("predicted", get.perturbation_df, {"condition": ["A", "D", "E"]}, KeyError, r"2 of 3 conditions .*'D'.*'A', 'B'"),
+    ("predicted", get.perturbation_df, {"top": 0}, ValueError, "top must"),
+    ("predicted", get.perturbation_df, {"condition": []}, ValueError, "condition is empty"),
+    ("predicted", get.perturbation_df, {}, ValueError, r"5 conditions .*'scdiva_mean'\] has 2 of 40", two_conditions),
+    ("predicted", get.perturbation_df, {}, KeyError, "no 'perturbation'.*predict_pert", without("uns", "scdiva")),
+    ("annotated", get.gene_embedding_df, {}, KeyError, "no .X_scdiva.*call scdiva.tl.gene_embedding"),
+    ("with_network", get.grn_df, {"key": "mine"}, KeyError, r"'mine': call scdiva.tl.grn\(.*key_added='mine'"),
+    ("with_network", get.grn_df, {"group": "a/b"}, KeyError, "leave group out"),
+    ("with_network", get.grn_df, {"sources": ["H"]}, KeyError, "none of 1 genes"),
+    ("with_network", get.grn_df, {"top": 0}, ValueError, "top must be at least 1, got 0"),
+    ("masked", get.reconstruction_df, {"key": "mine"}, KeyError, r"call scdiva.tl.reconstruct\(.*key_added='mine'"),
+    ("masked", get.reconstruction_df, {}, KeyError, rf"uns\['scdiva'\] has no '{KEY}'", without("uns", "scdiva")),
+    *(
+        ("masked", get.reconstruction_df, {}, KeyError, rf"layers has no '{KEY}{end}'", without("layers", KEY + end))
+        for end in ENDINGS
+    ),
+    ("unmasked", get.reconstructed_genes, {}, ValueError, r"masked in 10 cells, .*0: .*min_cells"),
+    ("masked", get.reconstructed_genes, {"min_cells": 0}, ValueError, r"min_cells .*got 0"),
+    *(
+        ("masked", get.reconstructed_genes, {"min_recall": wrong}, ValueError, "min_recall must be between 0 and 1")
+        for wrong in (-0.1, 1.1, math.nan)
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_there_or_makes_no_sense_is_named(request, case):
+    fixture, call, options, error, said, *change = case
+    adata = request.getfixturevalue(fixture)
+    for one in change:
+        one(adata)
+    with pytest.raises(error, match=said):
+        call(adata, **options)

@@ -15,20 +15,9 @@ import scdiva
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 HEAVY = (
-    "torch",
-    "scanpy",
-    "pytorch_lightning",
-    "lightning",
-    "jax",
-    "anndata",
-    "pandas",
-    "sklearn",
-    "umap",
-    "matplotlib",
-    "numba",
-    "pooch",
-    "requests",
-)
+    "torch", "scanpy", "pytorch_lightning", "lightning", "jax", "anndata", "pandas", "sklearn", "umap", "matplotlib",
+    "numba", "pooch", "requests",
+)  # fmt: skip
 
 
 def fresh(code: str) -> str:

@@ -71,18 +71,11 @@ def test_after_an_error_the_next_bar_is_shown(stderr):
     assert "two:" in stderr.getvalue()
 
 
-@pytest.mark.parametrize("shown", [False, None])
-def test_off_is_silent(stderr, shown):
-    with sd.settings.override(progress=shown is False), redirect_stderr(stderr):  # the argument takes precedence
-        for _ in progress_bar(range(9), desc="reading", unit="cell", shown=shown):
-            pass
-    assert stderr.getvalue() == ""
-
-
-def test_short_stages_are_not_shown(stderr, monkeypatch):
-    monkeypatch.setattr(_settings, "DELAY", 60.0)
-    with redirect_stderr(stderr):
-        list(loop("short"))
+@pytest.mark.parametrize(("delay", "progress", "shown"), [(0.0, True, False), (0.0, False, None), (60.0, True, None)])
+def test_off_and_short_stages_are_silent(stderr, monkeypatch, delay, progress, shown):
+    monkeypatch.setattr(_settings, "DELAY", delay)
+    with sd.settings.override(progress=progress), redirect_stderr(stderr):  # the argument takes precedence
+        list(progress_bar(range(9), desc="reading", unit="cell", shown=shown))
     assert stderr.getvalue() == ""
 
 

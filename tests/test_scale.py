@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import warnings
+
 import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from scipy.stats import rankdata
 
 from scdiva._validate import find_scale, one_count, scan
 from scdiva.data.matrix import row_blocks
@@ -104,3 +107,29 @@ def test_one_count_is_the_smallest_value_of_a_cell_if_the_others_are_multiples_o
     assert one_count(blurred, indptr) is None
     few = indptr[: np.flatnonzero(indptr > 40)[0]]  # too few values to tell
     assert one_count(blurred[: few[-1]], few) is not None
+
+
+def molecules(n_cells=150, depth=1.0):
+    """Counts of 400 genes: rates that differ by gene, cell and type, drawn as molecules are."""
+    rng = np.random.default_rng(0)
+    rate = rng.lognormal(-0.5, 1.6, 400) * rng.lognormal(0, 0.4, (n_cells, 1)) * rng.gamma(4, 0.25, (n_cells, 400))
+    return rng.binomial(rng.poisson(rate), depth).astype(np.float64)
+
+
+@pytest.mark.parametrize("how", ["ordinal", "min", "max", "average", "dense"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ranks_within_cells_are_no_counts(how, sign):
+    x = molecules()
+    for row in x:
+        values = sign * row[row > 0] + np.arange((row > 0).sum()) / 1e3 * (how == "dense")
+        row[row > 0] = rankdata(values, how)
+    with pytest.raises(ValueError, match=r"holds ranks of genes within each cell.*layer=.*input='counts'"):
+        scan(row_blocks(x), 400)
+
+
+@pytest.mark.parametrize("depth", [1.0, 0.05])
+@pytest.mark.parametrize("n_cells", [3, 40, 150])
+def test_counts_at_any_depth_are_counts(depth, n_cells):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert scan(row_blocks(molecules(n_cells, depth)), 400).kind == "counts"

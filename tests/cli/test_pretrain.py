@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
+import anndata as ad
 import numpy as np
 import pytest
 import torch
 import yaml
 
 from scdiva import cli
+from scdiva.data.corpus import file_note
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
 from scdiva.models import ScDiVaConfig, load_model
+from scdiva.pp import corpus_entropy
 from scdiva.tokenizer.vocabulary import Vocabulary
-from scdiva.train import PretrainingConfig, pretrain
+from scdiva.train import PretrainingConfig, _pretrain, fit_linear_map, pretrain
+from scdiva.train.pretraining import PretrainingModule
 from scdiva.train.runner import read_checkpoint
 
 
-def test_python_and_the_command_give_the_same_weights(files, options, tmp_path, model_options, training_options):
-    file, run = options
-    assert cli.main(["pretrain", "--config", str(file)]) == 0
-    folder = pretrain(
-        [files / "a.h5ad", files / "b.h5ad"], tmp_path / "python", PretrainingConfig(**training_options),
-        model=ScDiVaConfig(**model_options), validation=files / "c.h5ad", vocabulary=files / "genes.safetensors",
-        min_genes=1, accelerator="cpu", progress=False,
-    )  # fmt: skip
-    assert folder == tmp_path / "python" / "model"
-    assert (folder / "model.safetensors").read_bytes() == (run / "model" / "model.safetensors").read_bytes()
-    one, two = (yaml.safe_load((made / "config.yaml").read_text()) for made in (run, tmp_path / "python"))
-    assert one | {"out": two["out"]} == two
+@pytest.fixture
+def command(options, capsys):
+    """Run the command with the configuration file and other options; returns its code and what it says."""
+
+    def run(*words, config=options[0]):
+        code = cli.main(["pretrain", "--config", str(config), *map(str, words)])
+        said = capsys.readouterr()
+        return code, said.out if code == 0 else said.err
+
+    return run
 
 
-def test_from_files_to_a_model_that_loads(files, options, capsys):
-    from scdiva.pp import corpus_entropy
+@contextlib.contextmanager
+def interrupted(monkeypatch, batch):
+    """Press Ctrl-C at a batch."""
+    plain = PretrainingModule.compute_loss
 
-    file, run = options
-    assert cli.main(["pretrain", "--config", str(file)]) == 0
-    assert capsys.readouterr().out.strip() == str(run / "model")
+    def stopped(self, *given):
+        if self.batches_seen == batch:
+            raise KeyboardInterrupt
+        return plain(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModule, "compute_loss", stopped)
+        yield
+
+
+def test_from_files_to_a_model_that_loads(files, options, command, tmp_path, model_options, training_options):
+    _, run = options
+    assert command() == (0, f"{run / 'model'}\n")
     model = load_model(run / "model", device="cpu")
     assert model.config.dim == 16
     assert model.config.n_genes == model.vocabulary.n_genes == 60
@@ -45,63 +62,42 @@ def test_from_files_to_a_model_that_loads(files, options, capsys):
     counted = corpus_entropy([files / "a.h5ad", files / "b.h5ad"], genes).entropy()
     np.testing.assert_array_equal(model.vocabulary.table["entropy"], counted[3:])
     assert Vocabulary.read(run / "vocabulary.safetensors") == model.vocabulary
-    written = yaml.safe_load((run / "config.yaml").read_text())
-    assert written["training"]["steps"] == 6
-    assert "n_genes" not in written["model"]
-    # the weights are those of the last checkpoint
+    # the weights are those of the last checkpoint, and those of Python
     state = torch.load(run / "last.ckpt", weights_only=True)["state_dict"]
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[f"model.{name}"])
+    folder = pretrain(
+        [files / "a.h5ad", files / "b.h5ad"], tmp_path / "python", PretrainingConfig(**training_options),
+        model=ScDiVaConfig(**model_options), validation=files / "c.h5ad", vocabulary=files / "genes.safetensors",
+        min_genes=1, accelerator="cpu", progress=False,
+    )  # fmt: skip
+    assert (folder / "model.safetensors").read_bytes() == (run / "model" / "model.safetensors").read_bytes()
+    one, two = (yaml.safe_load((made / "config.yaml").read_text()) for made in (run, tmp_path / "python"))
+    assert one | {"out": two["out"]} == two
     # the written configuration runs again, but never over a finished run
-    assert cli.main(["pretrain", "--config", str(run / "config.yaml")]) == 1
-    assert "the run is finished" in capsys.readouterr().err
+    code, said = command(config=run / "config.yaml")
+    assert code == 1
+    assert "the run is finished" in said
 
 
 @pytest.mark.parametrize("changes", [{}, {"batch_tokens": 300, "accumulate": 2}])
-def test_a_stopped_run_is_resumed_to_the_same_model(options, training_options, tmp_path, monkeypatch, capsys, changes):
+def test_a_stopped_run_is_resumed_to_the_same_model(options, command, training_options, tmp_path, monkeypatch, changes):
     file, run = options
     content = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump(content | {"training": training_options | changes}))
-    assert cli.main(["pretrain", "--config", str(file), "--out", str(tmp_path / "straight")]) == 0
-
-    from scdiva.train.pretraining import PretrainingModule
-
-    plain = PretrainingModule.compute_loss
-
-    def stopped_by_hand(self, batch, generator):
-        if self.batches_seen == 5:
-            raise KeyboardInterrupt
-        return plain(self, batch, generator)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PretrainingModule, "compute_loss", stopped_by_hand)
-        assert cli.main(["pretrain", "--config", str(file)]) == 130
-    assert "--resume true" in capsys.readouterr().err
+    assert command("--out", tmp_path / "straight")[0] == 0
+    with interrupted(monkeypatch, 5):
+        code, said = command()
+    assert (code, "--resume true" in said) == (130, True)
     assert read_checkpoint(run / "last.ckpt")["scdiva"]["batches_seen"] == 4
-    assert cli.main(["pretrain", "--config", str(file)]) == 1
-    assert "Pass --resume" in capsys.readouterr().err
-    assert cli.main(["pretrain", "--config", str(file), "--resume", "true"]) == 0
+    code, said = command()
+    assert (code, "Pass --resume" in said) == (1, True)
+    assert command("--resume", "true")[0] == 0
     one, two = load_model(tmp_path / "straight" / "model", device="cpu"), load_model(run / "model", device="cpu")
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert (a - b).abs().max() <= 1e-6
-    assert yaml.safe_load((run / "config.yaml").read_text())["training"].get("batch_tokens") == changes.get(
-        "batch_tokens"
-    )
-
-
-def test_a_packed_corpus_without_validation(files, options, tmp_path):
-    from scdiva.data.packing import pack_files
-    from scdiva.pp import corpus_entropy
-
-    file, run = options
-    genes = Vocabulary.read(files / "genes.safetensors")
-    studies = [files / "a.h5ad", files / "b.h5ad"]
-    genes = genes.with_entropy(corpus_entropy(studies, genes).entropy()[3:])
-    genes.write(tmp_path / "counted.safetensors")
-    pack_files(studies, genes, tmp_path / "corpus.h5", max_length=40)
-    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "counted.safetensors")]
-    assert cli.main(["pretrain", "--config", str(file), *arguments, "--validation", "null"]) == 0
-    assert (run / "model" / "model.safetensors").exists()
+    written = yaml.safe_load((run / "config.yaml").read_text())["training"]
+    assert written.get("batch_tokens") == changes.get("batch_tokens")
 
 
 @pytest.mark.parametrize(
@@ -125,59 +121,43 @@ def test_a_packed_corpus_without_validation(files, options, tmp_path):
         (["--validation_studies", "1.5"], "share between 0 and 1; got 1.5"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(options, capsys, arguments, message):
+def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(options, command, arguments, message):
     file, run = options
     train = yaml.safe_load(file.read_text())["train"]
-    arguments = [f"[{train[0]}]" if one == "TRAIN" else one for one in arguments]
-    assert cli.main(["pretrain", "--config", str(file), *arguments]) == 1
-    said = capsys.readouterr().err.strip()
+    code, said = command(*(f"[{train[0]}]" if one == "TRAIN" else one for one in arguments))
+    assert code == 1
     assert message in said
     assert len(said.splitlines()) == 1
     assert not run.exists()
 
 
-def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_path, capsys):
-    from scdiva.data.packed import PackedCells
-    from scdiva.data.packing import pack_files
-    from scdiva.pp import corpus_entropy
-    from scdiva.train import fit_linear_map
-
-    file, run = options
+def test_a_packed_corpus_gives_the_svd_start(files, options, command, model_options, tmp_path):
     studies = [files / "a.h5ad", files / "b.h5ad"]
-    assert cli.main(["pretrain", "--config", str(file), "--svd_start", "true"]) == 1
-    assert "packed corpus" in capsys.readouterr().err
+    assert "packed corpus" in command("--svd_start", "true")[1]
     genes = Vocabulary.read(files / "genes.safetensors")
     genes = genes.with_entropy(corpus_entropy(studies, genes).entropy()[3:])
     genes.write(tmp_path / "genes.safetensors")
     pack_files(studies, genes, tmp_path / "corpus.h5").close()
-    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "genes.safetensors")]
+    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", tmp_path / "genes.safetensors"]
     arguments += ["--svd_start", "true", "--training.learning_rate", "1e-9"]
-    assert cli.main(["pretrain", "--config", str(file), *arguments, "--validation_studies", "[a]"]) == 1
-    assert "pack those into validation" in capsys.readouterr().err
-    assert cli.main(["pretrain", "--config", str(file), *arguments]) == 0
-    model = load_model(run / "model", device="cpu")
+    assert "pack those into validation" in command(*arguments, "--validation_studies", "[a]")[1]
+    assert command(*arguments, "--validation", "null")[0] == 0
+    model = load_model(options[1] / "model", device="cpu")
     expected = fit_linear_map(PackedCells(tmp_path / "corpus.h5"), model_options["anchor_linear_dim"])
     weight = torch.from_numpy(expected.weight)
     torch.testing.assert_close(model.anchor.table.weight[3:], weight[3:], atol=1e-6, rtol=0)
     lead = model.embedding.gene.weight[3:, : model_options["anchor_linear_dim"]]
     cosine = torch.nn.functional.cosine_similarity(lead, weight[3:], dim=1)
     assert cosine[weight[3:].any(dim=1)].min() > 0.999
-    decoder = torch.load(run / "last.ckpt", weights_only=True)["state_dict"]["decoder.linear.bias"]
+    decoder = torch.load(options[1] / "last.ckpt", weights_only=True)["state_dict"]["decoder.linear.bias"]
     frequency = torch.from_numpy(expected.frequency[3:]).clamp_min(1e-7)
     torch.testing.assert_close(decoder, frequency.log().float(), atol=1e-5, rtol=0)
 
 
-def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatch):
-    from scdiva.data.corpus import file_note
-    from scdiva.train.pretraining import PretrainingModule
-
-    def stopped_at_once(self, batch, generator):
-        raise KeyboardInterrupt
-
-    file, run = options
-    with monkeypatch.context() as patch:
-        patch.setattr(PretrainingModule, "compute_loss", stopped_at_once)
-        assert cli.main(["pretrain", "--config", str(file), "--validation_cells", "30"]) == 130
+def test_config_and_manifest_are_there_from_the_start(files, options, command, monkeypatch):
+    _, run = options
+    with interrupted(monkeypatch, 0):
+        assert command("--validation_cells", "30")[0] == 130
     written = yaml.safe_load((run / "config.yaml").read_text())
     assert written["training"].keys() == PretrainingConfig().to_dict().keys()
     assert written["training"]["learning_rate"] == 3e-4  # nobody said
@@ -190,83 +170,57 @@ def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatc
         ("a", "train", 40), ("b", "train", 20), ("c", "validation", 20),
     ]  # fmt: skip
     # what was written starts the same run, and the model holds it too
-    assert cli.main(["pretrain", "--config", str(run / "config.yaml"), "--out", str(run / "again")]) == 0
+    assert command("--out", run / "again", config=run / "config.yaml")[0] == 0
     metadata = load_model(run / "again" / "model", device="cpu").metadata
     assert metadata["config"] == written | {"out": str(run / "again")}
     assert metadata["corpus"] == manifest["studies"]
-    assert "- config: see config.json" in (run / "again" / "model" / "README.md").read_text()
 
 
-def test_a_preset_is_the_start_and_options_go_before_it(files, options, monkeypatch):
+def test_a_preset_is_the_start_and_options_go_before_it(options, command, monkeypatch):
     """Default, preset, configuration file, command line: each goes before the last."""
-    from scdiva.train import _pretrain
-
     asked = {}
-
-    def note(**arguments):
-        asked.update(arguments)
-        return ""
-
-    monkeypatch.setattr(_pretrain, "pretrain", note)
+    monkeypatch.setattr(_pretrain, "pretrain", lambda **arguments: asked.update(arguments) or "")
     file, _ = options
-    content = yaml.safe_load(file.read_text())
-    content["training"], content["model"] = {"steps": 7, "clip": 0.5}, {"dim": 16}
-    file.write_text(yaml.safe_dump(content | {"preset": "mini"}))
-    assert cli.main(["pretrain", "--config", str(file), "--training.steps", "9", "--model.ffn_dim", "40"]) == 0
-    assert asked["training"] == PretrainingConfig.preset("mini", steps=9, clip=0.5)
-    expected = ScDiVaConfig.preset("mini", dim=16, ffn_dim=40)
-    assert _pretrain._model_config("mini", asked["model"]) == expected
-    # the command line's preset, and none at all
-    assert cli.main(["pretrain", "--config", str(file), "--preset", "base"]) == 0
-    assert asked["training"] == PretrainingConfig.preset("base", steps=7, clip=0.5)
-    assert cli.main(["pretrain", "--config", str(file), "--preset", "null"]) == 0
-    assert asked["training"] == PretrainingConfig(steps=7, clip=0.5)
-    assert _pretrain._model_config("mini", {"dim": 16}) == ScDiVaConfig.preset("mini", dim=16)
+    content = yaml.safe_load(file.read_text()) | {"preset": "mini", "model": {"dim": 16}}
+    file.write_text(yaml.safe_dump(content | {"training": {"steps": 7, "clip": 0.5}}))
+    for words, training in [
+        (["--training.steps", "9", "--model.ffn_dim", "40"], PretrainingConfig.preset("mini", steps=9, clip=0.5)),
+        (["--preset", "base"], PretrainingConfig.preset("base", steps=7, clip=0.5)),
+        (["--preset", "null"], PretrainingConfig(steps=7, clip=0.5)),
+    ]:
+        assert command(*words)[0] == 0
+        assert asked["training"] == training
+        if "--model.ffn_dim" in words:
+            expected = ScDiVaConfig.preset("mini", dim=16, ffn_dim=40)
+            assert _pretrain._model_config("mini", asked["model"]) == expected
 
 
-def test_a_changed_file_stops_a_resumed_run_before_it_is_read(files, options, tmp_path, monkeypatch, capsys):
-    import anndata as ad
-
-    from scdiva.train.pretraining import PretrainingModule
-
-    file, _ = options
-    (tmp_path / "data").mkdir()
+def test_a_changed_file_stops_a_resumed_run_before_it_is_read(files, command, tmp_path, monkeypatch):
+    data = tmp_path / "data"
+    data.mkdir()
     for name in ("a", "b"):
-        (tmp_path / "data" / f"{name}.h5ad").write_bytes((files / f"{name}.h5ad").read_bytes())
-    arguments = ["pretrain", "--config", str(file), "--train", f"[{tmp_path / 'data'}]"]
-    plain = PretrainingModule.compute_loss
-
-    def stopped(self, batch, generator):
-        if self.batches_seen == 3:
-            raise KeyboardInterrupt
-        return plain(self, batch, generator)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PretrainingModule, "compute_loss", stopped)
-        assert cli.main(arguments) == 130
-    adata = ad.read_h5ad(tmp_path / "data" / "b.h5ad")
+        (data / f"{name}.h5ad").write_bytes((files / f"{name}.h5ad").read_bytes())
+    with interrupted(monkeypatch, 3):
+        assert command("--train", f"[{data}]")[0] == 130
+    resumed = ["--train", f"[{data}]", "--resume", "true"]
+    adata = ad.read_h5ad(data / "b.h5ad")
     adata.X.data[3] += 1
-    adata.write_h5ad(tmp_path / "data" / "b.h5ad")
-    capsys.readouterr()
+    adata.write_h5ad(data / "b.h5ad")
     with monkeypatch.context() as patch:
         patch.setattr("scdiva.data.datamodule.CellDataModule._open", None)
-        assert cli.main([*arguments, "--resume", "true"]) == 1
-    said = capsys.readouterr().err.strip()
+        code, said = command(*resumed)
+    assert (code, len(said.splitlines())) == (1, 1)
     assert "1 of 2 files have changed since the run began (first: 'b.h5ad')" in said
-    assert len(said.splitlines()) == 1
-    (tmp_path / "data" / "b.h5ad").write_bytes((files / "b.h5ad").read_bytes())
-    assert cli.main([*arguments, "--resume", "true", "--min_genes", "2"]) == 1
-    assert "min_genes: 1 then, 2 now" in capsys.readouterr().err
-    assert cli.main([*arguments, "--resume", "true"]) == 0
+    (data / "b.h5ad").write_bytes((files / "b.h5ad").read_bytes())
+    assert "min_genes: 1 then, 2 now" in command(*resumed, "--min_genes", "2")[1]
+    assert command(*resumed)[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore:.* cells are left out")
-def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(files, options):
-    from scdiva.pp import corpus_entropy
-
-    file, run = options
+def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(files, options, command):
+    _, run = options
     arguments = ["--validation", "null", "--train", f"[{files}]", "--validation_studies", "[b]", "--min_genes", "47"]
-    assert cli.main(["pretrain", "--config", str(file), *arguments]) == 0
+    assert command(*arguments)[0] == 0
     studies = {one["study"]: one for one in json.loads((run / "manifest.json").read_text())["studies"]}
     assert [(name, one["part"]) for name, one in studies.items()] == [
         ("a", "train"), ("b", "validation"), ("c", "train"),

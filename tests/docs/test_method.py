@@ -10,20 +10,9 @@ import pytest
 import torch
 
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.train import PretrainingConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
-
-
-def test_settings_of_the_page():
-    ours, paper = ScDiVaConfig(), ScDiVaConfig.paper()
-    assert (ours.entropy_floor, ours.anchor, ours.state_head, ours.max_length) == (0.3, "encoder", False, 1200)
-    assert (paper.entropy_floor, paper.anchor, paper.state_head, paper.max_length) == (0, "learned", False, 1200)
-    ours, paper = PretrainingConfig(), PretrainingConfig.paper()
-    assert (ours.value_mask_rate, ours.value_weight, ours.anchor_objective) == (0.1, 10, "genes")
-    assert (paper.value_mask_rate, paper.value_weight, paper.anchor_objective) == (0, 10, "none")
-    assert f"{paper.steps:,} steps of 768 cells" in PAGE
 
 
 @pytest.mark.parametrize(("tied", "size"), [(False, "93.43 M"), (True, "72.0 M")])

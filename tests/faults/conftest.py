@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-import hashlib
+import inspect
 import re
 import warnings
 
-import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
-import scipy.sparse as sp
 
 import scdiva as sd
 
 QUICK = {"rng": 0, "device": "cpu"}
-PERTURBED = {"n_cells": 5, **QUICK}
+
+
+def quick(function, **given):
+    """Give a call of a function with cells, a model, and options that make it quick unless others are named."""
+    of_model = "model" in inspect.signature(function).parameters
+    return lambda a, m, **how: function(a, **({"model": m} if of_model else {}) | given | how)
+
+
 ENTRIES = {
-    "pp.match_genes": lambda a, _: sd.pp.match_genes(a),
-    "pp.gene_entropy": lambda a, _: sd.pp.gene_entropy(a),
-    "pp.entropy_serialize": lambda a, _: sd.pp.entropy_serialize(a),
-    "tl.embed": lambda a, m: sd.tl.embed(a, m),
-    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m),
-    "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=2, **QUICK),
-    "tl.annotate": lambda a, m: sd.tl.annotate(
-        a, "cell_type", model=m, method="knn", unlabeled_category="unknown", **QUICK
-    ),
-    "tl.grn": lambda a, m: sd.tl.grn(a, model=m, device="cpu"),
-    "tl.reconstruct": lambda a, m: sd.tl.reconstruct(a, m, rng=0),
-    "tl.impute": lambda a, m: sd.tl.impute(a, model=m, rng=0),
-    "tl.generate": lambda a, m: sd.tl.generate(a, 4, model=m, rng=0),
-    "tl.log_likelihood": lambda a, m: sd.tl.log_likelihood(a, m, n_samples=2, rng=0),
-    "tl.predict_perturbation": lambda a, m: sd.tl.predict_perturbation(a, "perturbation", model=m, **PERTURBED),
+    "pp.match_genes": quick(sd.pp.match_genes),
+    "pp.gene_entropy": quick(sd.pp.gene_entropy),
+    "pp.entropy_serialize": quick(sd.pp.entropy_serialize),
+    "tl.embed": quick(sd.tl.embed),
+    "tl.gene_embedding": quick(sd.tl.gene_embedding),
+    "tl.integrate": quick(sd.tl.integrate, batch_key="batch", steps=2, **QUICK),
+    "tl.annotate": quick(sd.tl.annotate, labels_key="cell_type", method="knn", unlabeled_category="unknown", **QUICK),
+    "tl.grn": quick(sd.tl.grn, device="cpu"),
+    "tl.reconstruct": quick(sd.tl.reconstruct, rng=0),
+    "tl.impute": quick(sd.tl.impute, rng=0),
+    "tl.generate": quick(sd.tl.generate, n_cells=4, rng=0),
+    "tl.log_likelihood": quick(sd.tl.log_likelihood, n_samples=2, rng=0),
+    "tl.predict_perturbation": quick(sd.tl.predict_perturbation, perturbation_key="perturbation", n_cells=5, **QUICK),
     "get.matrix": lambda a, m: sd.data.open_cells(a, m.vocabulary),
 }
 """Calls that read a matrix. `enter` calls each, and tl.embed_file beside them."""
+CALLS = ENTRIES | {
+    "tl.adapt": quick(sd.tl.adapt, **QUICK),
+    "pp.split_perturbations": quick(
+        sd.pp.split_perturbations, perturbation_key="perturbation", by="single", n_splits=2, rng=0
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -63,25 +71,9 @@ def cells(drawn):
 
 
 @pytest.fixture(scope="session")
-def model(drawn):
+def model(build):
     """A small model of random weights that knows 55 of the 60 genes, and whose state needs its transformer."""
-    import torch
-
-    from scdiva.models import ScDiVa, ScDiVaConfig
-    from scdiva.tokenizer.vocabulary import load_vocabulary
-
-    human = load_vocabulary("human")
-    vocabulary = human.subset(np.sort(human.match(list(drawn.var_names[:55])).tokens))
-    config = ScDiVaConfig(
-        n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=24, max_length=40, anchor="encoder",
-        anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, anchor_residual=True, state_head=True, state_rank=6,
-    )  # fmt: skip
-    made = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():  # away from the zeros that hide a path
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    made.vocabulary = vocabulary
-    return made
+    return build(anchor="encoder", anchor_residual=True, n_layers=1, state_head=True, state_rank=6)
 
 
 @pytest.fixture(params=[*ENTRIES, "tl.embed_file"])
@@ -107,62 +99,6 @@ def enter(request, model, tmp_path):
     if request.param == "tl.embed_file":
         return through_a_file
     return lambda adata: ENTRIES[request.param](adata, model)
-
-
-def _bytes_of(value):
-    """Every byte of what an AnnData object may hold, and of its type and shape."""
-    if isinstance(value, ad.AnnData):
-        parts = ("X", "layers", "obs", "var", "uns", "obsm", "varm", "obsp", "varp", "raw")
-        for part in parts:
-            yield part.encode()
-            yield from _bytes_of(getattr(value, part))
-    elif value is None:
-        yield b"None"
-    elif sp.issparse(value):
-        yield f"{value.format} {value.shape}".encode()
-        arrays = (value.data, value.indices, value.indptr) if hasattr(value, "indptr") else (value.tocoo().data,)
-        for array in arrays:
-            yield from _bytes_of(np.asarray(array))
-    elif isinstance(value, pd.DataFrame):
-        yield from _bytes_of(value.index)
-        for name in value.columns:
-            yield repr((name, str(value[name].dtype))).encode()
-            yield from _bytes_of(value[name])
-    elif isinstance(value, pd.Series | pd.Index):
-        if isinstance(value.dtype, pd.CategoricalDtype):
-            yield repr((list(value.array.categories), bool(value.array.ordered))).encode()
-            yield from _bytes_of(np.asarray(value.array.codes))
-        else:
-            yield repr(list(value)).encode()
-    elif isinstance(value, np.ndarray):
-        yield f"{value.dtype} {value.shape}".encode()
-        yield repr(value.tolist()).encode() if value.dtype.kind in "OV" else np.ascontiguousarray(value).tobytes()
-    elif hasattr(value, "compute"):  # dask
-        yield from _bytes_of(value.compute())
-    elif hasattr(value, "to_memory"):  # backed
-        yield from _bytes_of(value.to_memory())
-    elif hasattr(value, "items"):
-        for key, item in sorted(value.items(), key=lambda pair: str(pair[0])):
-            yield repr(key).encode()
-            yield from _bytes_of(item)
-    elif hasattr(value, "X") and hasattr(value, "var"):  # raw
-        for part in ("X", "var", "varm"):
-            yield from _bytes_of(getattr(value, part))
-    else:
-        yield repr(value).encode()
-
-
-@pytest.fixture(scope="session")
-def hashed():
-    """SHA-256 of all that an AnnData object holds, each part with its type and shape."""
-
-    def digest(adata):
-        total = hashlib.sha256(f"{adata.shape} view: {adata.is_view}".encode())
-        for part in _bytes_of(adata):
-            total.update(len(part).to_bytes(8, "big") + part)
-        return total.hexdigest()
-
-    return digest
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import anndata as ad
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.tokenizer.vocabulary import load_vocabulary
 
 CALLS = {
     "tl.embed": lambda a, m: sd.tl.embed(a, m, copy=True).obsm["X_scdiva"],
@@ -54,31 +57,12 @@ def test_other_names_of_the_same_genes_change_no_bit(cells, drawn, result, renam
     assert np.array_equal(result(cells), result(drawn))
 
 
-@pytest.mark.fault("renamed genes")
-@pytest.mark.parametrize("column", ["previous", "alias"])
-def test_a_former_name_means_its_gene(column):
-    """Every tenth gene that has one, by that name."""
-    table = load_vocabulary("human").table
-    rows = table[(table[column] != "") & (table["biotype"] == "protein_coding")].iloc[::10]
-    former = [names.split("|")[0] for names in rows[column]]
-    found = load_vocabulary("human").match(former)
-    how = np.asarray(found.how, dtype=object)
-    assert (how == column).sum() > 100
-    assert np.array_equal(found.tokens[how == column], rows.index.to_numpy()[how == column])
-    # what is not found so is another gene's current name, or the former name of several
-    assert set(how) <= {"symbol", "previous", "alias", "unknown", "ensembl"}
-
-
 # --- several columns of one gene --------------------------------------------------------------------------------------
 def halves(drawn):
     """Cells with each count in one of two columns of its gene."""
-    import anndata as ad
-    import scipy.sparse as sp
-
     x = drawn.X.toarray()
     first = np.floor(x / 3)
-    twice = ad.AnnData(sp.csr_matrix(np.hstack([first, x - first])), obs=drawn.obs.copy())
-    return twice
+    return ad.AnnData(sp.csr_matrix(np.hstack([first, x - first])), obs=drawn.obs.copy())
 
 
 @pytest.mark.fault("duplicate genes")
@@ -140,3 +124,45 @@ def test_the_order_of_columns_changes_no_bit(drawn, result):
     order = np.random.default_rng(0).permutation(drawn.n_vars)
     found, expected = result(drawn[:, order].copy()), result(drawn)
     assert np.array_equal(found, expected[:, order] if expected.shape[1:] == (drawn.n_vars,) else expected)
+
+
+# --- few genes -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def bundled():
+    """The model that a call without one loads, half a second each time."""
+    return sd.models.load_model(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def panel(bundled):
+    """Cells with 500 of the genes that the bundled model knows, and with all of them in raw."""
+    vocabulary = bundled.vocabulary
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.permutation(vocabulary.n_genes)[:15_000])
+    x = sp.random(30, 15_000, density=0.1, format="csr", random_state=0, data_rvs=lambda n: rng.poisson(1, n) + 1.0)
+    whole = ad.AnnData(x.astype(np.float32))
+    whole.var_names, whole.obs_names = vocabulary.symbols[rows], [f"cell{i}" for i in range(30)]
+    whole.obs["batch"] = ["one", "two"] * 15
+    few = whole[:, :500].copy()
+    few.raw = whole
+    return few
+
+
+FEW = {
+    "tl.embed": lambda a, m: sd.tl.embed(a, m, empty="nan"),
+    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m),
+    "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=1, rng=0, device="cpu"),
+    "tl.impute": lambda a, m: sd.tl.impute(a, model=m, rng=0),
+    "tl.generate": lambda a, m: sd.tl.generate(a, 2, m, rng=0),
+}
+
+
+@pytest.mark.fault("few genes")
+@pytest.mark.parametrize("name", FEW)
+def test_few_genes_are_warned_of(panel, bundled, name):
+    said = r"the data have 500 of the 19,623 genes that the model knows, \d% of them by entropy: .* about 0\.\d"
+    with pytest.warns(UserWarning, match=said) as found:
+        FEW[name](panel.copy(), bundled)
+    ours = [one for one in found if "genes that the model knows" in str(one.message)]
+    assert {Path(one.filename).name for one in ours} == {Path(__file__).name}  # the line that called: shown there once
+    assert len({str(one.message) for one in ours}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,20 +12,16 @@ import torch
 
 import scdiva as sd
 from scdiva.models import load_model
+from scdiva.train import pretrain
+
+from .conftest import CALLS
 
 ROOT = Path(__file__).parents[2]
 # --- no GPU, no Triton ------------------------------------------------------------------------------------------------
-ON_DEVICE = {
-    "tl.embed": lambda a, m, d: sd.tl.embed(a, m, device=d),
-    "tl.integrate": lambda a, m, d: sd.tl.integrate(a, "batch", model=m, steps=2, device=d),
-    "tl.annotate": lambda a, m, d: sd.tl.annotate(a, "cell_type", model=m, device=d),
-    "tl.adapt": lambda a, m, d: sd.tl.adapt(a, m, device=d),
-    "tl.grn": lambda a, m, d: sd.tl.grn(a, model=m, device=d),
-    "tl.reconstruct": lambda a, m, d: sd.tl.reconstruct(a, m, device=d),
-    "tl.log_likelihood": lambda a, m, d: sd.tl.log_likelihood(a, m, n_samples=2, device=d),
-    "tl.predict_perturbation": lambda a, m, d: sd.tl.predict_perturbation(a, "perturbation", model=m, device=d),
-    "models.load_model": lambda _, m, d: load_model(m, device=d or sd.settings.resolve_device()),
-}
+ON_DEVICE = (
+    "tl.embed", "tl.integrate", "tl.annotate", "tl.adapt", "tl.grn", "tl.reconstruct", "tl.log_likelihood",
+    "tl.predict_perturbation",
+)  # fmt: skip
 
 
 @pytest.mark.fault("no GPU")
@@ -35,9 +32,11 @@ def test_a_device_that_is_not_there(cells, model, refused, monkeypatch, name, de
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     said = f"device='{device}' was asked for", "finds no (CUDA|MPS) device here"
-    refused(lambda a: ON_DEVICE[name](a, model, device), cells, ValueError, *said)
+    refused(lambda a: CALLS[name](a, model, device=device), cells, ValueError, *said)
     with sd.settings.override(device=device):
-        refused(lambda a: ON_DEVICE[name](a, model, None), cells, ValueError, *said)
+        refused(lambda a: CALLS[name](a, model, device=None), cells, ValueError, *said)
+    with pytest.raises(ValueError, match=said[0]):
+        load_model(model, device=device)
 
 
 @pytest.fixture
@@ -71,71 +70,38 @@ def test_without_triton_attention_takes_sdpa(without_triton, device):
     assert attention("auto", device) == "sdpa"
 
 
-# --- missing extras ---------------------------------------------------------------------------------------------------
-HINTS = {
-    "igraph, modules": ("igraph", "leiden", lambda a: sd.tl.grn_modules(a)),
-    "igraph, Leiden": (
-        "igraph",
-        "leiden",
-        lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"].to_numpy()),
-    ),
-    "huggingface-hub": ("huggingface_hub", "hub", lambda a: sd.tl.embed(a, "hf://owner/name")),
-}
-
-
-def extras():
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-
-
-@pytest.mark.fault("missing extras")
-@pytest.mark.parametrize("name", HINTS)
-def test_a_missing_extra_is_named_with_the_line_that_installs_it(cells, model, refused, monkeypatch, name):
-    module, extra, call = HINTS[name]
-    if name == "igraph, modules":
-        sd.tl.grn(cells, "correlation", model=model, device="cpu")
-    monkeypatch.setitem(__import__("sys").modules, module, None)
-    refused(call, cells, ImportError, rf"pip install 'scdiva\[{extra}\]'")
-    assert any(wanted.startswith(module.replace("_", "-")) for wanted in extras()[extra])
-
-
 # --- missing extras, said before work ---------------------------------------------------------------------------------
-def no_work(monkeypatch, *names):
-    """Fail where one of these is called."""
-
-    def called(*_, **__):
-        raise AssertionError("work began before the missing package was named")
-
-    for name in names:
-        monkeypatch.setattr(name, called)
-
-
-LATE = {
-    "modules, on a network that is not there": (
-        "igraph", "leiden", lambda a: sd.tl.grn_modules(a, key="none"), ("scdiva.networks.network.network_of",),
+EXTRAS = {
+    "modules": ("igraph", "leiden", lambda a, m: sd.tl.grn_modules(a), "scdiva.networks.network.network_of"),
+    "scores, Leiden": (
+        "igraph", "leiden", lambda a, m: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"].to_numpy()),
+        "scdiva.metrics.integration.scored_cells",
     ),
-    "scores of a definition, Leiden": (
-        "igraph", "leiden", lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"]),
-        ("scdiva.metrics.integration.scored_cells",),
-    ),
+    "a model of the hub": ("huggingface_hub", "hub", lambda a, m: sd.tl.embed(a, "hf://owner/name"), None),
     "a push": (
-        "huggingface_hub", "hub", lambda _: sd.models.push("scdiva-mini", "hf://a/b"),
-        ("scdiva.models.storage.find_model",),
+        "huggingface_hub", "hub", lambda a, m: sd.models.push("scdiva-mini", "hf://a/b"),
+        "scdiva.models.storage.find_model",
     ),
     "pretraining": (
         "triton", "gpu",
-        lambda _: __import__("scdiva.train", fromlist=["pretrain"]).pretrain(
-            ["no such file"], "nowhere", model={"attention_backend": "triton"}
-        ),
-        ("scdiva.data.datamodule.CellDataModule",),
+        lambda a, m: pretrain(["no such file"], "nowhere", model={"attention_backend": "triton"}),
+        "scdiva.data.datamodule.CellDataModule",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.fault("extras found missing late")
-@pytest.mark.parametrize("name", LATE)
-def test_a_missing_extra_is_said_before_any_work(cells, refused, monkeypatch, name):
-    module, extra, call, work = LATE[name]
-    monkeypatch.setitem(__import__("sys").modules, module, None)
-    no_work(monkeypatch, *work)
-    refused(call, cells, ImportError, rf"pip install 'scdiva\[{extra}\]'")
-    assert any(wanted.startswith(module.replace("_", "-")) for wanted in extras()[extra])
+@pytest.mark.fault("missing extras")
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_missing_extra_is_named_before_any_work_with_the_line_that_installs_it(
+    cells, model, refused, monkeypatch, name
+):
+    def called(*_, **__):
+        raise AssertionError("work began before the missing package was named")
+
+    module, extra, call, work = EXTRAS[name]
+    monkeypatch.setitem(sys.modules, module, None)
+    if work:
+        monkeypatch.setattr(work, called)
+    refused(lambda a: call(a, model), cells, ImportError, rf"pip install 'scdiva\[{extra}\]'")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(wanted.startswith(module.replace("_", "-")) for wanted in extras[extra])

@@ -1,6 +1,9 @@
-"""Faults of annotation: keys that are not there, labels that are missing, alone, unused or unheard of."""
+"""Faults of labels: missing keys and labels, types alone or unused, texts and numbers that are no labels."""
 
 from __future__ import annotations
+
+import itertools
+import warnings
 
 import anndata as ad
 import numpy as np
@@ -9,19 +12,7 @@ import pytest
 
 import scdiva as sd
 
-FIT = {"rng": 0, "device": "cpu"}
-
-
-def integrate(a, m, key="batch", **more):
-    return sd.tl.integrate(a, key, model=m, steps=2, **FIT, **more)
-
-
-def annotate(a, m, key="cell_type", **more):
-    return sd.tl.annotate(a, key, model=m, **{"method": "knn", "unlabeled_category": "unknown"} | FIT | more)
-
-
-def perturb(a, m, key="perturbation", **more):
-    return sd.tl.predict_perturbation(a, key, model=m, n_cells=5, **FIT, **more)
+from .conftest import CALLS, QUICK
 
 
 def missing(how, cells, column):
@@ -33,66 +24,31 @@ def missing(how, cells, column):
 
 
 LABELLED = {
-    "tl.integrate": (integrate, "batch"),
-    "tl.annotate": (lambda a, m: annotate(a, m, batch_key="batch"), "batch"),
-    "tl.adapt": (lambda a, m: sd.tl.adapt(a, m, batch_key="batch", **FIT), "batch"),
-    "tl.predict_perturbation": (perturb, "perturbation"),
-    "tl.predict_perturbation, groups": (lambda a, m: perturb(a, m, groupby="batch"), "batch"),
-    "tl.grn": (lambda a, m: sd.tl.grn(a, model=m, groupby="batch", device="cpu"), "batch"),
-    "tl.generate": (lambda a, m: sd.tl.generate(a, 4, model=m, groupby="batch", rng=0), "batch"),
-    "pp.split_perturbations": (
-        lambda a, _: sd.pp.split_perturbations(a, "perturbation", by="single", n_splits=2, rng=0),
-        "perturbation",
-    ),
+    "tl.integrate": {"batch_key": "batch"},
+    "tl.annotate": {"batch_key": "batch"},
+    "tl.adapt": {"batch_key": "batch"},
+    "tl.predict_perturbation": {"perturbation_key": "perturbation"},
+    "tl.predict_perturbation, groups": {"groupby": "batch"},
+    "tl.grn": {"groupby": "batch"},
+    "tl.generate": {"groupby": "batch"},
+    "pp.split_perturbations": {"perturbation_key": "perturbation"},
 }
+"""The argument of each call that names a column of batches, groups or perturbations."""
+
+
+def call_of(name, column=None):
+    """Call with one of these arguments, which may name another column."""
+    ((argument, usual),) = LABELLED[name].items()
+    return lambda a, m: CALLS[name.partition(",")[0]](a, m, **{argument: column or usual})
 
 
 @pytest.mark.fault("NaN batch labels")
 @pytest.mark.parametrize("how", ["NaN", "None", "NA", "NaT"])
 @pytest.mark.parametrize("name", LABELLED)
 def test_missing_labels_are_counted_and_named(cells, model, refused, name, how):
-    call, column = LABELLED[name]
+    (column,) = LABELLED[name].values()
     said = "(missing for 2 of 80|2 of 80 cells have no)", "first.*'cell3'", "notna"
-    refused(lambda a: call(a, model), missing(how, cells, column), ValueError, *said)
-
-
-# --- keys that are not there ------------------------------------------------------------------------------------------
-def with_label(a):
-    a.obs["scdiva_label"] = a.obs["cell_type"]
-    return a
-
-
-KEYS = {
-    "tl.integrate, labels": (lambda a, m: integrate(a, m, labels_key="cell_typ"), "cell_type"),
-    "tl.annotate": (lambda a, m: annotate(a, m, "celltype"), "cell_type"),
-    "tl.predict_perturbation": (lambda a, m: perturb(a, m, "pertubation"), "perturbation"),
-    "tl.grn": (lambda a, m: sd.tl.grn(a, model=m, groupby="cell type", device="cpu"), "cell_type"),
-    "tl.generate": (lambda a, m: sd.tl.generate(a, 4, model=m, groupby="cell.type", rng=0), "cell_type"),
-    "tl.embed, layer": (lambda a, m: sd.tl.embed(a, m, layer="count"), "counts"),
-    "pp.match_genes, gene_ids": (lambda a, m: sd.pp.match_genes(a, gene_ids="ensembl"), "ensembl_id"),
-    "pp.split_perturbations": (
-        lambda a, _: sd.pp.split_perturbations(a, "perturbations", by="single", rng=0),
-        "perturbation",
-    ),
-    "pl.umap, color": (lambda a, _: sd.pl.umap(a, color="cell_types", basis="X_own"), "cell_type"),
-    "pl.confusion_matrix": (lambda a, _: sd.pl.confusion_matrix(with_label(a.copy()), "cell_typ"), "cell_type"),
-    "pl.integration": (lambda a, _: sd.pl.integration(a, "batch", before="X_ow", after="X_own"), "X_own"),
-    "get.gene_embedding_df": (lambda a, _: sd.get.gene_embedding_df(a, key="X_scdivas"), "gene_embedding"),
-    "get.annotation_df": (lambda a, _: sd.get.annotation_df(a), "tl.annotate"),
-    "tl.grn_modules": (lambda a, _: sd.tl.grn_modules(a), "tl.grn"),
-    "pl.grn": (lambda a, _: sd.pl.grn(a), "tl.grn"),
-    "pl.reliability": (lambda a, _: sd.pl.reliability(a), "tl.annotate"),
-    "pl.reconstruction": (lambda a, _: sd.pl.reconstruction(a), "tl.reconstruct"),
-}
-
-
-@pytest.mark.fault("missing keys")
-@pytest.mark.parametrize("name", KEYS)
-def test_a_key_that_is_not_there(cells, model, refused, name):
-    """A misspelt key brings the one that was meant; a result that is not there yet brings the call that makes it."""
-    call, meant = KEYS[name]
-    made = meant.startswith("tl.") or ("_" in meant and name == "get.gene_embedding_df")
-    refused(lambda a: call(a, model), cells, (KeyError, ValueError), meant if made else f"did you mean '{meant}'")
+    refused(lambda a: call_of(name)(a, model), missing(how, cells, column), ValueError, *said)
 
 
 # --- few labels -------------------------------------------------------------------------------------------------------
@@ -101,7 +57,7 @@ def test_a_key_that_is_not_there(cells, model, refused, name):
 def test_one_batch_is_left_as_it_is(cells, model, labels):
     cells.obs["all"] = "the same"
     with pytest.warns(UserWarning, match="names one batch only: there is nothing to integrate"):
-        integrate(cells, model, "all", labels_key=labels)
+        CALLS["tl.integrate"](cells, model, batch_key="all", labels_key=labels)
     sd.tl.embed(cells, model)
     assert np.array_equal(cells.obsm["X_scdiva_integrated"], cells.obsm["X_scdiva"])
 
@@ -117,7 +73,7 @@ def alone(cells):
 @pytest.mark.fault("singleton classes")
 @pytest.mark.parametrize("method", ["knn", "linear"])
 def test_a_type_of_one_cell_is_a_type(cells, model, method):
-    annotate(alone(cells), model, method=method, unlabeled_category=None)
+    CALLS["tl.annotate"](alone(cells), model, method=method, unlabeled_category=None)
     assert "alone" in list(cells.uns["scdiva"]["scdiva_label"]["labels"])
     assert np.allclose(cells.obsm["scdiva_label_probability"].sum(1), 1, atol=1e-5)
 
@@ -132,13 +88,13 @@ def test_categories_without_cells_change_nothing(drawn, model, call):
             if unused:
                 adata.obs[column] = adata.obs[column].cat.set_categories(["AAA", *names, "zzz"])
         if call == "tl.integrate":
-            integrate(adata, model, labels_key="cell_type")
+            CALLS[call](adata, model, labels_key="cell_type")
             return adata.obsm["X_scdiva_integrated"], ()
         if call == "tl.annotate":
-            annotate(adata, model)
+            CALLS[call](adata, model)
             ours = adata.uns["scdiva"]["scdiva_label"]
             return adata.obsm["scdiva_label_probability"], tuple(ours["labels"])
-        sd.tl.grn(adata, "correlation", model=model, groupby="batch", device="cpu")
+        CALLS[call](adata, model, method="correlation", groupby="batch")
         keys = [key for key in adata.varp if key.startswith("scdiva_grn")]
         return adata.varp[keys[0]].toarray(), tuple(keys)
 
@@ -154,14 +110,12 @@ def test_keys_and_labels_in_any_script(cells, model, tmp_path, text):
     cells.obs[text] = cells.obs["cell_type"].cat.rename_categories(lambda name: f"{text} {name}")
     cells.obs_names = [f"{text} {i}" for i in range(cells.n_obs)]
     sd.tl.embed(cells, model, key_added=text)
-    annotate(cells, model, text, key_added=f"{text} found")
-    integrate(cells, model, "batch", labels_key=text)
+    CALLS["tl.annotate"](cells, model, labels_key=text, key_added=f"{text} found")
+    CALLS["tl.integrate"](cells, model, labels_key=text)
     cells.write_h5ad(tmp_path / "cells.h5ad")
     back = ad.read_h5ad(tmp_path / "cells.h5ad")
     assert np.array_equal(back.obsm[text], cells.obsm[text])
     assert sd.get.annotation_df(back, key=f"{text} found")["label"].str.startswith(text).all()
-    with pytest.raises(KeyError, match="did you mean"):
-        integrate(cells, model, "batch", labels_key=text + "x")
 
 
 # --- cells of a batch that nobody has seen ----------------------------------------------------------------------------
@@ -169,7 +123,7 @@ def test_keys_and_labels_in_any_script(cells, model, tmp_path, text):
 def integrated(drawn, model):
     adata = drawn[:60].copy()
     with sd.settings.override(precision="fp32", progress=False):
-        return sd.tl.integrate(adata, "batch", model=model, steps=2, **FIT), adata.obsm["X_scdiva_integrated"]
+        return CALLS["tl.integrate"](adata, model), adata.obsm["X_scdiva_integrated"]
 
 
 @pytest.mark.fault("unseen batch at mapping")
@@ -185,3 +139,128 @@ def test_an_integrated_model_maps_cells_of_any_batch(integrated, drawn, batch):
     # tl.integrate encodes with other batches than tl.embed: the last bits may differ where blocks are run
     np.testing.assert_allclose(new.obsm["X_scdiva_integrated"][:60], before, atol=1e-6)
     assert np.isfinite(new.obsm["X_scdiva_integrated"]).all()
+
+
+# --- columns that hold no labels --------------------------------------------------------------------------------------
+def with_reference(a, m, key="cell_type", **more):
+    return sd.tl.annotate(a[:4].copy(), key, a, model=m, method="knn", **QUICK | more)
+
+
+LEARNED = {
+    "tl.annotate, reference": with_reference,
+    "tl.integrate": lambda a, m, key="cell_type", **more: CALLS["tl.integrate"](a, m, labels_key=key, **more),
+}
+BATCHES = ("tl.annotate", "tl.integrate", "tl.adapt")
+GROUPS = ("tl.grn", "tl.generate", "tl.predict_perturbation", "pp.split_perturbations")
+TEXTS = ["nan", "NaN", "None", "", " ", "NA", "<NA>", "NaT", "null", "N/A"]
+WORDS = ["unknown", "Unknown", "UNASSIGNED", "unlabelled", "unlabeled", "-", "not assigned"]
+
+
+def spoilt(adata, key, text, kind="object"):
+    """Give five cells another text, the fourth cell the first."""
+    values = adata.obs[key].astype(str).to_numpy(dtype=object)
+    values[3:8] = text
+    adata.obs["given"] = pd.Categorical(values) if kind == "category" else values
+    return adata
+
+
+@pytest.mark.fault("text for a missing label")
+@pytest.mark.fault("word for an unknown label")
+@pytest.mark.parametrize("text", TEXTS + WORDS)
+@pytest.mark.parametrize("call", LEARNED)
+def test_a_text_for_a_missing_or_unknown_label_is_no_type(cells, model, refused, call, text):
+    adata = spoilt(cells, "cell_type", text, "category" if text in WORDS else "object")
+    said = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'", f"unlabeled_category={text!r}"
+    refused(lambda a: LEARNED[call](a, model, "given"), adata, ValueError, "not a type", *said)
+
+
+@pytest.mark.fault("word for an unknown label")
+@pytest.mark.parametrize("call", LEARNED)
+def test_what_the_error_says_mends_it(cells, model, call):
+    adata = spoilt(cells, "cell_type", "unknown")
+    LEARNED[call](adata.copy(), model, "given", unlabeled_category="unknown")
+    adata.obs["given"] = adata.obs["given"].where(np.arange(80) != 9, "nan")
+    with pytest.raises(ValueError, match=r"'nan' for 1 of 7"):
+        LEARNED[call](adata.copy(), model, "given", unlabeled_category="unknown")
+    adata.obs["given"] = adata.obs["given"].astype(object).replace(["nan", "unknown"], "unknown")
+    LEARNED[call](adata, model, "given", unlabeled_category="unknown")
+
+
+@pytest.mark.fault("text for a missing batch")
+@pytest.mark.fault("text for a missing group")
+@pytest.mark.parametrize("text", ["nan", ""])
+@pytest.mark.parametrize("call", BATCHES + GROUPS)
+def test_a_text_for_a_missing_batch_or_group_is_none(cells, model, refused, call, text):
+    said = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'", "leave these cells out"
+    adata = spoilt(cells, "batch" if call in BATCHES else "perturbation", text)
+    refused(lambda a: call_of(call, "given")(a, model), adata, ValueError, *said)
+
+
+NUMBERS = {
+    "float": lambda n: np.random.default_rng(0).random(n),
+    "float as categories": lambda n: pd.Categorical(np.random.default_rng(0).random(n)),
+    "float as text": lambda n: np.random.default_rng(0).random(n).astype(str),
+    "names of cells": lambda n: [f"cell {i}" for i in range(n)],
+    "a score of one digit": lambda n: np.round(np.random.default_rng(0).random(n) * 4, 1),
+}
+
+
+@pytest.mark.fault("numbers as labels")
+@pytest.mark.fault("numbers as groups")
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        *itertools.product(["labels", *BATCHES], NUMBERS),
+        *itertools.product(GROUPS, ["float", "a score of one digit"]),
+    ],
+)
+def test_numbers_that_vary_are_no_labels(cells, model, refused, call, kind):
+    cells.obs["given"] = NUMBERS[kind](80)
+    n = cells.obs["given"].nunique()
+    said = rf"obs\['given'\] holds (continuous numbers|nearly as many (labels|batches) as cells): {n} different values"
+    of = with_reference if call == "labels" else lambda a, m, key: call_of(call, key)(a, m)
+    refused(lambda a: of(a, model, "given"), cells, ValueError, said, "such as")
+
+
+@pytest.mark.fault("numbers as labels")
+@pytest.mark.parametrize("kind", ["clusters", "two doses", "months", "truth"])
+def test_numbers_that_are_groups_are_labels(cells, model, kind):
+    values = {"clusters": np.arange(80) % 12, "two doses": np.arange(80) % 4 / 2, "months": np.arange(80) % 6 * 1.0}
+    cells.obs["given"] = values.get(kind, np.arange(80) % 2 == 0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*given.*")
+        CALLS["tl.integrate"](cells, model, batch_key="given")
+    assert np.isfinite(cells.obsm["X_scdiva_integrated"]).all()
+
+
+# --- scores and pictures ----------------------------------------------------------------------------------------------
+SCORES = {
+    "classification": lambda z, labels, batch: sd.metrics.classification(labels, labels),
+    "avg_batch": lambda z, labels, batch: sd.metrics.avg_batch(z, batch, labels),
+    "knn_cross_validation": lambda z, labels, batch: sd.metrics.knn_cross_validation(z, labels),
+}
+
+
+@pytest.mark.fault("scores of what is no label")
+@pytest.mark.parametrize("text", ["nan", "None", "", "Unassigned", "N/A"])
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_leave_out_what_names_no_type(drawn, score, text):
+    z, labels = drawn.X.toarray(), drawn.obs["cell_type"].astype(str).to_numpy(dtype=object)
+    batch = np.arange(80) % 2
+    expected = SCORES[score](z[5:], labels[5:], batch[5:])
+    labels[:5] = text
+    assert SCORES[score](z, labels, batch) == expected
+
+
+# --- a query with a column of its own ---------------------------------------------------------------------------------
+@pytest.mark.fault("a query with labels of its own")
+@pytest.mark.parametrize("kind", ["text", "category", "number"])
+def test_a_query_with_other_names_is_annotated(cells, model, kind):
+    query, reference = cells[:30].copy(), cells[30:].copy()
+    own = {"text": np.array(["x", "y"] * 15), "category": pd.Categorical(["x", "y"] * 15), "number": np.arange(30) % 2}
+    query.obs["cell_type"] = own[kind]
+    before = query.obs["cell_type"].copy()
+    with pytest.warns(UserWarning, match="have no label in common .*neither read nor changed"):
+        sd.tl.annotate(query, "cell_type", reference, model=model, method="knn", **QUICK)
+    assert query.obs["cell_type"].equals(before)
+    assert set(query.obs["scdiva_label"]) <= set(reference.obs["cell_type"])

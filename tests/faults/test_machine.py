@@ -23,7 +23,7 @@ from scdiva.data.output import write_cells
 from scdiva.models import inference, load_model, save_model
 from scdiva.train import PretrainingConfig, pretrain
 
-QUICK = {"rng": 0, "device": "cpu"}
+from .conftest import CALLS
 
 
 @contextlib.contextmanager
@@ -64,14 +64,9 @@ def without_room(work, n_bytes, said, again=None):
 
 
 @pytest.fixture
-def light(model):
-    """The model without its transformer: a CPU, too, takes many cells at once."""
-    import dataclasses
-
-    config = dataclasses.replace(model.config, anchor_residual=False)
-    made = type(model)(config, generator=torch.Generator().manual_seed(0)).eval()
-    made.vocabulary = model.vocabulary
-    return made
+def light(build):
+    """A model without a transformer: a CPU, too, takes many cells at once."""
+    return build(anchor="encoder", anchor_residual=False, n_layers=1)
 
 
 # --- no room ----------------------------------------------------------------------------------------------------------
@@ -221,11 +216,11 @@ def test_an_interrupt_while_data_are_read(cells, enter, refused, monkeypatch):
 
 
 RUNS = {
-    "tl.embed": lambda a, m: sd.tl.embed(a, m),
-    "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=2, **QUICK),
-    "tl.reconstruct": lambda a, m: sd.tl.reconstruct(a, m, rng=0),
-    "tl.log_likelihood": lambda a, m: sd.tl.log_likelihood(a, m, n_samples=2, rng=0),
-    "tl.grn": lambda a, m: sd.tl.grn(a, "attention", model=m, device="cpu"),
+    "tl.embed": {},
+    "tl.integrate": {},
+    "tl.reconstruct": {},
+    "tl.log_likelihood": {},
+    "tl.grn": {"method": "attention"},
 }
 
 
@@ -244,7 +239,7 @@ def test_an_interrupt_while_the_model_runs(cells, drawn, model, refused, monkeyp
     read_out = inference.read_out
     with monkeypatch.context() as patch:
         patch.setattr(inference, "read_out", interrupted)
-        refused(lambda a: RUNS[name](a, model), cells, KeyboardInterrupt)
+        refused(lambda a: CALLS[name](a, model, **RUNS[name]), cells, KeyboardInterrupt)
     assert not model.training
     assert np.array_equal(sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"], before)
 
@@ -285,4 +280,4 @@ def test_a_batch_too_large_is_run_in_parts_and_that_is_said(cells, drawn, light,
 def test_memory_that_does_not_hold_one_cell(cells, model, refused, monkeypatch, name):
     out_of_memory(monkeypatch, 0, ERRORS["torch"])
     said = "one cell alone does not fit into the memory of 'cpu'", "another device"
-    refused(lambda a: RUNS[name](a, model), cells, MemoryError, *said)
+    refused(lambda a: CALLS[name](a, model, **RUNS[name]), cells, MemoryError, *said)

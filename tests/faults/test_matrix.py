@@ -68,34 +68,6 @@ def test_a_bad_matrix_is_refused(cells, enter, refused, name):
     refused(enter, spoil(cells), ValueError, *said)
 
 
-# --- scales that are read, and those that are not ---------------------------------------------------------------------
-@pytest.mark.fault("non-integer")
-def test_corrected_counts_are_taken_with_a_warning(cells, drawn, model):
-    """A cell is brought to one total, so a factor changes no result."""
-    cells.X.data *= 100 / 3
-    with pytest.warns(UserWarning, match="read as counts, although"):
-        sd.tl.embed(cells, model)
-    expected = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
-    np.testing.assert_allclose(cells.obsm["X_scdiva"], expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.fault("huge values")
-@pytest.mark.parametrize(
-    ("dtype", "value", "said"),
-    [
-        (np.float64, 1e300, "holds 1 infinite values"),
-        (np.float32, 3e38, "holds 1 values of 2,147,483,647 or more"),
-        (np.uint64, 2**64 - 1, "holds 1 values of 2,147,483,647 or more"),
-        (np.int32, 2**31 - 1, "holds 1 values of 2,147,483,647 or more"),
-        (np.int64, -(2**63), "holds 1 negative values"),
-    ],
-)
-def test_an_overflow_is_no_count(cells, model, refused, dtype, value, said):
-    cells.X = cells.X.astype(dtype)
-    cells.X.data[0] = value
-    refused(lambda a: sd.tl.embed(a, model), cells, ValueError, said, "first .* at cell 'cell0', gene '")
-
-
 # --- empty cells, and cells of few genes ------------------------------------------------------------------------------
 @pytest.mark.fault("all-zero cells")
 @pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.pp.entropy_serialize])
@@ -116,18 +88,3 @@ def test_empty_cells_are_named_or_kept_without_a_result(cells, model, refused, c
         assert np.flatnonzero(np.isnan(cells.obsm["X_scdiva"]).all(1)).tolist() == [3, 7]
     if call is sd.pp.entropy_serialize:
         assert np.flatnonzero(cells.layers["scdiva_rank"].getnnz(1) == 0).tolist() == [3, 7]
-
-
-@pytest.mark.fault("under 200 genes")
-@pytest.mark.parametrize("n_genes", [1, 10])
-def test_a_cell_of_few_genes_is_what_it_is_alone(cells, drawn, model, n_genes):
-    known = np.flatnonzero(cells.var_names.isin(model.vocabulary.symbols))
-    cells.X = cells.X.toarray()
-    cells.X[5] = 0
-    cells.X[5, known[:n_genes]] = 2
-    alone = sd.tl.embed(cells[5].copy(), model, copy=True).obsm["X_scdiva"]
-    sd.tl.embed(cells, model)
-    assert np.isfinite(cells.obsm["X_scdiva"]).all()
-    assert np.array_equal(cells.obsm["X_scdiva"][5], alone[0])
-    expected = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
-    assert np.array_equal(np.delete(cells.obsm["X_scdiva"], 5, 0), np.delete(expected, 5, 0))

@@ -14,43 +14,37 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-import scdiva as sd
-
-from .conftest import ENTRIES, QUICK
+from .conftest import CALLS, ENTRIES
 
 LABELLED = {
-    "tl.integrate, labels": lambda a, m: sd.tl.integrate(
-        a, "batch", labels_key="cell_type", unlabeled_category="type A", model=m, steps=2, **QUICK
-    ),
-    "tl.annotate, unlabelled": lambda a, m: sd.tl.annotate(
-        a, "cell_type", batch_key="batch", model=m, method="knn", unlabeled_category="type A", **QUICK
-    ),
-    "tl.annotate, linear": lambda a, m: sd.tl.annotate(
-        a, "cell_type", model=m, method="linear", unlabeled_category="type A", **QUICK
-    ),
-    "tl.annotate, reference": lambda a, m: sd.tl.annotate(
-        a, "cell_type", reference=a[:60].copy(), model=m, method="knn", key_added="found", **QUICK
-    ),
-    "tl.adapt": lambda a, m: sd.tl.adapt(a, m, batch_key="batch", **QUICK) and None,
-    "tl.generate, groups": lambda a, m: sd.tl.generate(a, 4, groupby="cell_type", model=m, rng=0),
-    "tl.grn, groups": lambda a, m: sd.tl.grn(a, "correlation", groupby="batch", model=m, device="cpu"),
-    "pp.split_perturbations": lambda a, _: sd.pp.split_perturbations(
-        a, "perturbation", by="single", n_splits=2, key_added="split", rng=0
-    ),
+    "tl.integrate, labels": {"labels_key": "cell_type", "unlabeled_category": "type A"},
+    "tl.annotate, unlabelled": {"batch_key": "batch", "unlabeled_category": "type A"},
+    "tl.annotate, linear": {"method": "linear", "unlabeled_category": "type A"},
+    "tl.annotate, reference": {"unlabeled_category": None, "key_added": "found"},
+    "tl.adapt": {"batch_key": "batch"},
+    "tl.generate, groups": {"groupby": "cell_type"},
+    "tl.grn, groups": {"method": "correlation", "groupby": "batch"},
+    "pp.split_perturbations": {"key_added": "split"},
 }
-CALLS = {**ENTRIES, **LABELLED}
+"""Options of calls that read labels."""
+NAMES = [*ENTRIES, *LABELLED]
+
+
+def run(name, adata, model):
+    more = {"reference": adata[:60].copy()} if name.endswith("reference") else {}
+    return CALLS[name.partition(",")[0]](adata, model, **LABELLED.get(name, {}) | more)
 
 
 def dense(values):
     return values.toarray() if sp.issparse(values) else np.asarray(values)
 
 
-def results(call, adata, model):
+def results(name, adata, model):
     """All that a call leaves in adata or returns, by the name of its place; text as it reads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message=".*not writable")  # torch, of memory that it then writes to
-        returned = call(adata, model)
+        returned = run(name, adata, model)
     found = {}
     for owner, of in {"given": adata, "made": returned}.items():
         if isinstance(of, ad.AnnData):
@@ -76,7 +70,7 @@ def expected(drawn, model):
 
     def of(name):
         if name not in made:
-            made[name] = results(CALLS[name], drawn.copy(), model)
+            made[name] = results(name, drawn.copy(), model)
         return made[name]
 
     return of
@@ -139,7 +133,7 @@ def test_a_missing_text_is_missing(drawn, model, refused, dtype, key):
 @pytest.mark.fault("a layer named None")
 @pytest.mark.parametrize(
     ("name", "dtype", "categorical", "storage"),
-    [(name, *(("str, arrow", True), ("string[pyarrow]", False))[i % 2], sp.csr_matrix) for i, name in enumerate(CALLS)]
+    [(name, *(("str, arrow", True), ("string[pyarrow]", False))[i % 2], sp.csr_matrix) for i, name in enumerate(NAMES)]
     + [(name, "str", False, sp.csr_matrix.toarray) for name in ("pp.gene_entropy", "tl.embed", "tl.grn", "tl.impute")],
 )
 def test_newer_arrays_text_and_layers_change_nothing(drawn, model, expected, name, dtype, categorical, storage):
@@ -150,7 +144,7 @@ def test_newer_arrays_text_and_layers_change_nothing(drawn, model, expected, nam
         cells.X, cells.layers["counts"] = closed(storage(drawn.X.copy())), closed(storage(drawn.X.copy()))
         if None not in cells.layers:
             cells.layers[None] = cells.X
-        found, drop = results(CALLS[name], cells, model), {"given layers None", "made layers None"}
+        found, drop = results(name, cells, model), {"given layers None", "made layers None"}
     assert_alike(
         {key: value for key, value in found.items() if key not in drop},
         {key: value for key, value in expected(name).items() if key not in drop},

@@ -10,46 +10,31 @@ import scipy.sparse as sp
 
 import scdiva as sd
 
-FIT = {"rng": 0, "device": "cpu"}
+from .conftest import CALLS as ENTRIES
 
 
-def grn(a, m, key="scdiva_grn", **more):
-    sd.tl.grn(a, model=m, sources=list(a.var_names[:8]), key_added=key, device="cpu", **more)
+def grn(a, m, **how):
+    ENTRIES["tl.grn"](a, m, sources=list(a.var_names[:8]), **how)
 
 
-def annotate(a, m, key="scdiva_label", **more):
-    labels = a.obs["cell_type"].astype(str).where(np.arange(a.n_obs) % 2 == 0)
-    reference = a[labels.notna().to_numpy()].copy()
-    sd.tl.annotate(a, "cell_type", reference, model=m, key_added=key, **{"method": "knn"} | FIT | more)
+def annotate(a, m, **how):
+    reference = a[np.arange(a.n_obs) % 2 == 0].copy()
+    ENTRIES["tl.annotate"](a, m, reference=reference, unlabeled_category=None, **how)
 
 
-CALLS = {
-    "pp.match_genes": lambda a, m: sd.pp.match_genes(a),
-    "pp.gene_entropy": lambda a, m, key="scdiva_entropy": sd.pp.gene_entropy(a, key_added=key),
-    "pp.entropy_serialize": lambda a, m, key="scdiva_rank": sd.pp.entropy_serialize(a, key_added=key),
-    "pp.split_perturbations": lambda a, m, key="scdiva_split": sd.pp.split_perturbations(
-        a, "perturbation", by="single", n_splits=2, key_added=key
-    ),
-    "tl.embed": lambda a, m, key=None: sd.tl.embed(a, m, key_added=key),
-    "tl.gene_embedding": lambda a, m, key="X_scdiva": sd.tl.gene_embedding(a, m, key_added=key),
-    "tl.integrate": lambda a, m, key="X_scdiva_integrated": sd.tl.integrate(
-        a, "batch", model=m, steps=2, key_added=key, **FIT
-    ),
+KEYED = (
+    "pp.gene_entropy", "pp.entropy_serialize", "pp.split_perturbations", "tl.embed", "tl.gene_embedding",
+    "tl.integrate", "tl.reconstruct", "tl.impute", "tl.log_likelihood", "tl.annotate", "tl.grn", "tl.grn, groups",
+)  # fmt: skip
+CALLS = {name: ENTRIES[name] for name in ("pp.match_genes", *KEYED[:-3])} | {
     "tl.annotate": annotate,
     "tl.grn": grn,
-    "tl.grn, groups": lambda a, m, key="scdiva_grn": grn(a, m, key, groupby="odd"),
-    "tl.reconstruct": lambda a, m, key="scdiva_reconstructed": sd.tl.reconstruct(a, m, rng=0, key_added=key),
-    "tl.impute": lambda a, m, key="scdiva_imputed": sd.tl.impute(a, model=m, rng=0, key_added=key),
-    "tl.log_likelihood": lambda a, m, key="scdiva_log_likelihood": sd.tl.log_likelihood(
-        a, m, n_samples=2, rng=0, key_added=key
-    ),
+    "tl.grn, groups": lambda a, m, **how: grn(a, m, groupby="odd", **how),
 }
-"""Calls that write into adata; those with a key take it third. `pl.umap`, which compiles for long, is in tests/pl."""
+"""Calls that write into adata. `pl.umap`, which compiles for long, is in tests/pl."""
 MAKERS = {
-    "tl.generate": lambda a, m: sd.tl.generate(a, 3, groupby="odd", fixed={a.var_names[0]: 1.0}, model=m, rng=0),
-    "tl.predict_perturbation": lambda a, m: sd.tl.predict_perturbation(
-        a, "perturbation", groupby="batch", model=m, n_cells=5, **FIT
-    ),
+    "tl.generate": lambda a, m: ENTRIES["tl.generate"](a, m, groupby="odd", fixed={a.var_names[0]: 1.0}),
+    "tl.predict_perturbation": lambda a, m: ENTRIES["tl.predict_perturbation"](a, m, groupby="batch"),
 }
 """Calls that make cells of their own."""
 TOGETHER = {
@@ -59,7 +44,6 @@ TOGETHER = {
     "groups": ["tl.grn, groups"],
 }
 """Calls whose results stand in one adata, which goes through the files once for all of them."""
-KEYED = [name for name in CALLS if name != "pp.match_genes"]
 PARTS = ("obs", "var", "obsm", "varm", "obsp", "varp", "layers", "uns")
 
 
@@ -132,7 +116,7 @@ BAD = {
 )
 def test_a_key_that_no_file_holds_is_refused(given, refused, call, key):
     model = "no model is loaded before the key is checked"
-    refused(lambda a: CALLS[call](a, model, key), given, (ValueError, TypeError), BAD[key])
+    refused(lambda a: CALLS[call](a, model, key_added=key), given, (ValueError, TypeError), BAD[key])
 
 
 @pytest.mark.fault("a key of the user's own")
@@ -160,10 +144,10 @@ def test_what_the_user_has_is_never_overwritten(given, model, refused, call):
 
 @pytest.mark.fault("one key for two calls")
 def test_the_entry_of_another_call_stays(cells, model, refused):
-    annotate(cells, model, "mine")
+    annotate(cells, model, key_added="mine")
     refused(lambda a: sd.tl.embed(a, model, key_added="mine"), cells, ValueError, "scdiva.tl.annotate", "another key")
     assert len(sd.get.annotation_df(cells, key="mine"))
-    annotate(cells, model, "mine")
+    annotate(cells, model, key_added="mine")
 
 
 SIDE = {
@@ -182,15 +166,15 @@ def test_a_key_that_belongs_to_another_result_stays(given, model, refused, name)
     part, side = SIDE[name]
     call = CALLS[name]
     after, before = given.copy(), given.copy()
-    call(after, model, "mine")
+    call(after, model, key_added="mine")
     assert side in getattr(after, part)
     single = grn if name == "tl.grn, groups" else call  # of all cells, its key is that of a group
     said = rf"adata\.{part}\['{side}'\] belongs to the result 'mine'", "choose another key"
-    refused(lambda a: single(a, model, side), after, ValueError, *said)
-    call(after, model, "mine")  # its own it replaces
-    single(before, model, side)
-    refused(lambda a: call(a, model, "mine"), before, ValueError, f"belongs to the result '{side}'")
-    single(before, model, side)
+    refused(lambda a: single(a, model, key_added=side), after, ValueError, *said)
+    call(after, model, key_added="mine")  # its own it replaces
+    single(before, model, key_added=side)
+    refused(lambda a: call(a, model, key_added="mine"), before, ValueError, f"belongs to the result '{side}'")
+    single(before, model, key_added=side)
 
 
 # --- put together -----------------------------------------------------------------------------------------------------
@@ -198,7 +182,7 @@ def test_a_key_that_belongs_to_another_result_stays(given, model, refused, name)
 def parts(cells, model):
     reference = cells[:40].copy()
     both = [cells[40:60].copy(), cells[60:].copy()]
-    annotator = sd.tl.annotate(both[0], "cell_type", reference, model=model, method="knn", **FIT)
+    annotator = sd.tl.annotate(both[0], "cell_type", reference, model=model, method="knn", rng=0)
     sd.tl.annotate(both[1], model=annotator)
     return both, pd.concat([sd.get.annotation_df(part) for part in both], ignore_index=True)
 
@@ -221,7 +205,7 @@ def test_names_of_labels_kept_in_concat(parts):
 @pytest.mark.parametrize("store", ["memory", "file", "folder"])
 def test_a_query_stands_where_the_cells_do(cells, model, tmp_path, store):
     query = cells[60:].copy()
-    fitted = sd.tl.integrate(cells, "batch", model=model, steps=2, **FIT)
+    fitted = sd.tl.integrate(cells, "batch", model=model, steps=2, rng=0)
     if store == "file":
         query.write_h5ad(tmp_path / "query.h5ad")
         query = ad.read_h5ad(sd.tl.embed_file(tmp_path / "query.h5ad", tmp_path / "out.h5ad", model=fitted))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import anndata as ad
 import matplotlib as mpl
 import numpy as np
@@ -11,13 +9,43 @@ import scipy.sparse as sp
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.testing.compare import compare_images
 
+import scdiva as sd
 from scdiva import _constants as C
+from scdiva.data.cells import log_normalised
+from scdiva.datasets import toy
 from scdiva.metrics import calibration
 
-BASELINE = Path(__file__).parent / "baseline"
+GREY = (0.83, 0.83, 0.83, 1.0)
+"""Colour of cells without a value."""
 TYPES = ["B cell", "CD4+ memory T cell", "CD8+ T cell", "Monocyte"]
+
+
+def texts(labels) -> list[str]:
+    return [label.get_text() for label in labels]
+
+
+def legend(fig) -> list[str]:
+    return texts(fig.axes[0].get_legend().get_texts())
+
+
+def heatmap(fig) -> tuple[list[str], list[str], np.ndarray]:
+    """Names of rows and columns, and the fields of a heatmap, NaN where there is none."""
+    axes = fig.axes[0]
+    fields = np.ma.filled(np.ma.asarray(axes.collections[0].get_array()).astype(float), np.nan)
+    rows, columns = texts(axes.get_yticklabels()), texts(axes.get_xticklabels())
+    return rows, columns, fields.reshape(-1, len(columns) or len(fields))
+
+
+def dots(axes) -> np.ndarray:
+    """Points of all layers."""
+    return np.concatenate([np.asarray(layer.get_offsets()) for layer in axes.collections])
+
+
+def colours_at(axes) -> dict[tuple, str]:
+    """Colour of the cell at each place."""
+    cells = axes.collections[0]
+    return {tuple(p): mpl.colors.to_hex(c) for p, c in zip(cells.get_offsets(), cells.get_facecolors(), strict=True)}
 
 
 @pytest.fixture(autouse=True)
@@ -27,19 +55,104 @@ def _close():
 
 
 @pytest.fixture
-def looks_as_it_did(tmp_path):
-    """Compare a figure to its picture in tests/pl/baseline.
+def no_umap(monkeypatch):
+    """Fail where a UMAP is computed."""
+    monkeypatch.delattr("scdiva.embedding.umap.umap_of")
 
-    Made anew by: draw, look at it, and copy the file that is named when this fails to tests/pl/baseline.
-    """
 
-    def compare(fig, name: str) -> None:
-        fig.savefig(tmp_path / f"{name}.png", dpi=50)
-        # Of 255: another colour of one group makes 6, another letter in a name 0.5, fonts drawn otherwise 9 and more.
-        assert compare_images(str(BASELINE / f"{name}.png"), str(tmp_path / f"{name}.png"), tol=2.0) is None
+@pytest.fixture
+def mapped() -> ad.AnnData:
+    """60 cells of three groups on a map, and nothing from which another one could be computed."""
+    rng = np.random.default_rng(0)
+    group = np.arange(60) % 3
+    cells = ad.AnnData(sp.csr_matrix(rng.poisson(2.0, (60, 4)).astype(np.float32)))
+    cells.var_names = ["CD3E", "MS4A1", "LYZ", "GNLY"]
+    cells.obs["kind"] = pd.Categorical.from_codes(group, ["T cell", "B cell", "Monocyte", "never seen"])
+    cells.obs["depth"] = rng.uniform(size=60)
+    cells.obsm["X_umap"] = rng.normal(size=(60, 2)) + 6 * np.eye(3)[group][:, :2]
+    return cells
 
-    with mpl.style.context("default"):
-        yield compare
+
+@pytest.fixture
+def integrated() -> ad.AnnData:
+    """Three types in two batches, apart before and mixed after; the maps stand there, so that none is computed."""
+    n = 90
+    rng = np.random.default_rng(0)
+    kind, batch = np.arange(n) % 3, np.arange(n) // 3 % 2
+    place = np.array([[0.0, 0.0], [9.0, 1.0], [4.0, 8.0]])[kind]
+    adata = ad.AnnData(np.zeros((n, 1), np.float32), obs=pd.DataFrame(index=[f"cell{i}" for i in range(n)]))
+    adata.obs["cell type"] = pd.Categorical.from_codes(kind, ["T cell", "B cell", "Monocyte"])
+    adata.obs["donor"] = pd.Categorical.from_codes(batch, ["Anna", "Ben"])
+    adata.obs["run"] = batch + 9
+    noise = rng.normal(size=(2, n, 2))
+    adata.obsm["X_scdiva_umap"] = place + noise[0] + 3.0 * batch[:, None]
+    adata.obsm["X_scdiva_integrated_umap"] = place + noise[1]
+    adata.obsm["X_scdiva"] = rng.normal(size=(n, 4)).astype(np.float32)
+    adata.obsm["X_scdiva_integrated"] = rng.normal(size=(n, 4)).astype(np.float32)
+    return adata
+
+
+@pytest.fixture
+def real_and_made() -> tuple[ad.AnnData, ad.AnnData]:
+    """Real counts of 90 toy cells, and 30 of them with noise, log-normalised to ten thousand."""
+    real = toy(90, 60)
+    made = real[::3].copy()
+    noise = np.random.default_rng(0).normal(1, 0.2, made.shape)
+    counts = np.expm1(np.maximum(log_normalised(made)[0].toarray() * noise, 0))
+    made.X = sp.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)).astype(np.float32))
+    made.obs_names = [f"made{i}" for i in range(30)]
+    return real, made
+
+
+@pytest.fixture
+def components(monkeypatch):
+    """Put the first two components in the place of UMAP; what it was given is kept."""
+    given = []
+    monkeypatch.setattr("scdiva.pl._umap.umap_of", lambda z, seed: given.append((z, seed)) or z[:, :2])
+    return given
+
+
+@pytest.fixture
+def embedded(annotated) -> ad.AnnData:
+    """Types at known places: B cells and monocytes alike, the T cells alike, in features of very different sizes."""
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(2, 12))
+    kind = annotated.obs["cell type"].cat.codes.to_numpy()
+    z = centres[np.array([0, 1, 1, 0])[kind]] + 0.3 * rng.normal(size=(4, 12))[kind]
+    z = z + 0.2 * rng.normal(size=(160, 12))
+    annotated.obsm["X_scdiva"] = (z * 10.0 ** np.arange(-3, 9)).astype(np.float64)
+    return annotated
+
+
+@pytest.fixture
+def targets() -> pd.DataFrame:
+    """Thirteen targets of a factor, the strongest first."""
+    weight = np.linspace(0.9, 0.3, 13) * np.where(np.arange(13) % 4 == 1, -1, 1)
+    rows = pd.DataFrame({"source": "SPI1", "target": [f"TARGET{i}" for i in range(13)], "weight": weight})
+    rows["correlation"] = weight / 2
+    rows["sign"] = np.sign(weight)
+    rows["known"] = [1.0, np.nan, -1.0, 0.0, *[np.nan] * 9]
+    return rows
+
+
+@pytest.fixture
+def scores(predicted_screen) -> pd.DataFrame:
+    return sd.tl.score_perturbation(*predicted_screen())
+
+
+@pytest.fixture
+def three(reconstruct) -> ad.AnnData:
+    """The columns of the paper's figure, written in another order than they are drawn."""
+    adata = reconstruct(key="many", n_steps=32, recall=0.8)
+    reconstruct(adata, key="none", mask_ratio=0.0)
+    return reconstruct(adata, key="one", n_steps=1)
+
+
+def sets_of(n: int) -> dict[str, list[str]]:
+    """Sets of 40 to 110 of 160 genes."""
+    draw = np.random.default_rng(0)
+    names = ("PBMC", "pancreas", "immune", "Zheng68k", "lung", "cortex", "skin")[:n]
+    return {name: [f"G{i}" for i in draw.permutation(160)[: 110 - 10 * k]] for k, name in enumerate(names)}
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
+"""Plots of predicted perturbations, with and without observed cells."""
+
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
+import scdiva as sd
 from scdiva import _constants as C
-from scdiva.pl import perturbation
+from scdiva.pl import delta_scatter, discrimination, hit_rate, perturbation, perturbation_scores
+
+from .conftest import heatmap, legend, texts
 
 
 def log_cells(observed, name: str, group: str = "") -> np.ndarray:
@@ -15,6 +19,12 @@ def log_cells(observed, name: str, group: str = "") -> np.ndarray:
     return x[((observed.obs["perturbation"] == name) & (observed.obs["line"] == group)).to_numpy()]
 
 
+def scores_of(predicted, observed, method="scdiva"):
+    scores = sd.tl.score_perturbation(predicted, observed)
+    return scores[(scores["method"] == method) & (scores["reference"] == "control")].set_index("condition")
+
+
+# --- changes of genes -------------------------------------------------------------------------------------------------
 def parts(fig) -> tuple[list[str], list[str], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Names of genes, those that are bold, and the changes drawn of each kind, with half the length of their bars."""
     axes = fig.axes[0]
@@ -25,14 +35,7 @@ def parts(fig) -> tuple[list[str], list[str], dict[str, np.ndarray], dict[str, n
         changes[kind] = drawn.lines[0].get_xdata()
         if drawn.has_xerr:
             bars[kind] = np.array([np.ptp(line[:, 0]) / 2 for line in drawn.lines[2][0].get_segments()])
-    return [t.get_text() for t in ticks], [t.get_text() for t in ticks if t.get_fontweight() == "bold"], changes, bars
-
-
-@pytest.mark.parametrize("name", ["perturbation", "perturbation_alone"])
-def test_looks_as_it_did(predicted_screen, looks_as_it_did, name):
-    predicted, observed = predicted_screen()
-    observed = observed if name == "perturbation" else None
-    looks_as_it_did(perturbation(predicted, "A+B", observed, return_fig=True), name)
+    return texts(ticks), [t.get_text() for t in ticks if t.get_fontweight() == "bold"], changes, bars
 
 
 def test_genes_are_those_of_the_largest_observed_t_and_dots_are_changes(predicted_screen):
@@ -53,9 +56,7 @@ def test_genes_are_those_of_the_largest_observed_t_and_dots_are_changes(predicte
     expected = predicted.varm[C.VARM_MEAN][at, number] - control.mean(axis=0)[order]
     np.testing.assert_allclose(changes["predicted"], expected, rtol=1e-4)
     np.testing.assert_allclose(bars["predicted"], predicted.varm[C.VARM_SD][at, number], rtol=1e-4)
-    assert fig.axes[0].get_title() == "A+B: change of 7 top genes"
-    labels = [text.get_text() for text in fig.axes[0].get_legend().get_texts()]
-    assert labels == ["predicted ± sd", "observed, 95% CI\n(24 cells, 24 control)"]
+    assert legend(fig) == ["predicted ± sd", "observed, 95% CI\n(24 cells, 24 control)"]
 
 
 def test_alone_genes_are_those_of_the_largest_change_for_its_uncertainty(predicted_screen):
@@ -69,12 +70,10 @@ def test_alone_genes_are_those_of_the_largest_change_for_its_uncertainty(predict
     predicted.varm[C.VARM_SD][:, 1] = np.linspace(0.01, 3, 40)
     sure, *_ = parts(perturbation(predicted, "B", n_genes=5, return_fig=True))
     assert sure == list(predicted.var_names[np.argsort(-np.abs(delta / np.linspace(0.01, 3, 40)))[:5]]) != genes
-    for sd in (np.full((40, 5), np.nan, dtype=np.float32), None):  # nothing is known: by the change itself
-        if sd is None:
-            del predicted.varm[C.VARM_SD]
-        else:
-            predicted.varm[C.VARM_SD] = sd
-        assert parts(perturbation(predicted, "B", n_genes=5, return_fig=True))[0] == genes
+    predicted.varm[C.VARM_SD] = np.full((40, 5), np.nan, dtype=np.float32)  # nothing is known: by the change itself
+    assert parts(perturbation(predicted, "B", n_genes=5, return_fig=True))[0] == genes
+    del predicted.varm[C.VARM_SD]
+    assert parts(perturbation(predicted, "B", n_genes=5, return_fig=True))[0] == genes
 
 
 def test_a_condition_is_of_one_group(predicted_screen):
@@ -85,6 +84,13 @@ def test_a_condition_is_of_one_group(predicted_screen):
     np.testing.assert_allclose(changes["observed"], perturbed - control, rtol=1e-4)
     with pytest.raises(KeyError, match=r"'A' .*10 predicted.*A in B cell"):
         perturbation(predicted, "A", observed)
+    of = observed.obs
+    without = observed[((of["line"] != "T cell") | (of["perturbation"] != "control")).to_numpy()]
+    with pytest.raises(ValueError, match=r"no control cells.*'T cell'"):
+        perturbation(predicted, "A in T cell", without)
+    del observed.obs["line"]
+    with pytest.raises(KeyError, match="'line'"):
+        perturbation(predicted, "A in T cell", observed)
 
 
 def test_the_order_of_parts_does_not_matter(predicted_screen):
@@ -107,54 +113,114 @@ def test_a_single_cell_is_drawn_and_ranked_by_its_difference(predicted_screen):
     assert genes == list(observed.var_names[np.argsort(-np.abs(change))[:4]])
 
 
-def test_the_users_axes_are_drawn_on_and_nothing_is_changed(predicted_screen, tmp_path):
+# --- changes of all genes ---------------------------------------------------------------------------------------------
+def test_points_are_changes_and_the_title_holds_their_score(predicted_screen):
     predicted, observed = predicted_screen()
-    before = predicted.copy(), observed.copy()
-    _, (left, right) = plt.subplots(1, 2)
-    assert perturbation(predicted, "A", observed, ax=right, save=tmp_path / "a.png") is None
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert right.get_xlabel().startswith("change from control")
-    assert left.get_xlabel() == ""
-    for now, then in zip((predicted, observed), before, strict=True):
-        assert np.array_equal(now.X, then.X)
-        assert now.uns.keys() == then.uns.keys()
-        assert now.obs.equals(then.obs)
+    fig = delta_scatter(predicted, "A+B", observed, return_fig=True)
+    rest, top = (np.asarray(points.get_offsets()) for points in fig.axes[0].collections[-2:])
+    assert len(rest) == len(top) == 20
+    control, cells = (log_cells(observed, name).mean(axis=0) for name in ("control", "A+B"))
+    expected = np.column_stack([cells - control, predicted.varm[C.VARM_MEAN][:, 3] - control])
+    both = np.concatenate([rest, top])
+    np.testing.assert_allclose(both[both[:, 0].argsort()], expected[expected[:, 0].argsort()], atol=1e-4)
+    row = scores_of(predicted, observed).loc["A+B"]
+    assert fig.axes[0].get_title() == (
+        f"A+B\nPearson r {row['pearson_delta']:.2f} (40 genes), {row['pearson_delta_top20']:.2f} (top 20)"
+    )
+    assert fig.axes[0].get_aspect() == 1  # one scale
 
 
-def test_what_cannot_be_drawn_is_refused(predicted_screen, tmp_path):
+def test_few_genes_are_all_top_and_what_is_left_out_is_said(predicted_screen):
+    predicted, observed = predicted_screen()
+    most = np.argsort(-observed.X.sum(axis=0))[:18]  # most counts, so that the scale is nearly the same
+    with pytest.warns(UserWarning, match="22 of 40 predicted genes were not observed"):
+        fig = delta_scatter(predicted, "B", observed[:, most].copy(), n_names=3, return_fig=True)
+    assert [len(points.get_offsets()) for points in fig.axes[0].collections[-2:]] == [0, 18]
+    assert "(18 genes)" in fig.axes[0].get_title()
+
+
+# --- discrimination ---------------------------------------------------------------------------------------------------
+def test_the_framed_diagonal_is_the_score(predicted_screen):
+    predicted, observed = predicted_screen()
+    predicted.varm[C.VARM_MEAN] += np.random.default_rng(1).normal(0, 2, (40, 5)).astype(np.float32)
+    fig = discrimination(predicted, observed, return_fig=True)
+    rows, columns, colours = heatmap(fig)
+    assert rows == columns
+    expected = scores_of(predicted, observed).loc[rows, "discrimination"]
+    np.testing.assert_allclose(np.diagonal(colours), expected, atol=1e-9)
+    assert fig.axes[0].get_title() == f"discrimination {expected.mean():.2f}"
+    assert [(patch.get_x(), patch.get_y()) for patch in fig.axes[0].patches] == [(i, i) for i in range(5)]
+    assert fig.axes[0].collections[0].get_clim() == (0.0, 1.0)
+    predicted.varm[C.VARM_MEAN][:] = predicted.varm[C.VARM_MEAN].mean(axis=1, keepdims=True)  # all the same: chance
+    assert discrimination(predicted, observed, return_fig=True).axes[0].get_title() == "discrimination 0.50"
+
+
+def test_one_group_is_drawn(predicted_screen):
     predicted, observed = predicted_screen(("B cell", "T cell"))
-    of = observed.obs
-    labelled = (of["line"] != "T cell") | (of["perturbation"] != "control")
-    other, twice, unlabelled = (observed.copy() for _ in range(3))
-    other.var_names = [f"ENSG{i}" for i in range(40)]
-    twice.var_names = ["A", "A", *observed.var_names[2:]]
-    unlabelled.obs["perturbation"] = of["perturbation"].where(of["perturbation"] != "C")
-    for condition, cells, options, error, words in [
-        ("D", observed, {}, KeyError, "'D' must name one of the 10 predicted"),
-        ("A in T cell", observed[labelled.to_numpy()], {}, ValueError, "no control cells.*'T cell'"),
-        ("A in T cell", observed[(of["perturbation"] != "control").to_numpy()], {}, ValueError, "is a control"),
-        (
-            "A in T cell",
-            observed[(of["perturbation"] != "A").to_numpy()],
-            {},
-            ValueError,
-            r"'A in T cell'\) was observed",
-        ),
-        ("A in T cell", other, {}, ValueError, "ENSG0"),
-        ("A in T cell", twice, {}, ValueError, r"var_names_make_unique\(\)"),
-        ("A in T cell", unlabelled, {}, ValueError, "is missing for 48 of 288 cells"),
-        ("A in T cell", observed, {"layer": "mine"}, KeyError, "mine"),
-        ("A in T cell", observed, {"n_genes": 0}, ValueError, "n_genes must be at least 1"),
-        ("A in T cell", observed, {"gene_symbols": "name"}, KeyError, "predicted.var has no column 'name'"),
-        ("A in T cell", observed, {"save": tmp_path / "picture"}, ValueError, "picture format"),
-    ]:
-        with pytest.raises(error, match=words):
-            perturbation(predicted, condition, cells, **options)
-    del other.obs["line"]
-    with pytest.raises(KeyError, match="'line'"):
-        perturbation(predicted, "A in T cell", other)
-    with pytest.raises(KeyError, match=r"scdiva\.tl\.predict_perturbation"):
-        perturbation(observed, "A")
-    with pytest.raises(TypeError, match="expected an AnnData object"):
-        perturbation(predicted, "A in T cell", "observed.h5ad")
-    assert plt.get_fignums() == []
+    with pytest.raises(KeyError, match=r"group=None .*'B cell', 'T cell'"):
+        discrimination(predicted, observed)
+    fig = discrimination(predicted, observed, group="T cell", return_fig=True)
+    title = fig.axes[0].get_title()
+    assert sorted(heatmap(fig)[0]) == ["A", "A+B", "B", "C", "C+B"]
+    assert title.endswith("in T cell")
+    alone = observed[observed.obs["line"] == "T cell"].copy()
+    assert discrimination(predicted, alone, return_fig=True).axes[0].get_title() == title
+
+
+# --- hit rates --------------------------------------------------------------------------------------------------------
+def curves(fig) -> dict[str, np.ndarray]:
+    """Numbers of genes and rates of each curve, (2, n)."""
+    return {line.get_label(): np.array(line.get_data()) for line in fig.axes[0].lines}
+
+
+def test_curves_are_means_over_conditions(predicted_screen):
+    predicted, observed = predicted_screen()
+    fig = hit_rate(predicted, observed, return_fig=True)
+    drawn = curves(fig)
+    assert set(drawn) == {"scdiva", "train mean", "matching mean", "chance"}
+    np.testing.assert_allclose(drawn["chance"], [[5, 10, 15, 20], [0.125, 0.25, 0.375, 0.5]])
+    control = log_cells(observed, "control")
+    rates = []
+    for i, name in enumerate(predicted.uns["scdiva"]["perturbation"]["perturbation"]):
+        cells = log_cells(observed, name)
+        true = np.argsort(-np.abs(ttest_ind(cells, control, equal_var=False).statistic))
+        found = np.argsort(-np.abs(predicted.varm[C.VARM_MEAN][:, i] - control.mean(axis=0)))
+        rates.append([len(set(true[:k]) & set(found[:k])) / k for k in (5, 10, 15, 20)])
+    np.testing.assert_allclose(drawn["scdiva"][1], np.mean(rates, axis=0))
+    band = fig.axes[0].collections[-1].get_paths()[0].vertices[:, 1]  # ours is drawn last
+    error = np.std(rates, axis=0, ddof=1) / np.sqrt(5)
+    np.testing.assert_allclose(band.max(), (np.mean(rates, axis=0) + error).max())
+    expected = scores_of(predicted, observed, "train_mean")["hit_rate_20"].mean()
+    np.testing.assert_allclose(drawn["train mean"][1][-1], expected)
+
+
+def test_baselines_are_drawn_where_they_predict_all(predicted_screen):
+    predicted, observed = predicted_screen()
+    doubles = observed[observed.obs["perturbation"].isin(["A+B", "C+B", "control"])].copy()
+    shown = curves(hit_rate(predicted, doubles, return_fig=True))
+    assert ("additive" in shown, "elsewhere" in shown) == (True, False)
+    assert "elsewhere" in curves(hit_rate(*predicted_screen(("B cell", "T cell")), return_fig=True))
+    one = observed[observed.obs["perturbation"].isin(["B", "control"])].copy()
+    assert not hit_rate(predicted, one, show=False).collections  # one condition has no band
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("metric", "reference"), [("pearson_delta", "control"), ("wmse", "mean")])
+def test_dots_are_conditions_and_the_best_method_is_on_top(scores, metric, reference):
+    axes = perturbation_scores(scores, metric, reference=reference, return_fig=True).axes[0]
+    labels = [text.split(", mean ") for text in texts(axes.get_yticklabels())]
+    shown = [name.replace(" ", "_") for name, _ in labels]
+    rows = scores[scores["reference"] == reference]
+    means = rows.groupby("method")[metric].mean()[shown]
+    assert means.is_monotonic_increasing if metric == "wmse" else means.is_monotonic_decreasing
+    assert axes.yaxis_inverted()
+    assert "additive" not in shown  # it does not predict all conditions
+    assert {"scdiva", "no_change", "train_mean"} <= set(shown)
+    dots = [c for c in axes.collections if len(c.get_offsets()) > 1]
+    for place, (method, drawn) in enumerate(zip(shown, dots, strict=True)):
+        xy = np.asarray(drawn.get_offsets())
+        np.testing.assert_allclose(np.sort(xy[:, 0]), np.sort(rows.loc[rows["method"] == method, metric]))
+        assert (np.abs(xy[:, 1] - place) <= 0.25).all()
+    assert [mean for _, mean in labels] == [f"{mean:#.3g}" for mean in means]
+    labels = perturbation_scores(scores[scores["n_parts"] == 2], metric, return_fig=True).axes[0].get_yticklabels()
+    assert "additive" in [text.split(",")[0] for text in texts(labels)]

@@ -1,24 +1,22 @@
+"""Plots of reconstructions, and of what sets of genes have in common."""
+
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
+import itertools
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from scdiva.pl import _reconstruction, reconstruction
+from scdiva.pl import _reconstruction, gene_overlap, reconstruction
 from scdiva.pl._reconstruction import spearman_within
 
+from .conftest import legend, sets_of, texts
+
 KEY = "scdiva_reconstructed"
-
-
-@pytest.fixture
-def three(reconstruct):
-    """The columns of the paper's figure, written in another order than they are drawn."""
-    adata = reconstruct(key="many", n_steps=32, recall=0.8)
-    reconstruct(adata, key="none", mask_ratio=0.0)
-    return reconstruct(adata, key="one", n_steps=1)
 
 
 def points(ax) -> np.ndarray:
@@ -36,41 +34,32 @@ def by_loop(adata, key=KEY) -> dict[str, list]:
     return dict(zip(("rank", "back", "true", "value", "masked"), zip(*cells, strict=True), strict=True))
 
 
-def test_looks_as_it_did(three, looks_as_it_did):
-    looks_as_it_did(reconstruction(three, return_fig=True), "reconstruction")
-
-
 def test_every_gene_of_both_is_a_point_at_its_rank_and_value(reconstruct):
     adata = reconstruct()
-    before = adata.copy()
     axes = reconstruction(adata, return_fig=True).axes
     slow = by_loop(adata)
-    for ax, (x, y) in zip(axes, (("rank", "back"), ("true", "value")), strict=False):
-        expected = np.column_stack([np.concatenate(slow[x]), np.concatenate(slow[y])])
-        found = points(ax)
-        assert len(found) == len(expected)
-        np.testing.assert_allclose(found[np.lexsort(found.T)], expected[np.lexsort(expected.T)])
-        assert len(ax.collections[1].get_offsets()) == np.concatenate(slow["masked"]).sum()
-        assert ax.get_xlim() == ax.get_ylim()
-    assert list(adata.layers) == list(before.layers)
-    assert adata.uns.keys() == before.uns.keys()
-
-
-def test_corners_hold_correlations_errors_and_how_many_come_back(reconstruct):
-    adata = reconstruct()
-    slow = by_loop(adata)
-    axes = reconstruction(adata, return_fig=True).axes
     hidden = slow["masked"]
     for ax, x, y in ((axes[0], "rank", "back"), (axes[1], "true", "value")):
+        expected = np.column_stack([np.concatenate(slow[x]), np.concatenate(slow[y])])
+        found = points(ax)
+        np.testing.assert_allclose(found[np.lexsort(found.T)], expected[np.lexsort(expected.T)])
+        assert len(ax.collections[1].get_offsets()) == np.concatenate(hidden).sum()
+        assert ax.get_xlim() == ax.get_ylim()
         every = np.mean([spearmanr(a, b)[0] for a, b in zip(slow[x], slow[y], strict=True)])
         some = np.mean([spearmanr(a[h], b[h])[0] for a, b, h in zip(slow[x], slow[y], hidden, strict=True)])
         assert ax.get_title().splitlines()[-1] == f"ρ {every:.2f} (all), {some:.2f} (masked)"
-    error = np.concatenate([(b - a)[h] for a, b, h in zip(slow["true"], slow["value"], hidden, strict=True)])
+
+
+def test_errors_are_those_of_the_masked_genes(reconstruct):
+    adata = reconstruct()
+    slow = by_loop(adata)
+    ax = reconstruction(adata, return_fig=True).axes[2]
+    error = np.concatenate([(b - a)[h] for a, b, h in zip(slow["true"], slow["value"], slow["masked"], strict=True)])
     recall = len(error) / adata.layers[KEY + "_masked"].sum()
-    assert axes[2].get_title() == (
+    assert ax.get_title() == (
         f"RMSE {np.sqrt((error**2).mean()):.2f}, {len(error):,} values\n{recall:.0%} of masked genes recovered"
     )
-    bars = axes[2].patches
+    bars = ax.patches
     assert sum(bar.get_height() for bar in bars) == pytest.approx(1)
     reach = np.quantile(np.abs(error), 0.995)
     assert (bars[0].get_x(), bars[-1].get_x() + bars[-1].get_width()) == pytest.approx((-reach, reach), rel=1e-5)
@@ -80,13 +69,12 @@ def test_corners_hold_correlations_errors_and_how_many_come_back(reconstruct):
 
 def test_where_nothing_was_masked_the_errors_of_all_genes_are_grey(reconstruct):
     adata = reconstruct(mask_ratio=0.0)
-    axes = reconstruction(adata, return_fig=True).axes
-    n = adata.layers[KEY + "_true_rank"].nnz
-    assert axes[0].get_title() == "nothing masked\nρ 1.00 (all)"
-    assert f"{n:,} values" in axes[2].get_title()
-    assert "recovered" not in axes[2].get_title()
-    assert axes[2].patches[0].get_facecolor()[:3] == (0.5, 0.5, 0.5)
-    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["visible"]
+    fig = reconstruction(adata, return_fig=True)
+    assert fig.axes[0].get_title() == "nothing masked\nρ 1.00 (all)"
+    assert f"{adata.layers[KEY + '_true_rank'].nnz:,} values" in fig.axes[2].get_title()
+    assert "recovered" not in fig.axes[2].get_title()
+    assert fig.axes[2].patches[0].get_facecolor()[:3] == (0.5, 0.5, 0.5)
+    assert legend(fig) == ["visible"]
 
 
 def test_of_many_points_some_are_drawn_and_numbers_stay_those_of_all(reconstruct, monkeypatch):
@@ -95,12 +83,10 @@ def test_of_many_points_some_are_drawn_and_numbers_stay_those_of_all(reconstruct
     monkeypatch.setattr(_reconstruction, "_MOST_POINTS", 50)
     figs = [reconstruction(adata, return_fig=True) for _ in range(2)]
     drawn = [points(fig.axes[1]) for fig in figs]
-    assert {len(these) for these in drawn} == {50}
+    assert len(drawn[0]) == 50
     np.testing.assert_array_equal(drawn[0], drawn[1])
-    every = set(map(tuple, points(whole.axes[1])))
-    assert set(map(tuple, drawn[0])) <= every
-    for fig in figs:
-        assert [ax.get_title() for ax in fig.axes] == [ax.get_title() for ax in whole.axes]
+    assert set(map(tuple, drawn[0])) <= set(map(tuple, points(whole.axes[1])))
+    assert [ax.get_title() for ax in figs[0].axes] == [ax.get_title() for ax in whole.axes]
 
 
 def test_columns_stand_in_the_order_asked_for_and_else_in_the_papers(three):
@@ -130,20 +116,53 @@ def test_correlations_are_scipys_within_each_cell(rows):
     np.testing.assert_allclose(spearman_within(np.exp(x), y + 7.0, cell), found, atol=1e-12)
 
 
-def test_what_cannot_be_drawn_is_refused(reconstruct, tmp_path):
-    adata = reconstruct()
-    for keys, options, error, words in [
-        ("mine", {}, KeyError, r"call scdiva.tl.reconstruct\(adata, ..., key_added='mine'\)"),
-        ([], {}, ValueError, r"keys=\[\] must name one reconstruction"),
-        ([KEY, KEY], {}, ValueError, "several different ones"),
-        (None, {"save": tmp_path / "picture"}, ValueError, "picture format"),
-    ]:
-        with pytest.raises(error, match=words):
-            reconstruction(adata, keys, **options)
-    adata.layers[KEY + "_rank"] = adata.layers[KEY + "_rank"] * 0
-    with pytest.raises(ValueError, match=f"recovered in the reconstruction '{KEY}'"):
-        reconstruction(adata)
-    del adata.uns["scdiva"]
-    with pytest.raises(KeyError, match=r"no reconstruction: call scdiva.tl.reconstruct\(adata\)"):
-        reconstruction(adata)
-    assert plt.get_fignums() == []
+# --- sets of genes ----------------------------------------------------------------------------------------------------
+def overlaps(sets: dict[str, list[str]]) -> dict[tuple[bool, ...], int]:
+    """Genes in all of some sets and in no other, by the definition."""
+    found = {}
+    for chosen in itertools.product([False, True], repeat=len(sets)):
+        if any(chosen):
+            inside = [set(genes) for genes, is_in in zip(sets.values(), chosen, strict=True) if is_in]
+            outside = [set(genes) for genes, is_in in zip(sets.values(), chosen, strict=True) if not is_in]
+            found[chosen] = len(set.intersection(*inside) - set().union(*outside))
+    return {chosen: n for chosen, n in found.items() if n}
+
+
+def columns(fig) -> list[tuple[int, tuple[bool, ...]]]:
+    """Height of each column's bar, and which dots of it are dark, from above."""
+    below, above = fig.axes[0].child_axes
+    n = len(below.get_yticks())
+    dark = [line.get_color() == "0.25" for line in below.lines]
+    assert below.yaxis_inverted()
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in below.lines] == [
+        (x, y) for x in range(len(above.patches)) for y in range(n)
+    ]
+    return [(round(bar.get_height()), tuple(dark[i * n : i * n + n])) for i, bar in enumerate(above.patches)]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_columns_are_the_overlaps_and_the_largest_comes_first(n):
+    sets = sets_of(n)
+    fig = gene_overlap(sets, return_fig=True)
+    found = columns(fig)
+    assert {dark: height for height, dark in found} == overlaps(sets)
+    heights = [height for height, _ in found]
+    assert heights == sorted(heights, reverse=True)
+    names = texts(fig.axes[0].child_axes[0].get_yticklabels())
+    assert names == [f"{name} ({len(genes)})" for name, genes in sets.items()]
+
+
+def test_many_overlaps_are_cut_and_that_is_said():
+    sets = sets_of(7)
+    counts = sorted(overlaps(sets).values(), reverse=True)
+    with pytest.warns(UserWarning, match=rf"{len(counts) - 40} of {len(counts)} overlaps, the smallest, are not drawn"):
+        fig = gene_overlap(sets, return_fig=True)
+    assert [height for height, _ in columns(fig)] == counts[:40]
+
+
+def test_sets_that_share_nothing_are_drawn_with_a_warning():
+    with pytest.warns(UserWarning, match="share a gene .*'ENSG1'.*'SPI1'"):
+        gene_overlap({"a": ["ENSG1"], "b": ["SPI1", "TP53"]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gene_overlap({"a": ["X"], "b": ["X", "Y"], "c": ["Z"]})

@@ -67,6 +67,9 @@ def test_where_weights_have_no_sign_the_correlation_tells_it(cells):
         expected = correlations(data)[3, [7, 9, 1, 12, 30, 4]]
         assert found["sign"].tolist() == np.sign(expected).tolist()
         assert set(found["sign"]) == {-1, 1}
+    differences = cells("correlation", signed=True, reference="B")
+    found = sd.tl.regulon(differences, differences.var_names[3], key="whole")
+    assert found["sign"].tolist() == np.sign(found["correlation"]).tolist() != np.sign(found["weight"]).tolist()
     data.X = sp.csr_matrix(data.X.multiply(np.arange(60) != 7))
     found = sd.tl.regulon(data, data.var_names[3], key="whole")
     assert found.loc[0, ["correlation", "sign"]].tolist() == [0.0, 0]

@@ -127,6 +127,8 @@ def test_fixed_genes_have_their_values_in_every_cell(adata, headed, how):
     np.testing.assert_allclose(x[two], 4.5, rtol=1e-6)
     assert (x[gone] == 0).all()
     assert (np.expm1(x).sum(1) < TARGET_SUM * 1.001).all()
+    known = np.expm1(log_normalised(adata)[0][:, :55].toarray()).sum(1)[source_rows(made, adata)]
+    assert how or np.expm1(x).sum(1).to_numpy() == pytest.approx(known, rel=1e-3)  # fixed genes are part of the total
     assert (made[:, [one, two]].layers["counts"].toarray() >= 1).all()
     lengths = (adata.X[source_rows(made, adata)][:, :55].toarray() > 0).sum(1)
     most = headed.config.max_length if how else 54

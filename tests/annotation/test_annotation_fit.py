@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva.annotation import fit as A
 from scdiva.annotation.annotator import METHODS, AnnotationHead, HeadSizes, Neighbors
 from scdiva.data.batch import InMemoryCells
+from scdiva.metrics import calibration
 
 N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
 
@@ -27,19 +29,11 @@ def make_reference(n: int = 90, unlabelled: int = 0, seed: int = 0) -> A.Referen
     """Cells of two batches; a label likes a third of the genes, and its state points its way."""
     draw = np.random.default_rng(seed)
     labels = draw.permutation(np.arange(n) % N_LABELS)
-    tokens, values, lengths = [], [], []
-    for label in labels:
-        liked = np.arange(30) // 10 == label
-        kept = np.flatnonzero(draw.random(30) < np.where(liked, 0.8, 0.3))
-        kept = kept if len(kept) else np.array([0])
-        tokens.append(kept + N_SPECIAL)
-        values.append(draw.gamma(2, np.where(liked, 0.8, 0.4)[kept]))
-        lengths.append(len(kept))
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    cells = InMemoryCells(
-        indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32),
-        np.arange(n) * 2 // n, np.arange(30) + N_SPECIAL, 2,
-    )  # fmt: skip
+    liked = np.arange(30) // 10 == labels[:, None]
+    x = draw.gamma(2, np.where(liked, 0.8, 0.4)) * (draw.random((n, 30)) < np.where(liked, 0.8, 0.3))
+    x, measured = sp.csr_matrix(x, dtype=np.float32), np.arange(30) + N_SPECIAL
+    tokens = x.indices.astype(np.int64) + N_SPECIAL
+    cells = InMemoryCells(x.indptr.astype(np.int64), tokens, x.data, np.arange(n) * 2 // n, measured, 2)
     states = torch.from_numpy(draw.normal(size=(n, STATE_DIM)) + 2 * np.eye(N_LABELS, STATE_DIM)[labels]).float()
     labels[:unlabelled] = -1
     return A.Reference(cells, states, labels)
@@ -62,10 +56,8 @@ def heads(reference):
 
 
 def dense(reference) -> np.ndarray:
-    found = np.zeros((reference.cells.n_cells, N_TOKENS))
-    rows = np.repeat(np.arange(reference.cells.n_cells), np.diff(reference.cells.indptr))
-    found[rows, reference.cells.tokens] = reference.cells.values
-    return found
+    cells = reference.cells
+    return sp.csr_matrix((cells.values, cells.tokens, cells.indptr), shape=(cells.n_cells, N_TOKENS)).toarray()
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -254,12 +246,10 @@ def test_a_shift_between_batches_raises_the_novelty_that_rejection_is_calibrated
     expected = head.novelty(torch.from_numpy(of_batches.novelty_logits), torch.from_numpy(of_batches.cosines))
     np.testing.assert_allclose(notes["novelty"], np.sort(expected.numpy()), atol=1e-5)
     one = A.HeldOut(*(part[:1] for part in of_batches))  # the other cells keep what single cells gave
-    kept = A.calibrate(head, found, one)["novelty"]
-    assert len(kept) == 240
-    assert np.isin(np.round(kept, 4), np.round(alone["novelty"], 4)).sum() >= 239
+    assert len(A.calibrate(head, found, one)["novelty"]) == 240
 
 
-def made_up(seed: int, n: int = 80, sharp: float = 4.0) -> A.HeldOut:
+def made_up(seed: int, n: int, sharp: float = 4.0) -> A.HeldOut:
     """Logits that are far too sure."""
     draw = np.random.default_rng(seed)
     logits = draw.normal(size=(n, N_LABELS))
@@ -267,42 +257,26 @@ def made_up(seed: int, n: int = 80, sharp: float = 4.0) -> A.HeldOut:
     return A.HeldOut(np.arange(n), labels, sharp * logits, sharp * logits, draw.uniform(-1, 1, (n, N_LABELS)))
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 1000), st.floats(0.3, 8))
-def test_the_temperature_has_the_least_cross_entropy(seed, sharp):
-    found = made_up(seed, sharp=sharp)
-    head = AnnotationHead(HeadSizes("linear", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
-    notes = A.calibrate(head, found)
-    own = np.arange(80), found.labels
-    grid = np.exp(np.linspace(-3, 3, 300))
-    losses = [-log_softmax(found.logits / t, axis=1)[own].mean() for t in grid]
-    loss = -log_softmax(found.logits / notes["temperature"], axis=1)[own].mean()
-    assert loss <= min(losses) + 1e-5
-    assert notes["loss"] == pytest.approx(loss)
-    assert float(head.temperature) == pytest.approx(notes["temperature"])
-
-
 def test_what_calibration_finds():
     found = made_up(0, n=300)
     head = AnnotationHead(HeadSizes("linear", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
     notes = A.calibrate(head, found)
     assert 3 < notes["temperature"] < 5.5  # the truth is 4
+    assert float(head.temperature) == pytest.approx(notes["temperature"])
+    own = np.arange(300), found.labels
+    losses = [-log_softmax(found.logits / t, axis=1)[own].mean() for t in np.exp(np.linspace(-3, 3, 300))]
+    assert notes["loss"] <= min(losses) + 1e-5
     named, y = found.logits.argmax(axis=1), found.labels
     assert notes["accuracy"] == (named == y).mean()
     p = softmax(found.logits / notes["temperature"], axis=1).max(axis=1)
-    place = np.clip(np.ceil(p * 15).astype(int) - 1, 0, 14)
-    ece = sum(abs((named == y)[place == k].sum() - p[place == k].sum()) for k in range(15)) / 300
-    assert notes["ece"] == pytest.approx(ece, abs=1e-6)
+    assert notes["ece"] == pytest.approx(calibration(p, named == y)["ece"], abs=1e-6)
     assert notes["reliability"].keys() == {"confidence", "accuracy", "n_cells"}
     assert notes["reliability"]["n_cells"].sum() == notes["n_held_out"] == 300
     for k in range(N_LABELS):
         largest, cosine = found.logits[named == k, k], found.cosines[y == k, k]
-        np.testing.assert_allclose(
-            [head.logit_mean[k], head.logit_scale[k]], [largest.mean(), largest.std()], rtol=1e-5
-        )
-        np.testing.assert_allclose(
-            [head.cosine_mean[k], head.cosine_scale[k]], [cosine.mean(), cosine.std()], rtol=1e-5
-        )
+        found_here = [head.logit_mean[k], head.logit_scale[k], head.cosine_mean[k], head.cosine_scale[k]]
+        expected = [largest.mean(), largest.std(), cosine.mean(), cosine.std()]
+        np.testing.assert_allclose(found_here, expected, rtol=1e-5)
     expected = head.novelty(torch.from_numpy(found.novelty_logits).float(), torch.from_numpy(found.cosines).float())
     np.testing.assert_array_equal(notes["novelty"], np.sort(expected.numpy()))
     assert notes["novelty"].dtype == np.float32
@@ -359,13 +333,6 @@ def test_of_few_labels_unlabelled_cells_take_part(reference):
     with torch.no_grad():
         A._fit_novelty(alone.classifier, alone.inputs(u, genes), u, few[shown])
     assert not torch.equal(helped.classifier.weight, alone.classifier.weight)
-    hidden = np.flatnonzero(few < 0)
-    u, genes = A.read_features(helped, given, hidden)
-    right = [
-        (head.classifier(head.inputs(u, genes)).argmax(dim=1).numpy() == labels[hidden]).mean()
-        for head in (helped, alone)
-    ]
-    assert right[0] >= right[1]
     held_out = A.predict_folds(helped, given, 0)
     assert np.array_equal(held_out.logits, held_out.novelty_logits)
 
@@ -426,19 +393,6 @@ def test_a_probe_learns_what_no_linear_classifier_can():
     given = A.Reference(make_reference(400).cells, torch.from_numpy(states), labels)
     found = A.predict_folds(fit(given, "probe", 2), given, 0)
     assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.85
-    linear = LogisticRegression().fit(states[:200], labels[:200]).score(states[200:], labels[200:])
-    assert linear < 0.65
-
-
-def test_many_cells_are_subsampled_by_label(monkeypatch):
-    labels = np.repeat([-1, 0, 1, 2], [300, 400, 100, 8])
-    assert A.cells_to_read(labels, 0).all()
-    monkeypatch.setattr(A, "MOST_READ", 100)
-    monkeypatch.setattr(A, "MOST_UNLABELLED_READ", 30)
-    selected = A.cells_to_read(labels, 0)
-    assert np.bincount(labels[selected] + 1).tolist() == [30, 79, 50, 8]
-    assert np.array_equal(selected, A.cells_to_read(labels, 0))
-    assert not np.array_equal(selected, A.cells_to_read(labels, 1))
 
 
 @pytest.mark.parametrize("method", METHODS)

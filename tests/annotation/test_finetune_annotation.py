@@ -76,9 +76,8 @@ def test_fine_tuning_learns_what_a_probe_cannot(query, reference, weak, plain):
     assert tuned > 0.85
     assert annotator.notes["accuracy"] > annotator.notes["accuracy_before"]
     assert annotator.notes["loss"] < annotator.notes["loss_before"]
-    assert (
-        annotate(query, reference, plain, finetune=True, lr=3e-3, epochs=25)[2] > 0.8
-    )  # all of a set encoder is trained
+    # all of a set encoder is trained
+    assert annotate(query, reference, plain, finetune=True, lr=3e-3, epochs=25)[2] > 0.8
 
 
 def test_held_out_batches_are_never_trained_on(query, reference, learned, weights, same):
@@ -109,29 +108,3 @@ def test_cells_are_cut_to_the_context_that_the_model_was_tuned_on(cells, new, le
     loaded = load(annotator.save(tmp_path / "one"))
     np.testing.assert_array_equal(probability(cells, loaded), probability(cells, annotator))
     assert loaded.model.finetuned_for == "annotate"
-
-
-def test_an_interrupted_call_goes_on(query, reference, learned, tmp_path, monkeypatch):
-    from scdiva.annotation.fit import AnnotationObjective
-
-    arguments = {"finetune": True, "epochs": 2, "lora": 2, "freeze": 1}
-    expected = annotate(query, reference, learned, **arguments)
-    forward = AnnotationObjective.forward
-
-    def halted(objective, network, rows, progress, generator):
-        if progress > 0.5:
-            raise KeyboardInterrupt
-        return forward(objective, network, rows, progress, generator)
-
-    monkeypatch.setattr(AnnotationObjective, "forward", halted)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        annotate(query, reference, learned, **arguments, checkpoint_dir=tmp_path / "run")
-    monkeypatch.undo()
-    assert (tmp_path / "run" / "last.ckpt").exists()
-    resumed = annotate(query, reference, learned, **arguments, checkpoint_dir=tmp_path / "run")
-    one, two = (found[1].obsm["scdiva_label_probability"] for found in (expected, resumed))
-    np.testing.assert_array_equal(one, two)
-    moved = reference[::-1].copy()
-    moved.obs["cell_type"] = reference.obs["cell_type"].to_numpy()
-    with pytest.raises(ValueError, match="other cells or labels"):
-        annotate(query, moved, learned, **arguments, checkpoint_dir=tmp_path / "run")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import anndata as ad
@@ -23,37 +22,24 @@ def batched(adata):
     return data
 
 
-def test_components_make_the_embedding_and_nothing_else_is_touched(plain, batched, weights, same):
-    before, data, state = weights(plain), batched.copy(), torch.random.get_rng_state()
-    legacy = np.random.get_state()[1].copy()  # noqa: NPY002
+def test_components_make_the_embedding_and_nothing_else_is_touched(plain, batched, contents, weights):
+    before, data = weights(plain), contents(batched)
     new = sd.tl.adapt(batched, plain, batch_key="donor", rng=3)
-    assert same(weights(plain), before)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
-    assert (batched.X != data.X).nnz == 0
-    assert batched.obs.equals(data.obs)
-    assert list(batched.uns) == list(data.uns)
-    assert not batched.obsm
+    assert contents(batched) == data
     assert new is not plain
     assert new.vocabulary.fingerprint == plain.vocabulary.fingerprint
-    np.testing.assert_array_equal(new.vocabulary.entropy, plain.vocabulary.entropy)
     after = weights(new)
     parts = ("table.weight", "center", "dataset_map", "state_map", "offset")
     assert set(after) == {*before, *(f"dataset_components.{name}" for name in parts)}
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert not new.training
     assert plain.adaptation is None
     report = new.adaptation
     assert report.keys() == {"n_components", "n_genes", "ratio", "n_cells", "n_batches", "seconds", "seed"}
-    assert report["n_components"] == new.config.adapted == 20
-    assert len(report["ratio"]) == 20
+    assert report["n_components"] == new.config.adapted == len(report["ratio"]) == 20
     assert (report["n_cells"], report["n_batches"]) == (240, 3)
 
 
-def test_the_seed_determines_the_model_and_the_cells_drawn_of_many(plain, batched, weights, same, monkeypatch):
-    one, two = (sd.tl.adapt(batched, plain, rng=1) for _ in range(2))
-    assert same(weights(one), weights(two))
-    assert one.adaptation["ratio"] == two.adaptation["ratio"]
+def test_of_many_cells_some_are_drawn(plain, batched, monkeypatch):
     monkeypatch.setattr("scdiva.embedding.adapt.MOST_CELLS", 100)
     drawn, other = (sd.tl.adapt(batched, plain, rng=np.random.default_rng(seed)) for seed in (1, 2))
     assert drawn.adaptation["n_cells"] == 100
@@ -78,19 +64,14 @@ def test_the_new_model_embeds_later_cells_and_is_saved(plain, batched, tmp_path)
     assert again.config == new.config
 
 
-def test_tools_that_read_states_find_what_they_found(bundled, batched):
-    given = bundled
+def test_tools_that_read_states_find_what_they_found(batched):
+    given = sd.models.load_model()
     new = sd.tl.adapt(batched, given, rng=1)
     one, two = (sd.tl.impute(batched, [batched.var_names[0]], m, rng=0, copy=True) for m in (given, new))
     np.testing.assert_array_equal(one.obsm["scdiva_imputed"], two.obsm["scdiva_imputed"])
     data = batched.copy()
     sd.tl.integrate(data, "donor", model=new, steps=2, rng=0)
     assert np.isfinite(data.obsm["X_scdiva_integrated"]).all()
-
-
-@pytest.fixture(scope="module")
-def bundled():
-    return sd.models.load_model()
 
 
 def test_a_transformers_state_is_used_too(build, batched):
@@ -118,27 +99,9 @@ def test_batches_that_were_not_named_are_noticed(batched):
         assert not any("batch_key" in str(one.message) for one in said)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"batch_key": "nowhere"}, KeyError, "no column 'nowhere'.*'donor'"),
-        ({"batch_key": "partly"}, ValueError, "missing for 1 of 240 cells"),
-    ],
-)
-def test_bad_arguments_are_refused(plain, batched, arguments, error, match):
-    data = batched.copy()
-    data.obs["partly"] = [None, *["a"] * 239]
-    kept = copy.deepcopy(data.obs)
-    with pytest.raises(error, match=match):
-        sd.tl.adapt(data, plain, **arguments)
-    assert data.obs.equals(kept)
-
-
-def test_too_few_cells_and_no_anndata_are_refused(plain, batched):
+def test_too_few_cells_are_refused(plain, batched):
     with pytest.raises(ValueError, match="known gene: 12; training needs at least 20"):
         sd.tl.adapt(batched[:12].copy(), plain)
-    with pytest.raises(TypeError, match="AnnData"):
-        sd.tl.adapt(batched.X, plain)
 
 
 @pytest.mark.parametrize("batches", [1, 2])

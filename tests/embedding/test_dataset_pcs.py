@@ -125,15 +125,6 @@ def test_few_cells_or_genes_give_fewer_components(tiny, n, n_genes, n_batches):
         assert found.shape[1] >= 10
 
 
-@pytest.mark.parametrize("n_batches", [1, 2])
-def test_identical_cells_are_refused(tiny, n_batches):
-    batch = np.sort(np.arange(40) % n_batches)
-    dense = np.zeros((40, N_TOKENS))
-    dense[:, N_SPECIAL:] = np.random.default_rng(0).random((n_batches, N_GENES))[batch]
-    with pytest.raises(ValueError, match="no gene varies: the 40 cells"):
-        D.with_dataset_components(tiny(), as_cells(dense, batch))
-
-
 @pytest.mark.parametrize(("sizes", "within_batches"), [((200,), False), ((100, 100), True), ((190, 10), False)])
 def test_highly_variable_genes_are_scanpys(monkeypatch, sizes, within_batches):
     import scanpy as sc

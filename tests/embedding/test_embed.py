@@ -25,7 +25,7 @@ def embedded(adata, model, **options):
     return sd.tl.embed(adata, model, copy=True, **options).obsm["X_scdiva"]
 
 
-def test_writes_what_it_says_in_place(adata, one, tmp_path):
+def test_writes_what_it_says_in_place(adata, one):
     cells = adata.copy()
     cells.uns["scdiva"] = {"mine": 1}
     assert sd.tl.embed(cells, one) is None
@@ -36,18 +36,8 @@ def test_writes_what_it_says_in_place(adata, one, tmp_path):
     assert (said["model"], said["input"]) == ("ScDiVa", "counts")
     assert 0.8 < said["share_counts"] < 1
     assert cells.uns["scdiva"]["mine"] == 1
-    cells.write_h5ad(tmp_path / "a.h5ad")
-    back = ad.read_h5ad(tmp_path / "a.h5ad")
-    np.testing.assert_array_equal(back.obsm["X_scdiva"], z)
-    assert back.uns["scdiva"]["X_scdiva"]["model"] == "ScDiVa"
-
-
-def test_a_copy_leaves_the_original_alone(adata, one):
-    before = (list(adata.obsm), dict(adata.uns), adata.X.copy())
     copy = sd.tl.embed(adata, one, copy=True, key_added="X_mine")
-    assert list(copy.obsm) == ["X_mine"]
-    assert (list(adata.obsm), dict(adata.uns)) == before[:2]
-    assert (before[2] != adata.X).nnz == 0
+    assert (list(copy.obsm), list(adata.obsm)) == (["X_mine"], [])
 
 
 def test_equals_a_forward_pass_written_out(adata, one, vocabulary):
@@ -80,50 +70,11 @@ def test_a_cell_is_embedded_alike_whatever_is_beside_it(adata, model):
     assert np.abs(z[0] - z[1]).max() > 1e-3 * scale  # not one row for all
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda a: setattr(a, "var_names", [f"GENE{i}" for i in range(a.n_vars)]), "known genes.*GENE"),
-        (lambda a: setattr(a, "var_names", [f"Gm{i}" for i in range(a.n_vars)]), "mouse|ortholog"),
-        (lambda a: setattr(a, "X", np.where(a.X.toarray() > 3, np.nan, a.X.toarray())), "NaN"),
-        (lambda a: setattr(a, "X", a.X.toarray() - 1), "negative"),
-        (lambda a: setattr(a, "X", sp.csr_matrix(a.X.multiply(np.arange(90)[:, None] != 4))), "cell"),
-    ],
-)
-def test_bad_input_is_refused_and_changes_nothing(adata, one, spoil, said):
-    cells = adata.copy()
-    spoil(cells)
-    with pytest.raises(ValueError, match=said):
-        sd.tl.embed(cells, one)
-    assert not cells.obsm
-    assert "scdiva" not in cells.uns
-
-
-def test_cells_without_genes_can_be_kept_as_nan(adata, one):
-    cells = adata.copy()
-    cells.X = sp.csr_matrix(cells.X.multiply(~np.isin(np.arange(90), [4, 80])[:, None]))
-    sd.tl.embed(cells, one, empty="nan")
-    z = cells.obsm["X_scdiva"]
-    assert np.flatnonzero(np.isnan(z).all(axis=1)).tolist() == [4, 80]
-    assert np.isfinite(np.delete(z, [4, 80], axis=0)).all()
-
-
 def test_a_folder_gives_what_the_model_gives(adata, one, vocabulary, tmp_path):
     folder = save_model(one, vocabulary, tmp_path / "model")
     np.testing.assert_array_equal(embedded(adata, folder), embedded(adata, one))
     cells = sd.tl.embed(adata, str(folder), copy=True)
     assert cells.uns["scdiva"]["X_scdiva"]["model"] == str(folder)
-
-
-def test_the_users_state_is_left_alone(adata, one):
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    one.train()
-    embedded(adata, one)
-    assert one.training
-    one.eval()
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_the_bundled_model_knows_real_cells():
@@ -136,14 +87,12 @@ def test_the_bundled_model_knows_real_cells():
         sd.tl.embed(cells)
     labels = cells.obs["cell_type"].astype(str)
     accuracy = sd.metrics.knn_cross_validation(cells.obsm["X_scdiva"], labels)["accuracy"]
-    shuffled = sd.metrics.knn_cross_validation(cells.obsm["X_scdiva"], labels.sample(frac=1, random_state=0))
     sc.pp.normalize_total(cells)
     sc.pp.log1p(cells)
     sc.pp.highly_variable_genes(cells, n_top_genes=2000)
     sc.pp.pca(cells, n_comps=20)
     assert accuracy > 0.88
     assert accuracy > sd.metrics.knn_cross_validation(cells.obsm["X_pca"], labels)["accuracy"]
-    assert shuffled["accuracy"] < 0.35
 
 
 LOCKED = (Path(__file__).parents[2] / "constraints.txt").read_text().split()
@@ -165,12 +114,6 @@ def test_scanpy_finds_neighbours_of_more_than_8_191_cells():
     i, j = cells.obsp["connectivities"].nonzero()
     assert len(i) > 8400 * 15
     assert (group[i] == group[j]).all()
-
-
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_a_batch_of_no_cells_is_refused(adata, one, batch_size):
-    with pytest.raises(ValueError, match=f"batch_size .*got {batch_size}"):
-        embedded(adata, one, batch_size=batch_size)
 
 
 def test_without_transformer_cells_share_batches_and_change_little(adata, build):
@@ -203,29 +146,6 @@ def test_threads_may_share_a_model(adata, one):
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda cells: embedded(adata, one, batch_size=cells), (1, 9, 30, 170)):
             np.testing.assert_array_equal(found, z)
-
-
-def test_an_interrupt_leaves_adata_and_model_as_they_were(adata, one, monkeypatch):
-    calls = []
-
-    def interrupted(*args):
-        calls.append(args)
-        if len(calls) > 1:
-            raise KeyboardInterrupt
-        return type(one).encode(one, *args)
-
-    cells = adata.copy()
-    monkeypatch.setattr(one, "encode", interrupted)
-    one.train()
-    threads = torch.get_num_threads()
-    with pytest.raises(KeyboardInterrupt):
-        sd.tl.embed(cells, one)
-    assert one.training
-    one.eval()
-    assert len(calls) <= 4
-    assert torch.get_num_threads() == threads
-    assert not cells.obsm
-    assert "scdiva" not in cells.uns
 
 
 @pytest.mark.parametrize("kind", ["one", "plain"])

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-import torch
 
 import scdiva as sd
 from scdiva.data.cells import log_normalised, open_cells
@@ -24,19 +23,12 @@ def imputed(adata, model, genes=None, **arguments):
     return done.obsm[KEY], done.obsm[KEY + "_sd"]
 
 
-def test_what_is_documented_is_written_and_nothing_else(adata, headed, contents, weights, same):
-    data, was, before = adata.copy(), contents(adata), weights(headed)
-    state = torch.random.get_rng_state()
+def test_what_is_documented_is_written(adata, headed):
+    data = adata.copy()
     assert sd.tl.impute(data, model=headed, rng=3) is None
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert same(weights(headed), before)
-    found = contents(data)
-    assert found.keys() - was.keys() == {f"layers/{KEY}", f"layers/{KEY}_sd"}
-    assert {part: found[part] for part in ("X", "obs", "var")} == {part: was[part] for part in ("X", "obs", "var")}
     for key in (KEY, KEY + "_sd"):
         assert isinstance(data.layers[key], np.ndarray)
         assert data.layers[key].dtype == np.float32
-        assert np.isfinite(data.layers[key][:, :55]).all()
         assert (data.layers[key][:, :55] >= 0).all()
         assert np.isnan(data.layers[key][:, 55:]).all()  # five genes are not known to the model
     notes = data.uns["scdiva"][KEY]
@@ -93,14 +85,6 @@ def test_an_earlier_result_of_that_name_is_replaced_whatever_its_form(adata, hea
     assert (KEY in data.layers, f"{KEY}_sd" in data.layers) == (first is not None,) * 2
     assert (KEY in data.obsm, f"{KEY}_sd" in data.obsm) == (first is None,) * 2
     assert data.uns["scdiva"][KEY]["n_genes"] == (1 if first is None else 55)
-
-
-def test_threads_and_the_seed_settle_every_bit(adata, headed):
-    one = imputed(adata, headed)
-    with sd.settings.override(threads=3):
-        again = imputed(adata, headed)
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, imputed(adata, headed, rng=4), equal_nan=True)
 
 
 def test_raw_values_are_read_for_the_genes_that_adata_has(adata, headed):
@@ -181,21 +165,21 @@ def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, hea
 
 
 @pytest.mark.parametrize(
-    ("genes", "arguments", "error", "match"),
+    ("genes", "arguments", "match"),
     [
-        ([], {}, ValueError, "genes names no gene"),
-        (["nowhere", 3], {}, ValueError, "1 of 2 genes .*adata.var_names.*'nowhere'"),
-        ([3, 57], {}, ValueError, "not know 1 of 2 genes"),
-        (None, {"layer": "blank"}, ValueError, "1 of 90 cells .*vocabulary"),
+        ([], {}, "genes names no gene"),
+        (["nowhere", 3], {}, "1 of 2 genes .*adata.var_names.*'nowhere'"),
+        ([3, 57], {}, "not know 1 of 2 genes"),
+        (None, {"layer": "blank"}, "1 of 90 cells .*vocabulary"),
     ],
 )
-def test_a_refused_call_leaves_all_as_it_was(adata, headed, contents, genes, arguments, error, match):
+def test_a_refused_call_leaves_all_as_it_was(adata, headed, contents, genes, arguments, match):
     data = adata.copy()
     data.layers["blank"] = data.X.toarray() * ((np.arange(90) > 0)[:, None] | (np.arange(60) > 54))
     if genes is not None:
         genes = [data.var_names[gene] if isinstance(gene, int) else gene for gene in genes]
     was = contents(data)
-    with pytest.raises(error, match=match):
+    with pytest.raises(ValueError, match=match):
         sd.tl.impute(data, genes, headed, **arguments)
     assert contents(data) == was
 
@@ -210,14 +194,12 @@ def test_a_result_that_is_too_large_is_refused_before_anything_is_read(adata, he
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
-def test_what_the_model_and_the_cells_must_have(adata, headed):
+def test_few_cells_and_repeated_names_are_refused(adata, headed):
     with pytest.raises(ValueError, match=r"known gene: 10; .*at least 20"):
         sd.tl.impute(adata[:10].copy(), model=headed)
     twice = ad.AnnData(adata.X, var=adata.var.set_axis([adata.var_names[0], *adata.var_names[:-1]]))
     with pytest.raises(ValueError, match=r"call adata.var_names_make_unique"):
         sd.tl.impute(twice, model=headed)
-    with pytest.raises(TypeError, match="AnnData"):
-        sd.tl.impute(np.ones((3, 3)), model=headed)
 
 
 def test_a_table_of_what_was_imputed(adata, headed):
@@ -235,8 +217,6 @@ def test_a_table_of_what_was_imputed(adata, headed):
     assert (named.obsm[KEY] >= 0).all(axis=None)
     with pytest.raises(KeyError, match=r"1 of 2 genes .*call scdiva.tl.impute"):
         sd.get.imputed_df(named, [genes[0], adata.var_names[0]])
-    with pytest.raises(KeyError, match=r"'scdiva_imputed', .*call scdiva\.tl\.impute"):
-        sd.get.imputed_df(adata)
     with pytest.raises(KeyError, match=r"did you mean 'scdiva_imputed'"):
         sd.get.imputed_df(named, key="scdiva_imputd")
 
@@ -291,14 +271,13 @@ def test_a_reader_is_averaged_with_the_heads_for_counts_only(adata, reading, mon
 
 def test_counts_of_summed_cells_are_counts(adata, headed):
     """No gene of such a cell has one count, so the value of one count follows from its total."""
-    factors = np.random.default_rng(0).integers(2, 4, adata.n_vars)
-    adata.X = sp.csr_matrix(adata.X.toarray() * factors, dtype=np.float32)
-    data = sd.tl.impute(adata, None, headed, expressed=True, rng=3, copy=True)
+    cells, factors = adata.copy(), np.random.default_rng(0).integers(2, 4, adata.n_vars)
+    cells.X = sp.csr_matrix(cells.X.toarray() * factors, dtype=np.float32)
+    data = sd.tl.impute(cells, None, headed, expressed=True, rng=3, copy=True)
     assert data.uns["scdiva"][KEY]["expressed_as"] == "Poisson"
-    source = open_cells(adata, headed)
     rows = np.array([3, 1])
-    unit = source.value_of_one_count(np.empty(0), np.zeros(1), rows)
-    np.testing.assert_allclose(unit, 1e4 / adata.X.toarray().sum(axis=1)[rows])
+    unit = open_cells(cells, headed).value_of_one_count(np.empty(0), np.zeros(1), rows)
+    np.testing.assert_allclose(unit, 1e4 / cells.X.toarray().sum(axis=1)[rows])
 
 
 def test_a_reader_does_not_run_without_other_genes(adata, reading):

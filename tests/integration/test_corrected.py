@@ -123,21 +123,13 @@ def test_what_is_not_there_is_named(integrated, cells, plain):
     data, unknown, known = integrated.copy(), cells.var_names[58], cells.var_names[0]
     for wrong, error, said in [
         ({"genes": [known, unknown]}, KeyError, f"1 of 2 genes are not .* the first is '{unknown}'"),
-        ({"genes": ["A", known, "B"]}, KeyError, r"2 of 3 genes .*adata\.var_names.*'A'"),
-        (
-            {"genes": known, "transform_batch": "nowhere"},
-            KeyError,
-            r"1 of 1 batches are not in adata\.obs\['batch'\], the first is 'nowhere'",
-        ),
+        ({"genes": known, "transform_batch": "nowhere"}, KeyError, r"1 of 1 batches are not .*'nowhere'"),
         ({"genes": f"{known}/x"}, ValueError, "slash"),
     ]:
         with pytest.raises(error, match=said):
             sd.tl.corrected_expression(data, "batch", model=plain, **wrong)
     with pytest.raises(KeyError, match=r"no 'X_scdiva_integrated'.*sd\.tl\.integrate"):
         sd.tl.corrected_expression(cells.copy(), "batch", known, model=plain)
-    data.var_names = [known, known, *data.var_names[2:]]
-    with pytest.raises(ValueError, match="repeat"):
-        sd.tl.corrected_expression(data, "batch", known, model=plain)
     assert LAYER not in data.obsm
 
 

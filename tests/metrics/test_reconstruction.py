@@ -147,10 +147,6 @@ def test_scores_of_a_cell_equal_loops(cell):
     ]
     assert list(found) == same(expected, nan_ok=True, abs=1e-12)
     assert found.n_visible == 0 or found.visible_match == 1
-    # turned round, what was hidden was shown
-    turned = reconstruction_scores(true, predicted, values, predicted_values, np.logical_not(masked))
-    assert turned[:10] == same((*found[5:10], *found[:5]), nan_ok=True)
-    assert turned[10:] == same(found[10:], nan_ok=True)
 
 
 @pytest.mark.parametrize("function", [l_dist, bleu])
@@ -158,10 +154,8 @@ def test_scores_of_a_cell_equal_loops(cell):
     ("true", "predicted", "error", "message"),
     [
         ([], [1], ValueError, "true holds no gene"),
-        ([[1, 2]], [1], ValueError, r"true has shape \(1, 2\)"),
         ([1, 2], [[1, 2]], ValueError, r"predicted has shape \(1, 2\)"),
         ([1.0, 2.0], [1, 2], TypeError, "true .*integers, not float64"),
-        ([1, 2], [True, False], TypeError, "predicted .*integers, not bool"),
         ([1, 2], ["CD4", "CD8A"], TypeError, "predicted must hold genes as integers"),
         ([1, 2, 3, 4], [1, -1, 2, -1], ValueError, "2 of 4 genes of predicted .*number 1"),
     ],
@@ -171,14 +165,9 @@ def test_sequences_that_are_none_are_refused(function, true, predicted, error, m
         function(true, predicted)
 
 
-def test_repeats_are_refused_where_a_gene_stands_once():
+def test_repeated_genes_and_other_numbers_are_refused():
     with pytest.raises(ValueError, match=r"1 of 2 genes of true .*gene 4\)"):
         l_dist([4, 5, 4], [4, 5])
-
-
-def test_other_numbers_are_refused():
-    with pytest.raises(ValueError, match="max_n must be at least 1, got 0"):
-        bleu([1], [1], max_n=0)
     with pytest.raises(ValueError, match=r"same shape .*\(2,\).*\(3,\)"):
         value_spearman([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match=r"1 of 2 values of predicted .*number 1\)"):
@@ -189,14 +178,12 @@ def test_other_numbers_are_refused():
     ("true", "shown", "frequency", "message"),
     [
         ([], [1], [1, 1], "true holds no gene"),
-        ([0, 0], [1], [1, 1], "genes of true occur"),
         ([0], [1, 1], [1, 1], "genes of shown occur"),
         ([0, 1], [1], [1, 1], r"1 of 2 masked .*visible .*gene 1\)"),
         ([2, 0], [], [1, 1], "1 of 2 genes of true .*frequency .*2 of 2"),
         ([0], [5], [1, 1], "1 of 1 genes of shown .*frequency"),
         ([0], [], [[1, 1]], r"frequency has shape \(1, 2\)"),
         ([0], [], [1, np.nan], r"1 of 2 frequencies .*number 1\)"),
-        ([0], [], [1, -1], "1 of 2 frequencies are negative"),
     ],
 )
 def test_marginal_recall_refuses_what_it_cannot_rank(true, shown, frequency, message):
@@ -208,15 +195,9 @@ def test_marginal_recall_refuses_what_it_cannot_rank(true, shown, frequency, mes
     ("changed", "message"),
     [
         ({"predicted": [1, 2]}, r"same positions, shape \(L,\), got .*'predicted': \(2,\)"),
-        ({"masked": [True]}, r"'masked': \(1,\)"),
         ({"true_values": [1, 2], "predicted_values": [1, 2]}, r"'values': \(2,\)"),
         ({"masked": [0, 1, 2]}, "masked .*truth values, not int64"),
-        ({"true": [1, 1, 2]}, "genes of true occur"),
         ({"true_values": [1, 2, np.inf]}, r"1 of 3 values of true_values .*number 2\)"),
-        (
-            {**{k: [] for k in ("true", "predicted", "true_values", "predicted_values")}, "masked": []},
-            "true holds no gene",
-        ),
     ],
 )
 def test_scores_of_a_cell_refuse_what_does_not_fit(changed, message):

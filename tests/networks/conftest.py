@@ -1,29 +1,15 @@
-"""A small model, and a cell of 17 genes."""
+"""A small model, and networks made by hand."""
 
 from __future__ import annotations
 
-import pytest
-import torch
-
-from scdiva._constants import N_SPECIAL
+import numpy as np
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["stream", "state head"])
-def model(network, request):
-    return network(n_layers=2, max_length=20, state_head=request.param)
-
-
-@pytest.fixture
-def cell():
-    """A cell of 17 genes, packed."""
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randperm(30, generator=draw)[:17] + N_SPECIAL
-    return tokens, torch.rand(17, generator=draw) * 4, torch.tensor([0, 17], dtype=torch.int32)
-
-
-@pytest.fixture
-def longer(cell):
-    """The same cell with ten genes more than the model sees."""
-    tokens, values, _ = cell
-    more = torch.tensor([t for t in range(N_SPECIAL, N_SPECIAL + 30) if t not in tokens.tolist()])[:13]
-    return torch.cat([tokens, more]), torch.cat([values, torch.ones(13)]), torch.tensor([0, 30], dtype=torch.int32)
+def about(names, keys, groups=(), method="attention", **more) -> dict:
+    """Entry of `adata.uns["scdiva"]` for a network made by hand."""
+    names = np.asarray(names, dtype=object)
+    return {
+        "method": method, "signed": False, "reference": "", "groupby": "kind" if groups else "",
+        "groups": np.array(groups, dtype=object), "keys": np.array(keys, dtype=object), "sources": names,
+        "targets": names,
+    } | more  # fmt: skip

@@ -10,14 +10,9 @@ import scipy.sparse as sp
 
 from scdiva.networks.network import genes_of, network_of
 
+from .conftest import about
+
 NAMES = ["SPI1", "CSF1R", "LYZ", "CST3", "alone"]
-
-
-def about(method="attention", groups=(), keys=("net",), **fields):
-    return {
-        "method": method, "signed": True, "reference": "", "groups": np.array(groups, dtype=object),
-        "keys": np.array(keys, dtype=object), "sources": np.array(["SPI1"]), "targets": np.array(NAMES[:4]), **fields,
-    }  # fmt: skip
 
 
 @pytest.fixture
@@ -27,10 +22,11 @@ def adata():
     weights[0, 1:4] = [0.5, -0.2, 0.3]
     adata.varp["net"] = sp.csr_matrix(weights)
     adata.varp["by_a_b"], adata.varp["by_c"] = sp.csc_matrix(2 * weights), -weights
+    genes = {"sources": np.array(["SPI1"]), "targets": np.array(NAMES[:4])}
     adata.uns["scdiva"] = {
-        "net": about(),
-        "by": about("attention", ["a/b", "c"], ["by_a_b", "by_c"], reference="rest"),
-        "one": about("embedding", ["c"], ["by_c"], signed=False),
+        "net": about(NAMES, ["net"], signed=True, **genes),
+        "by": about(NAMES, ["by_a_b", "by_c"], ["a/b", "c"], signed=True, reference="rest", **genes),
+        "one": about(NAMES, ["by_c"], ["c"], "embedding", **genes),
     }
     return adata
 
@@ -75,11 +71,7 @@ def test_slices_of_genes_keep_their_names(adata):
 @pytest.mark.parametrize(
     ("key", "group", "said"),
     [
-        (
-            "gone",
-            None,
-            r"network 'gone': call scdiva.tl.grn\(.*key_added='gone'",
-        ),
+        ("gone", None, r"network 'gone': call scdiva.tl.grn\(.*key_added='gone'"),
         ("other", None, "has no network 'other'"),
         ("net", "c", "group='c', .*'net' is of all.*groupby="),
         ("by", None, "group=None .*'by' .*: a/b, c"),
@@ -89,7 +81,7 @@ def test_slices_of_genes_keep_their_names(adata):
     ],
 )
 def test_what_is_not_there_is_named(adata, key, group, said):
-    adata.uns["scdiva"] |= {"other": {"method": "x"}, "lost": about(keys=["lost"])}
+    adata.uns["scdiva"] |= {"other": {"method": "x"}, "lost": about(NAMES, ["lost"])}
     with pytest.raises(KeyError, match=said):
         network_of(adata, key, group)
     del adata.uns["scdiva"]

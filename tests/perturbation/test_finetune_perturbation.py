@@ -9,103 +9,49 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva._constants import BASELINES
 from scdiva.data.batch import InMemoryCells
 from scdiva.models import load
-from scdiva.perturbation.response import KINDS
+
+from .conftest import alike, predict
 
 TUNE = {"finetune": True, "epochs": 1, "rng": 3}
 
 
 @pytest.fixture(scope="module")
-def data(perturbed_cells):
-    return perturbed_cells(("control", "0", "1", "2", "3", "0+1", "1+2", "drug"))
-
-
-@pytest.fixture(scope="module")
-def of_groups(perturbed_cells):
-    return perturbed_cells(("control", "0", "1", "drug", "0+drug"), ("b", "a"), n=6, doses=(1.0, 10.0))
-
-
-@pytest.fixture(scope="module")
-def fitted(data, learned):
+def tuned(data, learned):
     return sd.tl.fit_perturbation(data, "perturbation", model=learned, **TUNE)
 
 
-def predict(data, model, predict=None, **arguments):
-    return sd.tl.predict_perturbation(data.copy(), model=model, predict=predict, **{"rng": 0} | arguments)
-
-
-def alike(one, other):
-    np.testing.assert_array_equal(one.X, other.X)
-    assert one.varm.keys() == other.varm.keys()
-    for key in one.varm:
-        np.testing.assert_array_equal(one.varm[key], other.varm[key])
-
-
-def with_noise(model):
-    """Change the weights of all blocks, in place."""
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.startswith("blocks."):
-                parameter.add_(torch.randn(parameter.shape, generator=draw))
-
-
-def test_all_weights_are_trained_and_the_model_given_is_not(data, learned, fitted, weights, same, build):
+def test_all_weights_are_trained_and_the_model_given_is_not(data, learned, tuned, weights, same, build):
     assert same(weights(learned), weights(build(anchor="learned")))
-    before, after = learned.state_dict(), fitted.model.state_dict()
+    before, after = learned.state_dict(), tuned.model.state_dict()
     kept = {name for name, value in before.items() if torch.equal(value, after[name])}
     assert {name.split(".")[0] for name in kept} <= {"heads"}
-    assert fitted.model.finetuned_for == "perturbation"
-    assert fitted.model.metadata["finetuned"]["training"]["steps"] == 14  # 7 conditions of 64 examples, 32 a step
-    assert len(fitted.notes["loss"]) == 14
-    assert set(fitted.base.values()) == {"finetuned"}
-    assert "fine-tuned" in repr(fitted)
-    assert set(fitted.notes["validation"]["method"]) >= {"expected", "additive"}
-    assert fitted.notes["labels"].tolist() == ["drug"]
-    assert not fitted.head.training
-    assert not any(p.requires_grad for p in fitted.head.parameters())
+    assert tuned.model.finetuned_for == "perturbation"
+    assert tuned.model.metadata["finetuned"]["training"]["steps"] == 14  # 7 conditions of 64 examples, 32 a step
+    assert len(tuned.notes["loss"]) == 14
+    assert set(tuned.base.values()) == {"finetuned"}
+    assert "fine-tuned" in repr(tuned)
+    assert set(tuned.notes["validation"]["method"]) >= {"expected", "additive"}
+    assert tuned.notes["labels"].tolist() == ["drug"]
+    assert not tuned.head.training
+    assert not any(p.requires_grad for p in tuned.head.parameters())
 
 
-@pytest.mark.parametrize("kind", ["learned", "plain"])
-def test_noise_in_the_blocks_changes_what_is_predicted(request, data, kind, tmp_path, genes):
-    given = request.getfixturevalue(kind)
-    fitted = sd.tl.fit_perturbation(data, "perturbation", model=given, **TUNE)
-    names = [genes[0], f"{genes[0]}+{genes[3]}", genes[20]]
-    before = predict(data, fitted, names)
-    folder = fitted.save(tmp_path / "fitted")
-    noisy = load(folder, device="cpu")
-    alike(before, predict(data, noisy, names))
-    with_noise(noisy.model)
-    after = predict(data, noisy, names)
-    moved = np.abs(before.varm["scdiva_mean"] - after.varm["scdiva_mean"]).max(axis=0)
-    assert (moved > 1e-3).all()
-    for name in (*BASELINES, "expected"):
-        if kind == "plain":  # its set encoder's states have no block
-            np.testing.assert_array_equal(*(p.varm[f"scdiva_baseline_{name}"] for p in (before, after)))
-    # without fine-tuning no block counts
-    fitted = sd.tl.fit_perturbation(data, "perturbation", model=given, rng=3)
-    frozen = load(fitted.save(tmp_path / "frozen"), device="cpu")
-    before = predict(data, frozen, names)
-    with_noise(frozen.model)
-    np.testing.assert_array_equal(before.varm["scdiva_mean"], predict(data, frozen, names).varm["scdiva_mean"])
-
-
-def test_what_is_written(data, fitted, genes):
+def test_what_is_written(data, tuned, genes):
     cells = data.copy()
     names = [f"{genes[0]}+{genes[3]}", genes[1], "drug", f"{genes[30]}+drug"]
-    predicted = sd.tl.predict_perturbation(cells, model=fitted, predict=names, rng=0)
+    predicted = sd.tl.predict_perturbation(cells, model=tuned, predict=names, rng=0)
     notes = predicted.uns["scdiva"]["perturbation"]
     assert notes["base"].tolist() == ["finetuned"] * 4
-    np.testing.assert_array_equal(notes["loss"], fitted.notes["loss"])
+    np.testing.assert_array_equal(notes["loss"], tuned.notes["loss"])
     assert np.isnan(predicted.varm["scdiva_sd"]).all()
     kept = cells.uns["scdiva_perturbation"]
     assert set(kept["baselines"]) == {"no_change", "train_mean", "matching_mean", "additive", "linear", "expected"}
     np.testing.assert_array_equal(kept["mean"].T, predicted.varm["scdiva_mean"])
-    scores = sd.tl.score_perturbation(predict(data, fitted), data)
+    scores = sd.tl.score_perturbation(predict(data, tuned), data)
     assert {"scdiva", "expected", "additive"} <= set(scores["method"])
-    assert set(sd.tl.score_perturbation(predict(data, replace(fitted)), data)["method"]) == set(scores["method"])
+    assert set(sd.tl.score_perturbation(predict(data, replace(tuned)), data)["method"]) == set(scores["method"])
 
 
 def test_the_prediction_is_the_mean_over_control_cells_one_by_one(perturbed_cells, learned, genes):
@@ -140,7 +86,8 @@ def test_the_prediction_is_the_mean_over_control_cells_one_by_one(perturbed_cell
     np.testing.assert_allclose(predicted.varm["scdiva_mean"][:, 0], mean, atol=1e-4)
 
 
-def test_doses_groups_and_labels(of_groups, learned, genes):
+def test_doses_groups_and_labels(perturbed_cells, learned, genes):
+    of_groups = perturbed_cells(("control", "0", "1", "drug", "0+drug"), ("b", "a"), n=6, doses=(1.0, 10.0))
     how = {"groupby": "line", "dose_key": "dose"}
     fitted = sd.tl.fit_perturbation(of_groups, "perturbation", model=learned, **how, **TUNE)
     assert (fitted.head.part_tokens < 0).sum() == len(fitted.head.labels) == 1
@@ -163,102 +110,32 @@ def test_doses_groups_and_labels(of_groups, learned, genes):
     assert set(found.uns["scdiva"]["perturbation"]["base"]) == {"finetuned"}
 
 
-def test_saved_and_loaded_it_predicts_the_same_bits(data, learned, fitted, tmp_path, genes):
-    folder = fitted.save(tmp_path / "fitted")
+def test_saved_and_loaded_it_predicts_the_same_bits(data, learned, tuned, tmp_path):
+    folder = tuned.save(tmp_path / "fitted")
     found = load(folder, device="cpu")
-    alike(predict(data, fitted), predict(data, found))
-    assert found.head.state_dict().keys() == fitted.head.state_dict().keys()
-    np.testing.assert_array_equal(found.notes["loss"], fitted.notes["loss"])
+    alike(predict(data, tuned), predict(data, found))
+    assert found.head.state_dict().keys() == tuned.head.state_dict().keys()
+    np.testing.assert_array_equal(found.notes["loss"], tuned.notes["loss"])
     # and so does the one call that fits and predicts
     at_once = sd.tl.predict_perturbation(data.copy(), "perturbation", model=learned, **TUNE)
     alike(at_once, predict(data, folder, rng=3))
 
 
-class _Stopped(Exception):
-    pass
-
-
-def test_a_resumed_run_gives_the_same_bits(data, learned, tmp_path, monkeypatch, weights, same):
-    from scdiva.perturbation.response_head import ResponseObjective
-
-    whole = sd.tl.fit_perturbation(data, "perturbation", model=learned, **TUNE | {"epochs": 3})
-    how = TUNE | {"epochs": 3, "checkpoint_dir": tmp_path / "run"}
-    forward = ResponseObjective.forward
-
-    def stops_in_the_second_epoch(self, network, rows, progress, generator):
-        if progress > 0.5:
-            raise _Stopped
-        return forward(self, network, rows, progress, generator)
-
-    monkeypatch.setattr(ResponseObjective, "forward", stops_in_the_second_epoch)
-    with pytest.raises(_Stopped):
-        sd.tl.fit_perturbation(data, "perturbation", model=learned, **how)
-    monkeypatch.undo()
-    resumed = sd.tl.fit_perturbation(data, "perturbation", model=learned, **how)
-    assert same(weights(resumed.model), weights(whole.model))
-    assert same(weights(resumed.head), weights(whole.head))
-    np.testing.assert_array_equal(resumed.notes["loss"], whole.notes["loss"])
-    with pytest.raises(ValueError, match="other cells"):
-        sd.tl.fit_perturbation(data[::-1].copy(), "perturbation", model=learned, **how)
-
-
 @pytest.mark.parametrize(
-    ("given", "match"),
+    ("settings", "tensors", "match"),
     [
-        ({"epochs": 2}, "finetune=True"),
-        ({"finetune": True, "freeze": 3}, "freeze=3"),
-        ({"finetune": True, "context": 2}, "context=2 leaves no room"),
-        ({"finetune": True, "control": "DMSO"}, "DMSO"),
+        (lambda s: s["base"].update(single="additive"), None, "base"),
+        (None, lambda t: [t.pop(name) for name in list(t) if name.startswith("response.")], "base"),
+        (None, lambda t: t.update({"response.part_tokens": t["response.part_tokens"][:-1]}), "tokens of the perturbed"),
+        (None, lambda t: t.update({"response.part_tokens": t["response.part_tokens"] + 10_000}), "names tokens"),
+        (None, lambda t: t.update({"response.basis": t["response.basis"][:, 1:].contiguous()}), "the tensors"),
+        (None, lambda t: t.update({"response.scale": torch.tensor(torch.nan)}), r"'response\.scale' holds NaN"),
     ],
 )
-@pytest.mark.parametrize("call", ["fit_perturbation", "predict_perturbation"])
-def test_arguments_are_refused_before_anything_is_read(learned, data, contents, given, match, call, monkeypatch):
-    monkeypatch.setattr("scdiva.perturbation.screen.open_cells", None)
-    cells, before = data.copy(), contents(data)
+def test_a_folder_that_does_not_fit_together_is_refused(tuned, learned, altered, tmp_path, settings, tensors, match):
+    folder = tuned.save(tmp_path / "fitted")
     with pytest.raises(ValueError, match=match):
-        getattr(sd.tl, call)(cells, "perturbation", model=learned, **given)
-    assert contents(cells) == before
-
-
-def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(data, learned, contents, weights, same):
-    cells, before, theirs = data.copy(), contents(data), weights(learned)
-    with pytest.raises(FloatingPointError, match="lower learning rate"):
-        sd.tl.predict_perturbation(cells, "perturbation", model=learned, **TUNE | {"lr": 1e30})
-    assert contents(cells) == before
-    assert same(weights(learned), theirs)
-
-
-@pytest.mark.parametrize("given", [{"finetune": True}, {"epochs": 1}, {"lora": 2}])
-def test_a_fitted_model_is_not_fine_tuned(data, fitted, contents, given):
-    cells, before = data.copy(), contents(data)
-    with pytest.raises(ValueError, match=f"{next(iter(given))} cannot be used with a fitted model"):
-        sd.tl.predict_perturbation(cells, model=fitted, **given)
-    assert contents(cells) == before
-
-
-@pytest.mark.parametrize(
-    ("settings", "tensors"),
-    [
-        (lambda s: s["base"].update(single="additive"), None),
-        (None, lambda t: [t.pop(name) for name in list(t) if name.startswith("response.")]),
-        (None, lambda t: t.pop("response.base")),
-        (None, lambda t: t.update({"response.more": torch.zeros(1)})),
-        (None, lambda t: t.update({"response.part_tokens": t["response.part_tokens"][:-1]})),
-        (None, lambda t: t.update({"response.part_tokens": t["response.part_tokens"] + 10_000})),
-        (None, lambda t: t.update({"response.basis": t["response.basis"][:, 1:].contiguous()})),
-        (None, lambda t: t.update({"response.scale": torch.tensor(torch.nan)})),
-    ],
-)
-def test_a_folder_that_does_not_fit_together_is_refused(fitted, altered, tmp_path, settings, tensors):
-    folder = fitted.save(tmp_path / "fitted")
-    load(folder, device="cpu")
-    altered(folder, settings, tensors)
-    with pytest.raises(ValueError, match=r"holds no perturbation model|'response\.scale' holds NaN"):
-        load(folder, device="cpu")
-
-
-def test_a_head_on_another_network_is_refused(fitted, learned, tmp_path):
-    other = replace(fitted, model=learned)
+        load(altered(folder, settings, tensors), device="cpu")
+    other = replace(tuned, model=learned)
     with pytest.raises(ValueError, match="not fine-tuned on perturbations"):
         load(other.save(tmp_path / "other"), device="cpu")
-    assert set(fitted.base) == {*KINDS, "measured"}

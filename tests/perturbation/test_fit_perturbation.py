@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 import scdiva as sd
+from scdiva.data.cells import log_normalised
+from scdiva.data.genes import InputOptions
 from scdiva.perturbation.conditions import ScreenDesign
 from scdiva.perturbation.response import KINDS
-
-NOTES = {"validation", "labels", "model", "seed", "seconds"}
-
-
-@pytest.fixture(scope="module")
-def data(perturbed_cells):
-    return perturbed_cells()
+from scdiva.perturbation.screen import open_screen, read_screen, refuse_unknown
 
 
-def fit(data, model, *args, **arguments):
-    return sd.tl.fit_perturbation(data, *(args or ("perturbation",)), model=model, **{"rng": 3} | arguments)
+def fit(data, model, **arguments):
+    return sd.tl.fit_perturbation(data, "perturbation", model=model, **{"rng": 3} | arguments)
 
 
 def test_what_is_found(one, data, contents, weights, same):
@@ -30,9 +27,7 @@ def test_what_is_found(one, data, contents, weights, same):
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
     assert contents(data) == before
     assert same(weights(one), theirs)
-    assert not one.training
-    assert all(p.requires_grad for p in one.parameters())
-    assert set(fitted.notes) == NOTES
+    assert set(fitted.notes) == {"validation", "labels", "model", "seed", "seconds"}
     assert fitted.notes["model"] == "ScDiVa"
     assert set(fitted.base) == {*KINDS, "measured"}
     assert fitted.design == ScreenDesign("perturbation")
@@ -51,33 +46,19 @@ def test_the_seed_determines_every_bit(one, data):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
+    ("arguments", "match"),
     [
-        ({"perturbation_key": "nowhere"}, KeyError, r"adata\.obs.*'nowhere'.*'perturbation'"),
-        (
-            {"perturbation_key": "hole"},
-            ValueError,
-            r"adata\.obs\['hole'\].*3 of 80.*'c40'",
-        ),
-        ({"control": "DMSO"}, ValueError, "'DMSO'; it holds .*control="),
-        ({"perturbation_key": "plus"}, ValueError, r"'CD4\+' has an empty part"),
-        ({"groupby": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'"),
-        ({"groupby": "hole"}, ValueError, r"adata\.obs\['hole'\].*3 of 80"),
-        ({"groupby": "perturbation"}, ValueError, "7 of 8 groups .*control cells .first"),
-        ({"dose_key": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'"),
-        ({"dose_key": "dose"}, ValueError, "above 0 for 70 of 70 .*'c10'"),
-        ({"dose_key": "line"}, ValueError, r"is not a number above 0 for 70 of 70"),
-        ({"layer": "nan"}, ValueError, "NaN"),
-        ({"use_raw": True}, ValueError, "raw"),
-        ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
-        ({"device": "abacus"}, ValueError, "abacus"),
-        ({"rng": -1}, ValueError, "-1"),
-        ({"rng": "a"}, TypeError, "rng must be"),
+        ({"perturbation_key": "plus"}, r"'CD4\+' has an empty part"),
+        ({"control": "DMSO"}, "'DMSO'; it holds .*control="),
+        ({"groupby": "hole"}, r"adata\.obs\['hole'\].*3 of 80.*'c40'"),
+        ({"groupby": "perturbation"}, "7 of 8 groups .*control cells .first"),
+        ({"dose_key": "dose"}, "above 0 for 70 of 70 .*'c10'"),
+        ({"dose_key": "line"}, r"is not a number above 0 for 70 of 70"),
+        ({"layer": "nan"}, "NaN"),
+        ({"finetune": True, "context": 1}, "context=1 leaves no room"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nothing_changed(
-    one, data, arguments, error, match, contents, weights, same
-):
+def test_what_makes_no_sense_is_refused_and_nothing_changed(one, data, arguments, match, contents, weights, same):
     data = data.copy()
     label = data.obs["perturbation"].astype(object)
     data.obs["hole"] = label.where(~np.isin(np.arange(80), [40, 41, 79]), None)
@@ -85,32 +66,20 @@ def test_what_makes_no_sense_is_refused_and_nothing_changed(
     data.layers["nan"] = data.X.copy()
     data.layers["nan"].data[7] = np.nan
     before, theirs, state = contents(data), weights(one), torch.random.get_rng_state()
-    given = {
-        "perturbation_key": "perturbation",
-        "model": one,
-        "rng": 3,
-    } | arguments
-    with pytest.raises(error, match=match):
-        sd.tl.fit_perturbation(data, given.pop("perturbation_key"), **given)
+    with pytest.raises(ValueError, match=match):
+        sd.tl.fit_perturbation(data, **{"perturbation_key": "perturbation", "model": one, "rng": 3} | arguments)
     assert contents(data) == before
     assert same(weights(one), theirs)
-    assert not one.training
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_one_condition_is_told(one, perturbed_cells, genes):
-    with pytest.warns(UserWarning, match="screen has only one condition"):
-        fitted = fit(perturbed_cells(("control", "0")), one)
+def test_one_condition_is_told(perturbed_cells):
+    with pytest.warns(UserWarning, match="screen has only one condition|known genes") as caught:
+        fitted = sd.tl.fit_perturbation(perturbed_cells(("control", "0")), "perturbation")
+    assert {one.filename for one in caught if one.category is UserWarning} == {__file__}
+    assert fitted.notes["model"] == "scdiva-mini"
     assert not len(fitted.notes["validation"]["mse"])
     assert set(fitted.base.values()) == {"expected"}
-
-
-def test_one_cell_of_a_condition_is_told(one, data, genes):
-    few = data[[*range(20), 20, *range(30, 80)]]
-    with pytest.warns(UserWarning, match=f"1 of 7 conditions .*one cell .*'{genes[1]}'") as caught:
-        fitted = fit(few, one)
-    assert {one.filename for one in caught if one.category is UserWarning} == {__file__}
-    assert fitted.screen.n_cells.min() == 1
 
 
 def test_labels_and_genes_that_the_vocabulary_or_the_data_lack(one, perturbed_cells, genes):
@@ -123,19 +92,122 @@ def test_labels_and_genes_that_the_vocabulary_or_the_data_lack(one, perturbed_ce
     assert fitted.notes["labels"].tolist() == sorted([genes[57], "drug"])
 
 
-def test_groups_and_doses(one, perturbed_cells):
-    data = perturbed_cells(("control", "0", "1", "0+1"), ("b", "a"), n=4, doses=(1.0, 10.0))
-    fitted = fit(data, one, groupby="line", dose_key="dose")
-    assert (fitted.design.groupby, fitted.design.dose_key) == ("line", "dose")
-    assert fitted.screen.groups == ("a", "b")
-    assert len(fitted.screen.conditions) == 12
-    assert set(fitted.screen.conditions.dose) == {1, 10}
-    assert {"single", "group"} <= set(fitted.notes["validation"]["kind"])
-    assert "elsewhere" in fitted.notes["validation"]["method"]
+def test_groups_and_doses(fitted_groups):
+    assert (fitted_groups.design.groupby, fitted_groups.design.dose_key) == ("line", "dose")
+    assert fitted_groups.screen.groups == ("a", "b", "c")
+    assert len(fitted_groups.screen.conditions) == 18
+    assert set(fitted_groups.screen.conditions.dose) == {1, 10}
+    assert {"single", "group"} <= set(fitted_groups.notes["validation"]["kind"])
+    assert "elsewhere" in fitted_groups.notes["validation"]["method"]
 
 
-def test_a_bundled_model_by_name(perturbed_cells):
-    data = perturbed_cells(("control", "0"), n=3)
-    with pytest.warns(UserWarning, match="one condition|known genes"):
-        fitted = sd.tl.fit_perturbation(data, "perturbation")
-    assert fitted.notes["model"] == "scdiva-mini"
+def read(data, model, groupby=None, dose_key=None, control="control"):
+    design = ScreenDesign.of("perturbation", control, groupby, dose_key)
+    return read_screen(data, open_screen(data, design, None, model, "cpu", InputOptions()), "cpu")
+
+
+@pytest.mark.parametrize("dose", [0.0, np.nan, np.inf, "much"])
+def test_a_dose_that_is_none_is_named(one, perturbed_cells, dose):
+    data = perturbed_cells(("control", "0", "1"), n=2, doses=(2.0,))
+    given = data.obs["dose"].astype(object)
+    given.iloc[3] = given.iloc[5] = dose
+    given.iloc[0] = np.nan  # of a control cell, where it says nothing
+    data.obs["dose"] = given
+    with pytest.raises(ValueError, match=r"'dose'\] .*above 0 for 2 of 4 .*'c3'"):
+        read(data, one, dose_key="dose")
+
+
+def test_means_changes_and_variances_beside_dense_arrays(one, perturbed_cells, genes):
+    data = perturbed_cells(("0", "control", "drug", "0+1"), ("b", "a"), n=5, doses=(1.0, 10.0), rng=3)
+    data = data[np.random.default_rng(0).permutation(data.n_obs)[:-3]].copy()
+    screen, controls = read(data, one, "line", "dose")
+    values = log_normalised(data)[0].toarray()
+    label, group, dose = (data.obs[name].to_numpy() for name in ("perturbation", "line", "dose"))
+    assert screen.genes == tuple(genes)
+    assert screen.groups == ("a", "b") == controls.groups
+    keys = list(zip(screen.conditions.parts, screen.conditions.group, screen.conditions.dose, strict=True))
+    assert len(keys) == len(set(keys)) == 12
+    left = np.zeros_like(values)
+    for i, (parts, number, amount) in enumerate(keys):
+        own = (group == screen.groups[number]) & (dose == amount)
+        own &= [tuple(sorted(name.split("+"))) == parts for name in label]
+        control = values[(label == "control") & (group == screen.groups[number])]
+        np.testing.assert_allclose(screen.delta[i], values[own].mean(0) - control.mean(0), atol=1e-5)
+        assert screen.n_cells[i] == own.sum()
+        left[own] = values[own] - values[own].mean(axis=0)
+    for number, name in enumerate(screen.groups):
+        own = (label == "control") & (group == name)
+        np.testing.assert_allclose(screen.control[number], values[own].mean(0), rtol=1e-5)
+        np.testing.assert_allclose(controls.means[number], values[own].mean(0), rtol=1e-5)
+        assert screen.n_control[number] == own.sum()
+        left[own] = values[own] - values[own].mean(axis=0)
+    np.testing.assert_allclose(screen.variance, (left**2).sum(axis=0) / (len(data) - 14), rtol=1e-4, atol=1e-6)
+    assert {a.dtype.name for a in (screen.delta, screen.control, screen.states, screen.variance)} == {"float32"}
+    assert screen.n_cells.dtype == screen.n_control.dtype == np.int64
+
+
+def test_control_cells_as_the_model_reads_them(one, perturbed_cells):
+    data = perturbed_cells(("0", "control"), ("b", "a"), n=6)
+    data.X = sp.diags_array((np.arange(24) != 13).astype(np.float32)) @ data.X  # a control cell without counts
+    data.X = sp.csr_matrix(data.X)
+    with pytest.warns(UserWarning, match="1 of 12"):
+        screen, controls = read(data, one, "line")
+    assert controls.names.tolist() == data.obs_names[12:].tolist()
+    assert [controls.groups[i] for i in controls.number] == data.obs["line"][12:].tolist()
+    assert sorted(controls.rows.tolist()) == [i for i in range(12) if i != 1]
+    assert (np.diff(controls.number[controls.rows]) >= 0).all()
+    own = data[12:].copy()[controls.rows].copy()
+    sd.tl.embed(own, model=one)
+    for number in range(2):
+        mean = own.obsm["X_scdiva"][controls.number[controls.rows] == number].mean(axis=0)
+        np.testing.assert_allclose(controls.states[number], mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(screen.states, controls.states)
+
+
+def test_labels_of_the_same_parts_are_one_condition(one, perturbed_cells, genes):
+    data = perturbed_cells(("ctrl", "0+ctrl", "ctrl+0", "0", "1+0", "0+1"), n=4)
+    screen, _ = read(data, one, control="ctrl")
+    assert screen.conditions.parts == ((genes[0],), tuple(sorted(genes[:2])))
+    assert screen.n_cells.tolist() == [12, 8]
+
+
+def test_what_tells_nothing_is_refused(one, perturbed_cells):
+    with pytest.raises(ValueError, match="all 20 cells are control cells"):
+        read(perturbed_cells(("control",), n=20), one)
+    data = perturbed_cells(("control", "0"), ("a", "b", "c"), n=4)
+    lacking = data[~((data.obs["perturbation"] == "control") & data.obs["line"].isin(["b", "c"]))].copy()
+    with pytest.raises(ValueError, match=r"2 of 3 groups .*control cells.*'b'"):
+        read(lacking, one, "line")
+    screen, _ = read(data[~((data.obs["perturbation"] == "0") & (data.obs["line"] == "a"))].copy(), one, "line")
+    assert screen.groups == ("a", "b", "c")  # one has control cells alone
+    unread = data.copy()
+    unread.X = unread.X.toarray()
+    unread.X[(data.obs["line"] == "b").to_numpy(), :-5] = 0
+    with (
+        pytest.warns(UserWarning, match="4 of 12 cells are left out"),
+        pytest.raises(ValueError, match=r"1 of 3 groups .*control .*'b'.*Remove"),
+    ):
+        read(unread, one, "line")
+
+
+def test_single_cells_of_a_condition_are_told_and_count_little(one, perturbed_cells, genes):
+    data = perturbed_cells(("control", "0", "1", "2+1"), n=8)
+    kept = np.ones(data.n_obs, dtype=bool)
+    kept[17:24] = kept[25:] = False
+    with pytest.warns(UserWarning, match=r"2 of 3 conditions .*one cell") as caught:
+        screen, _ = read(data[kept].copy(), one)
+    assert any(genes[1] in str(one.message) for one in caught)
+    assert sorted(screen.n_cells.tolist()) == [1, 1, 8]
+    assert np.isfinite(screen.variance).all()
+    every = perturbed_cells(("control", "0", "1"), n=1)
+    with pytest.raises(ValueError, match=r"each of 2 conditions.*control cells"):
+        read(every, one)
+
+
+def test_unknown_names_are_refused_with_close_ones(one, genes):
+    measured = (genes[0], "aspirin")
+    refuse_unknown(one, [(genes[3],), ("aspirin", genes[1])], None, measured)
+    with pytest.raises(ValueError, match=r"2 of 3 perturbed .*'aspirine'; similar names: 'aspirin'"):
+        refuse_unknown(one, [("aspirine", genes[1]), ("zzzzzz",)], None, measured)
+    with pytest.raises(ValueError, match=r"vocabulary .*'000000'\)"):
+        refuse_unknown(one, [("000000",)], None, ())

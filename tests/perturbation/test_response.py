@@ -1,4 +1,4 @@
-"""The expected response beside the covariance term by term, and beside sklearn's Gaussian process."""
+"""Baselines, similarities, the expected response and its validation, compared with plain formulas and sklearn."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from hypothesis import strategies as st
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import DotProduct
 
+from scdiva._constants import BASELINES, N_SPECIAL
 from scdiva.perturbation import response as R
-from scdiva.perturbation.response import Similarities, covariance, expected_response
+from scdiva.perturbation.response import (
+    KINDS,
+    Similarities,
+    baselines,
+    covariance,
+    expected_response,
+    group_similarity,
+    kinds,
+    part_similarity,
+)
 from scdiva.perturbation.screen import Conditions
 
 NAMES = tuple("ABCDE")
 PARTS = st.sets(st.sampled_from(NAMES), min_size=1, max_size=3).map(lambda s: tuple(sorted(s)))
 ROWS = st.lists(st.tuples(PARTS, st.integers(0, 3), st.floats(0.01, 100.0)), min_size=1, max_size=10)
-
-
-def conditions(rows) -> Conditions:
-    parts, group, dose = zip(*rows, strict=True)
-    return Conditions(tuple(parts), np.array(group, dtype=np.int64), np.array(dose, dtype=np.float64))
 
 
 def similarities_of(n_groups=4, rng=0) -> Similarities:
@@ -50,13 +55,13 @@ def slow_covariance(one, other, similarities, unit, shared=R.GUESSED) -> float:
 def test_covariance_term_by_term(one, other, unit, shared):
     similarities = similarities_of()
     expected = [[slow_covariance(a, b, similarities, unit, shared) for b in other] for a in one]
-    found = covariance(conditions(one), conditions(other), similarities, unit, shared)
+    found = covariance(Conditions.of(one), Conditions.of(other), similarities, unit, shared)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 @given(ROWS, st.integers(0, 50), st.builds(R.Shared, st.floats(0, 5), st.floats(0, 1)))
 def test_a_covariance_is_positive_semidefinite(rows, rng, shared):
-    found = covariance(conditions(rows), conditions(rows), similarities_of(rng=rng), 1.0, shared)
+    found = covariance(Conditions.of(rows), Conditions.of(rows), similarities_of(rng=rng), 1.0, shared)
     np.testing.assert_allclose(found, found.T)
     assert np.linalg.eigvalsh(found).min() > -1e-9 * np.trace(found)
 
@@ -80,7 +85,9 @@ def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
     The error of a group's control cells is in all changes of the group, measured or not.
     """
     screen = measured(("A", "B", "C@1", "A+B", "B+C@1", "A@1", "D@2"), doses=doses, rng=4)
-    targets = conditions([(("A",), 2, 1.0), (("B", "D"), 0, 0.7), (("E",), 1, 1.0), (("A",), 0, 1.0), (("C",), 3, 5.0)])
+    targets = Conditions.of(
+        [(("A",), 2, 1.0), (("B", "D"), 0, 0.7), (("E",), 1, 1.0), (("A",), 0, 1.0), (("C",), 3, 5.0)]
+    )
     similarities, n = similarities_of(), len(screen.conditions)
     both = Conditions(
         (*screen.conditions.parts, *targets.parts),
@@ -138,26 +145,9 @@ def test_of_few_conditions_what_is_shared_is_a_guess(measured):
     assert one.groups > 0.6
 
 
-def test_effects_add_up_and_carry_over(measured):
-    """Of a new pair the expected change is nearer to its parts' sum than to either; of a similar gene, to its."""
-    screen = replace(
-        measured(("A", "B", "C", "D"), n_genes=200), n_cells=np.full(4, 10**6), n_control=np.array([10**6])
-    )
-    similarities = similarities_of()
-    delta = screen.delta.astype(np.float64)
-    pair, _ = expected_response(screen, conditions([(("A", "B"), 0, 1.0)]), similarities)
-    gap = [np.square(pair[0] - other).mean() for other in (delta[0] + delta[1], delta[0], delta[1])]
-    assert gap[0] < min(gap[1:])
-    similar = np.eye(5)
-    similar[0, 4] = similar[4, 0] = 0.9
-    new, _ = expected_response(screen, conditions([(("E",), 0, 1.0)]), Similarities(NAMES, similar, np.eye(1)))
-    nearest = [np.corrcoef(new[0], row)[0, 1] for row in delta]
-    assert np.argmax(nearest) == 0
-
-
 def test_little_to_learn_from_gives_finite_numbers(measured):
     similarities = similarities_of()
-    target = conditions([(("D",), 0, 1.0)])
+    target = Conditions.of([(("D",), 0, 1.0)])
     one = measured(("A",))
     mean, sd = expected_response(one, target, similarities)
     assert np.isfinite(mean).all()
@@ -170,3 +160,315 @@ def test_little_to_learn_from_gives_finite_numbers(measured):
     assert np.isfinite(sd).all()
     certain = replace(measured(), variance=np.zeros(12, dtype=np.float32))
     assert np.isfinite(expected_response(certain, target, similarities)[0]).all()
+
+
+LABELS = ("A", "B", "A+B", "B+C")
+
+
+def asked(*labels, doses=None) -> Conditions:
+    parts, _, group = zip(*(label.partition("@") for label in labels), strict=True)
+    of = (tuple(sorted(label.split("+"))) for label in parts)
+    return Conditions.of(zip(of, [int(g or 0) for g in group], doses or [1.0] * len(labels), strict=True))
+
+
+def held(found, name, expected):
+    np.testing.assert_allclose(found[name][0], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_one_group(measured):
+    a, b, ab, bc = measured(LABELS).delta.astype(float)
+    screen, mean, alone = measured(LABELS), (a + b + ab + bc) / 4, (a + b) / 2
+    for label, matching, additive in [
+        ("A+B", ((a + ab) / 2 + (b + ab + bc) / 3) / 2, a + b),
+        ("A+C", ((a + ab) / 2 + bc) / 2, a + alone),  # C was never alone
+        ("A", (a + ab) / 2, a),
+        ("D", mean, alone),
+        ("A+D", ((a + ab) / 2 + mean) / 2, a + alone),
+        ("A+B+C", ((a + ab) / 2 + (b + ab + bc) / 3 + bc) / 3, a + b + alone),
+    ]:
+        found = baselines(screen, asked(label))
+        held(found, "train_mean", mean)
+        held(found, "matching_mean", matching)
+        held(found, "additive", additive)
+    assert tuple(found) == BASELINES
+    assert not found["no_change"].any()
+    assert np.isnan(found["elsewhere"]).all()
+    pairs = measured(("A+B", "B+C"))  # nothing was measured alone
+    found = baselines(pairs, asked("A+C"))
+    held(found, "additive", 2 * pairs.delta.mean(axis=0))
+    held(found, "matching_mean", pairs.delta.mean(axis=0))
+
+
+def test_conditions_of_the_same_group_count_where_there_are_any(measured):
+    screen = measured(("A", "B", "A+B", "A@1", "C@1", "C@2"))
+    a, b, ab, a1, c1, c2 = screen.delta.astype(float)
+    found = baselines(screen, asked("A+C"))
+    held(found, "train_mean", (a + b + ab) / 3)
+    held(found, "matching_mean", ((a + ab) / 2 + (a + b + ab) / 3) / 2)
+    held(found, "additive", a + (c1 + c2) / 2)  # C was alone elsewhere
+    found = baselines(screen, asked("A@3"))  # a group in which nothing was done
+    held(found, "train_mean", (a + b + ab + a1 + c1 + c2) / 6)
+    held(found, "matching_mean", (a + ab + a1) / 3)
+    held(found, "additive", (a + a1) / 2)
+    held(found, "elsewhere", (a + a1) / 2)
+    held(baselines(screen, asked("A")), "elsewhere", a1)
+    held(baselines(screen, asked("C@1")), "elsewhere", c2)
+    held(baselines(screen, asked("A+B@1")), "elsewhere", ab)
+    assert np.isnan(baselines(screen, asked("B"))["elsewhere"]).all()
+
+
+def test_the_same_dose_counts_where_there_is_one(measured):
+    screen = measured(("A", "A", "B", "A@1", "A@1"), doses=[1, 10, 1, 10, 100])
+    a1, a10, b, e10, e100 = screen.delta.astype(float)
+    held(baselines(screen, asked("A", doses=[10])), "additive", a10)
+    held(baselines(screen, asked("A", doses=[3])), "additive", (a1 + a10) / 2)
+    held(baselines(screen, asked("A+B", doses=[10])), "additive", a10 + b)
+    held(baselines(screen, asked("A", doses=[10])), "elsewhere", e10)
+    held(baselines(screen, asked("A", doses=[1])), "elsewhere", (e10 + e100) / 2)
+    held(baselines(screen, asked("A", doses=[10])), "train_mean", (a1 + a10 + b) / 3)
+
+
+def slow_linear(screen, targets, penalty=R.PENALTY):
+    """min |Y - b - G W P'|² + penalty (|G W|² + |W P'|² + penalty |W|²), as one least-squares problem in vec(W)."""
+    delta = screen.delta.astype(float)
+    expression = delta + screen.control[screen.conditions.group]
+    _, size, right = np.linalg.svd(expression - expression.mean(axis=0), full_matrices=False)
+    k = min(R.COMPONENTS, int((size > 1e-8 * size[0]).sum()))
+    g = (right[:k] * size[:k, None]).T  # genes × components
+    genes = list(screen.genes)
+
+    def sums(conditions):
+        return np.array([
+            np.sum([g[genes.index(p)] for p in parts if p in genes], axis=0) if set(parts) & set(genes) else np.zeros(k)
+            for parts in conditions.parts
+        ])  # fmt: skip
+
+    p, b, root = sums(screen.conditions), delta.mean(axis=0), penalty**0.5 * np.eye(k)
+    one, two = np.vstack([g, root]), np.vstack([p, root])
+    y = np.zeros((len(one), len(two)))
+    y[: len(g), : len(p)] = (delta - b).T
+    w = np.linalg.lstsq(np.kron(one, two), y.ravel(), rcond=None)[0].reshape(k, k)
+    return b + sums(targets) @ w.T @ g.T
+
+
+@pytest.mark.parametrize("n_genes", [6, 14])
+def test_linear_beside_least_squares(measured, n_genes):
+    genes = [*"ABCDE", *(f"G{j}" for j in range(n_genes))]
+    screen = measured(("A", "B", "C", "A+B", "D", "drug"), n_genes=len(genes), genes=genes)
+    targets = asked("A", "E", "B+C", "A+drug", "unheard")
+    found = baselines(screen, targets)["linear"]
+    np.testing.assert_allclose(found, slow_linear(screen, targets), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found[4], screen.delta.astype(float).mean(axis=0), atol=1e-6)  # no column of the data
+
+
+def test_linear_where_there_is_little(measured):
+    genes = ["A", "B", "G0", "G1"]
+    one = measured(("A",), n_genes=4, genes=genes)
+    held(baselines(one, asked("B")), "linear", one.delta[0])
+    no_gene = measured(("x", "y"), n_genes=4, genes=genes)
+    held(baselines(no_gene, asked("z")), "linear", no_gene.delta.mean(axis=0))
+    same = measured(("A", "B"), n_genes=4, genes=genes)
+    same = replace(same, delta=same.delta[[0, 0]])
+    held(baselines(same, asked("A+B")), "linear", same.delta[0])
+
+
+CONDITIONS = st.lists(st.tuples(PARTS, st.integers(0, 2), st.just(1.0)), min_size=1, max_size=8)
+
+
+@given(CONDITIONS, CONDITIONS)
+def test_what_is_new_about_a_condition(targets, measured):
+    found = kinds(Conditions.of(targets), Conditions.of(measured))
+    for (parts, group, _), kind in zip(targets, found, strict=True):
+        groups = {g for p, g, _ in measured if p == parts}
+        if groups:
+            assert kind == ("measured" if group in groups else "group")
+        else:
+            assert kind == ("single" if len(parts) == 1 else "combination")
+
+
+@pytest.mark.parametrize("anchor", ["encoder", "learned"])
+def test_similarity_of_genes_beside_loops(network, anchor):
+    model = network(anchor=anchor)
+    genes = list(model.vocabulary.symbols[[4, 0, 17, 9]])
+    names = [genes[0], "aspirin", *genes[1:], "ethanol"]
+    tables = [model.embedding.gene.weight, model.anchor.table.weight if anchor == "encoder" else None]
+    expected = np.eye(len(names))
+    for i, one in enumerate(names):
+        for j, other in enumerate(names):
+            if i == j or not {one, other} <= set(genes):
+                continue
+            product = 1.0
+            for table in tables:
+                rows = (tables[0] if table is None else table).detach().double().numpy()[N_SPECIAL:]
+                a, b = (rows[list(model.vocabulary.symbols).index(name)] - rows.mean(axis=0) for name in (one, other))
+                product *= a @ b / np.sqrt((a @ a) * (b @ b))
+            expected[i, j] = product
+    found = part_similarity(model, names)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert np.abs(found - np.eye(len(names))).max() > 0.01
+    # of two genes it is the same whoever else is asked for
+    np.testing.assert_allclose(part_similarity(model, names[::-1]), expected[::-1, ::-1], atol=1e-12)
+    np.testing.assert_allclose(part_similarity(model, names[2:4]), expected[2:4, 2:4], atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "n_measured"), [(3, 3), (5, 5), (6, 4)])
+def test_similarity_of_groups_beside_loops(n, n_measured):
+    states = np.random.default_rng(n).normal(size=(n, 7)).astype(np.float32)
+    centred = states.astype(np.float64) - states[:n_measured].astype(np.float64).mean(axis=0)
+    expected = [[a @ b / np.sqrt((a @ a) * (b @ b)) for b in centred] for a in centred]
+    found = group_similarity(states, n_measured)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    known = group_similarity(states[:n_measured], n_measured)  # what is new says nothing of what is known
+    np.testing.assert_array_equal(found[:n_measured, :n_measured], known)
+    assert np.linalg.eigvalsh(found).min() > -1e-9
+    assert (np.diag(found) == 1).all()
+
+
+def test_groups_of_which_nothing_is_known():
+    assert group_similarity(np.ones((1, 4), dtype=np.float32), 1).tolist() == [[1]]
+    assert group_similarity(np.eye(2, 4, dtype=np.float32), 2).tolist() == [[1, 0], [0, 1]]
+    np.testing.assert_array_equal(group_similarity(np.eye(3, 4, dtype=np.float32), 2), np.eye(3))
+    np.testing.assert_array_equal(group_similarity(np.ones((3, 4), dtype=np.float32), 3), np.eye(3))  # all the same
+
+
+SCREENS = st.lists(
+    st.sampled_from(["A", "B", "C", "D", "E", "F", "A+B", "B+C", "C+D", "D+E", "A@1", "B@1", "A+B@1", "A@2", "F@2"]),
+    min_size=1,
+    max_size=12,
+    unique=True,
+)
+
+
+def plain_similarities(screen) -> Similarities:
+    n, g = len(screen.conditions.part_names), len(screen.groups)
+    return Similarities(screen.conditions.part_names, 0.5 * np.eye(n) + 0.5, np.eye(g))
+
+
+@given(SCREENS, st.integers(0, 3))
+def test_folds_of_single_perturbations_leave_every_mention_out(measured, labels, seed):
+    c = measured(tuple(labels)).conditions
+    predicted = []
+    for kept, out in R.folds(measured(tuple(labels)), "single", seed):
+        gone = {c.parts[i][0] for i in out}
+        assert all(len(c.parts[i]) == 1 for i in out)
+        assert not any(gone & set(c.parts[i]) for i in kept)
+        assert all(gone & set(c.parts[i]) for i in set(range(len(c))) - set(kept))
+        assert not set(kept) & set(out)
+        assert len(kept)
+        predicted += out.tolist()
+    assert len(set(predicted)) == len(predicted)
+    singles = {i for i, parts in enumerate(c.parts) if len(parts) == 1}
+    assert set(predicted) <= singles
+    if len({c.parts[i] for i in singles}) > 1 and singles == set(range(len(c))):
+        assert set(predicted) == singles
+
+
+@given(SCREENS, st.integers(0, 3))
+def test_folds_of_combinations(measured, labels, seed):
+    c = measured(tuple(labels)).conditions
+    predicted = []
+    for kept, out in R.folds(measured(tuple(labels)), "combination", seed):
+        assert all(len(c.parts[i]) > 1 for i in out)
+        assert not {c.parts[i] for i in out} & {c.parts[i] for i in kept}  # in no group
+        assert sorted([*kept, *out]) == list(range(len(c)))
+        predicted += out.tolist()
+    assert len(set(predicted)) == len(predicted)
+
+
+@given(SCREENS, st.integers(0, 3))
+def test_folds_of_groups(measured, labels, seed):
+    c = measured(tuple(labels)).conditions
+    for kept, out in R.folds(measured(tuple(labels)), "group", seed):
+        (group,) = set(c.group[out].tolist())
+        assert set(kept) == set(np.flatnonzero(c.group != group))
+        elsewhere = {c.parts[i] for i in kept}
+        assert set(out) == {i for i in np.flatnonzero(c.group == group) if c.parts[i] in elsewhere}
+
+
+def test_there_are_five_folds_or_as_many_as_there_are_units(measured):
+    many = measured(tuple("ABCDEFGH"))
+    assert [len(out) for _, out in R.folds(many, "single", 0)] == [2, 2, 2, 1, 1]
+    assert [len(out) for _, out in R.folds(measured(("A", "B", "C")), "single", 0)] == [1, 1, 1]
+    assert list(R.folds(measured(("A",)), "single", 0)) == []
+    assert list(R.folds(measured(("A", "B+C")), "combination", 0)) == []
+    assert list(R.folds(many, "combination", 0)) == []
+    assert list(R.folds(many, "group", 0)) == []
+    groups = measured(tuple(f"A@{i}" for i in range(7)))
+    assert len(list(R.folds(groups, "group", 0))) == R.FOLDS
+
+
+SCREEN = ("A", "B", "C", "D", "A+B", "B+C", "C+D", "A@1", "B@1", "A+B@1")
+
+
+def test_what_is_predicted_of_a_condition_never_saw_it_beside_plain_formulas(measured):
+    screen = measured(SCREEN)
+    similarities = plain_similarities(screen)
+    kind, mse, pearson = R.validate(screen, similarities, 3)
+    assert set(kind) == set(KINDS)
+    assert mse.shape == pearson.shape == (len(kind), len(R.METHODS))
+    at = 0
+    for named in KINDS:
+        for kept, out in R.folds(screen, named, 3):
+            delta = screen.delta.copy()
+            delta[np.setdiff1d(np.arange(len(delta)), kept)] = 1e6  # nothing of what is left out is read
+            known = replace(screen, delta=delta).only(kept)
+            for row in out:
+                target, truth = screen.conditions.only(np.array([row])), screen.delta[row].astype(float)
+                simple = baselines(known, target)
+                made = [
+                    *(simple[name][0] for name in R.BASELINES),
+                    expected_response(known, target, similarities)[0][0],
+                ]
+                for j, predicted in enumerate(made):
+                    if np.isnan(predicted).any():
+                        assert np.isnan([mse[at, j], pearson[at, j]]).all()
+                        continue
+                    flat = np.ptp(predicted) < 1e-9
+                    correlation = 0.0 if flat else np.corrcoef(predicted, truth)[0, 1]
+                    assert mse[at, j] == pytest.approx(np.mean((predicted - truth) ** 2), rel=1e-4)
+                    assert pearson[at, j] == pytest.approx(correlation, abs=1e-4)
+                assert kind[at] == named
+                at += 1
+    assert at == len(kind)
+
+
+def scored(kind, n, **others) -> R.Scores:
+    """n conditions, and correlations with which every method correlates equally, save those named."""
+    scores = np.full((n, len(R.METHODS)), 0.4)
+    for name, own in others.items():
+        scores[:, R.METHODS.index(name)] = own
+    return R.Scores(np.array([kind] * n, dtype=object), scores, scores)
+
+
+@pytest.mark.parametrize(
+    ("others", "chosen"),
+    [
+        ({}, R.EXPECTED),
+        ({"additive": [0.6, 0.5, 0.7, 0.5]}, "additive"),
+        ({"additive": [0.6, 0.5, 0.7, 0.5], "linear": [0.7, 0.6, 0.8, 0.6]}, "linear"),
+        ({"additive": [0.9, -0.2, 0.9, 0.1]}, R.EXPECTED),  # better by less than its standard error
+        ({"elsewhere": [0.9, np.nan, 0.9, 0.9]}, R.EXPECTED),  # not defined everywhere
+        ({"train_mean": [0.3, 0.3, 0.3, 0.3]}, R.EXPECTED),
+    ],
+)
+def test_the_base_is_the_expected_response_unless_another_is_clearly_better(others, chosen):
+    for kind in KINDS:
+        found = R.best_base(scored(kind, 4, **others))
+        assert found == {k: chosen if k == kind else R.EXPECTED for k in (*KINDS, "measured")}
+
+
+def test_the_summary_is_a_mean_by_kind_and_method():
+    parts = scored("single", 3, additive=[1, 2, 6], elsewhere=[np.nan, 4, 2], linear=np.nan), scored("group", 1)
+    kind, scores = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    found = R.summary(R.Scores(kind, scores, scores / 10))
+    assert set(found) == {"method", "kind", "pearson_delta", "mse", "n"}
+    assert len({len(column) for column in found.values()}) == 1
+    rows = {(k, m): i for i, (k, m) in enumerate(zip(found["kind"], found["method"], strict=True))}
+    assert ("single", "linear") not in rows
+    assert len(rows) == 2 * len(R.METHODS) - 1
+    for method, value, n in (("additive", 3, 3), ("elsewhere", 3, 2), (R.EXPECTED, 0.4, 3)):
+        at = rows["single", method]
+        assert (found["mse"][at], found["n"][at]) == (pytest.approx(value), n)
+        assert found["pearson_delta"][at] == pytest.approx(value / 10)
+    empty = R.summary(scored("single", 0))
+    assert {len(column) for column in empty.values()} == {0}

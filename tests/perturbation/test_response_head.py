@@ -17,7 +17,6 @@ from scdiva.perturbation.response_head import (
     MeasuredChanges,
     ResponseHead,
     ResponseObjective,
-    head_inputs,
     perturbed_input,
     predicted_change,
 )
@@ -77,52 +76,13 @@ def test_the_directions_of_the_head_span_the_measured_changes(measured):
     basis = head.basis.detach().double().numpy() * float(head.scale)
     assert basis.shape == (5, N_OUT)
     np.testing.assert_allclose(basis.T @ basis, measured.delta.T.astype(float) @ measured.delta / 5, atol=1e-5)
-    sizes = np.linalg.norm(basis, axis=1)
-    assert (np.diff(sizes) <= 1e-9).all()
+    assert (np.diff(np.linalg.norm(basis, axis=1)) <= 1e-9).all()
     assert float(head.scale) == pytest.approx(np.sqrt((measured.delta**2).mean()), rel=1e-5)
     many = np.random.default_rng(0).normal(size=(100, 90)).astype(np.float32)
     wide = ResponseHead.for_changes(4, np.array([3]), many, np.ones(100, dtype=int), np.ones(100), 0)
     assert wide.basis.shape == (64, 90)
     none = ResponseHead.for_changes(4, np.array([3]), np.zeros((2, 5), "f4"), np.ones(2, dtype=int), np.ones(2), 0)
     assert all(bool(value.isfinite().all()) for value in none.state_dict().values())
-
-
-def test_the_head_beside_a_loop(measured):
-    head = head_of(measured, dim=4)
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
-        for parameter in head.parameters():
-            parameter.normal_()
-        head.sd.uniform_(0.5, 2)
-        head.mean.normal_()
-        inputs, part_cells, strength = torch.randn(4, 8), torch.tensor([0, 2, 2, 1]), [0.5, 1, 2]
-        found = head(inputs, part_cells, torch.tensor(strength))
-        for cell in range(3):
-            expected = torch.zeros(N_OUT)
-            for part in inputs[part_cells == cell]:
-                halves = ((part - head.mean) / head.sd).chunk(2)
-                u = head.mlp(torch.cat([half / half.square().mean().sqrt() for half in halves]))
-                expected += head.scale * strength[cell] * (head.base + u @ head.basis)
-            torch.testing.assert_close(found[cell], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_the_head_reads_the_states_of_cell_and_part(measured, network):
-    model, head = network(anchor="learned"), head_of(measured)
-    rows = np.array([0, 3, 4, 1, 2])
-    with torch.no_grad():
-        inputs, part_cells = head_inputs(model, head, measured.cells, rows, PARTS, TOKENS, CONTEXT)
-    for found, cell in zip(inputs, part_cells.tolist(), strict=True):
-        genes = TOKENS[PARTS[cell] & (TOKENS >= 0)]
-        batch, places = perturbed_input(measured.cells, rows[cell : cell + 1], [genes], CONTEXT)
-        masked = torch.arange(len(batch.tokens)) < len(genes)
-        assert places.tolist() == list(range(len(genes)))
-        with torch.no_grad():
-            hidden = model(*batch.packed, value_mask=masked).hidden
-        torch.testing.assert_close(found[:16], hidden.mean(dim=0), atol=1e-5, rtol=1e-4)
-        labels = head.labels[: 2 if cell == 3 else 1] if cell in (1, 3) else head.labels[:0]
-        options = torch.cat([hidden[: len(genes)], labels])
-        assert min(float((found[16:] - option).abs().max().detach()) for option in options) < 1e-5
-    assert part_cells.bincount().tolist() == PARTS.sum(axis=1).tolist()
 
 
 @given(
@@ -158,8 +118,6 @@ def test_the_loss_is_the_weighted_squared_error_of_the_paper(measured, network):
     rows = np.array([7, 0, 319, 13])  # conditions 2, 0, 4, 3
     loss, parts = objective(model, rows, 0.5, step_generator(3, 0, "x"))
     assert not parts
-    again, _ = objective(model, rows, 0.1, step_generator(3, 0, "x"))
-    assert torch.equal(loss, again)
     # the same cells: those of the condition's group, by the draws of the generator
     draws = torch.rand(4, generator=step_generator(3, 0, "x"), dtype=torch.float64).numpy()
     expected = []
@@ -175,9 +133,6 @@ def test_the_loss_is_the_weighted_squared_error_of_the_paper(measured, network):
         control = measured.control[measured.group[c]].astype(float)
         scores = perturbation_response(control + change, control + measured.delta[c], control)
         expected.append(scores["wmse"])
-        weights = [(v + 0.1) / sum(w + 0.1 for w in control) for v in control]
-        plainly = sum(w * (p - d) ** 2 for w, p, d in zip(weights, change, measured.delta[c], strict=True))
-        assert scores["wmse"] == pytest.approx(plainly, rel=1e-4)
     assert float(loss.detach()) == pytest.approx(np.mean(expected), rel=1e-4)
 
 

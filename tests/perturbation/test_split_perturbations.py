@@ -72,26 +72,20 @@ def test_groups_are_held_out_in_order_of_their_names():
         # singles are seen in the other lines; X and Y only stand in combinations
         seen = found.obs.loc[test].groupby("p", observed=True)["scdiva_split_seen"].first()
         assert seen[["A", "control+B", "B+A", "A+X", "X+Y"]].tolist() == [1, 1, 2, 1, 0]
-
-
-def test_groups_without_perturbed_cells_are_not_counted():
-    adata = screen()
+    adata = screen()  # groups without perturbed cells are not counted
     adata = adata[(adata.obs["g"] != "a172") | (adata.obs["p"] == "control")].copy()
     split_perturbations(adata, "p", by="group", groupby="g")
     assert set(adata.obs.loc[adata.obs["scdiva_split"] == "test", "g"]) == {"k562"}
 
 
 def test_the_seed_decides_and_the_settings_give_it():
-    held = {
-        rng: [found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for found, _ in folds("single", rng, 2)]
-        for rng in (0, 1, 2, 3)
-    }
-    again = [found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for found, _ in folds("single", 0, 2)]
-    assert again == held[0]
-    assert len({str(names) for names in held.values()}) > 1
+    def held(rng):
+        return [found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for found, _ in folds("single", rng, 2)]
+
+    assert held(0) == held(0)
+    assert len({str(held(rng)) for rng in (0, 1, 2, 3)}) > 1
     with sd.settings.override(seed=3):
-        given = [found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for found, _ in folds("single", None, 2)]
-    assert given == held[3]
+        assert held(None) == held(3)
 
 
 def test_it_does_not_depend_on_the_order_of_cells():
@@ -105,10 +99,9 @@ def test_it_does_not_depend_on_the_order_of_cells():
 def test_what_is_written_can_be_stored(tmp_path):
     adata = screen(labels=[label.replace("+", "_") for label in LABELS])
     assert split_perturbations(adata, "p", by="combination", separator="_", key_added="mine", rng=7) is None
-    assert list(adata.obs["mine"].cat.categories) == ["train", "test"]
     adata.write_h5ad(tmp_path / "cells.h5ad")
     back = ad.read_h5ad(tmp_path / "cells.h5ad")
-    pd.testing.assert_frame_equal(back.obs, adata.obs)
+    assert list(back.obs["mine"].cat.categories) == ["train", "test"]
     found = dict(back.uns["scdiva"]["mine"])
     assert set(found.pop("held_out")) <= {"A_B", "A_C", "C_D", "A_X", "X_Y"}
     assert found == {
@@ -120,19 +113,14 @@ def test_what_is_written_can_be_stored(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"by": "doubles"}, ValueError, "by must be"),
         ({"by": "group"}, ValueError, "requires groupby"),
         ({"by": "single", "groupby": "g"}, ValueError, "groupby requires by='group'"),
-        ({"by": "single", "n_splits": 1}, ValueError, "n_splits must be at least 2"),
         ({"by": "single", "fold": 5}, ValueError, "no fold 5: folds go from 0 to 4"),
         ({"by": "single", "fold": -1}, ValueError, "fold must be at least 0, got -1"),
         ({"by": "single", "rng": 1.5}, TypeError, "rng must be a whole number"),
-        ({"by": "single", "rng": -1}, ValueError, "rng must be at least 0, got -1"),
         ({"by": "single", "key_added": "p"}, ValueError, "would overwrite"),
         ({"by": "single", "n_splits": 6}, ValueError, r"'A'.* 6 folds. Pass a smaller n_splits"),
         ({"by": "combination", "separator": "_"}, ValueError, "0 combinations with '_'.*5 folds"),
-        ({"by": "single", "control": "ctrl"}, ValueError, "never is 'ctrl'"),
-        ({"by": "group", "groupby": "line"}, KeyError, "no column 'line'"),
         ({"by": "group", "groupby": "g", "fold": 3}, ValueError, "3 groups have perturbed cells.* 0 to 2"),
     ],
 )
@@ -153,6 +141,3 @@ def test_cells_that_cannot_be_split_are_refused():
     with pytest.raises(ValueError, match=r"group 'k562' .* 22 cells and no control"):
         split_perturbations(bare, "p", by="group", groupby="g", fold=1)
     split_perturbations(bare, "p", by="group", groupby="g", fold=0)
-    adata.obs["p"] = adata.obs["p"].where(adata.obs_names != "c4")
-    with pytest.raises(ValueError, match=r"missing for 1 of 72 .*'c4'"):
-        split_perturbations(adata, "p", by="single")

@@ -1,0 +1,82 @@
+"""What a call leaves as it was: other parts of adata, the model, global random streams; and what its seed decides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+
+CALLS = {
+    "adapt": (lambda a, m, rng: sd.tl.adapt(a, m, rng=rng), ""),
+    "annotate": (lambda a, m, rng: sd.tl.annotate(a, "partly", model=m, rng=rng), "obsm/scdiva_label_probability"),
+    "embed": (lambda a, m, rng: sd.tl.embed(a, m), "obsm/X_scdiva"),
+    "generate": (lambda a, m, rng: sd.tl.generate(a, 4, m, groupby="cell_type", rng=rng), ""),
+    "gene_embedding": (lambda a, m, rng: sd.tl.gene_embedding(a, m), "varm/X_scdiva"),
+    "impute": (
+        lambda a, m, rng: sd.tl.impute(a, model=m, rng=rng),
+        "layers/scdiva_imputed layers/scdiva_imputed_sd",
+    ),
+    "integrate": (
+        lambda a, m, rng: sd.tl.integrate(a, "batch", "cell_type", model=m, steps=6, rng=rng),
+        "obsm/X_scdiva_integrated",
+    ),
+    "log_likelihood": (lambda a, m, rng: sd.tl.log_likelihood(a, m, n_samples=2, rng=rng), ""),
+    "reconstruct": (
+        lambda a, m, rng: sd.tl.reconstruct(a, m, n_steps=2, rng=rng),
+        " ".join(f"layers/scdiva_reconstructed{end}" for end in ("", "_rank", "_true", "_true_rank", "_masked")),
+    ),
+}
+"""Calls, and what they write into obsm, varm and layers."""
+
+
+@pytest.fixture(scope="module")
+def cells():
+    cells = sd.datasets.toy(60, 60, rng=1)
+    cells.obs["partly"] = cells.obs["cell_type"].where(np.arange(60) % 3 > 0)
+    return cells
+
+
+def run(cells, model, name, rng=3, threads=1):
+    """Result of a call on a copy, and the copy."""
+    data = cells.copy()
+    with sd.settings.override(threads=threads, precision="fp32"):
+        return CALLS[name][0](data, model, rng), data
+
+
+def bits(result, data, contents) -> dict:
+    """All that a call returned or wrote, but for its notes, among which is the runtime."""
+    found = contents(data)
+    del found["uns"]
+    found |= {f"layers/{key}": layer.toarray().tobytes() for key, layer in data.layers.items() if sp.issparse(layer)}
+    if isinstance(result, torch.nn.Module):
+        found |= {name: value.numpy().tobytes() for name, value in result.state_dict().items()}
+    elif result is not None and hasattr(result, "layers"):
+        found["X of the result"] = result.X.toarray().tobytes()
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_else_is_changed(cells, headed, contents, weights, same, name):
+    before, was = weights(headed), contents(cells)
+    state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    _, data = run(cells, headed, name)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+    assert same(weights(headed), before)
+    assert not headed.training
+    assert all(p.requires_grad for p in headed.parameters())
+    found = contents(data)
+    assert found.keys() - was.keys() == set(CALLS[name][1].split())
+    assert (found["X"], found["var"]) == (was["X"], was["var"])
+    assert data.obs[list(cells.obs)].equals(cells.obs)
+    assert set(data.uns) <= {*cells.uns, "scdiva"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_seed_decides_every_bit_on_any_number_of_threads(cells, headed, contents, name):
+    one, again, other = (bits(*run(cells, headed, name, **how), contents) for how in ({}, {"threads": 3}, {"rng": 4}))
+    assert one == again
+    assert (one == other) == (name in ("adapt", "embed", "gene_embedding"))  # which draw nothing of few cells

@@ -8,32 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data import batch as A
 from scdiva.data.cells import open_cells, take_cells
-from scdiva.models.inference import RunConfig, embed_all
 from scdiva.tokenizer import Vocabulary
-
-
-def make_cells(n: int = 240, n_batches: int = 2) -> A.InMemoryCells:
-    """Cells of two types among the last 25 genes; the second batch has twice the values."""
-    draw = np.random.default_rng(0)
-    batch = np.sort(np.arange(n) % n_batches)
-    tokens, values, lengths = [], [], []
-    for i in range(n):
-        length = int(draw.integers(3, 9))
-        genes = draw.permutation(12)[:length] + (0 if i % 4 < 2 else 13)
-        tokens.append(genes + 5 + N_SPECIAL)
-        values.append(draw.uniform(0.5, 2, length) * (1 + batch[i]))
-        lengths.append(length)
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    measured = np.arange(5, 30) + N_SPECIAL
-    return A.InMemoryCells(
-        indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32), batch, measured, n_batches
-    )
 
 
 @pytest.fixture(scope="module")
@@ -55,25 +35,17 @@ def opened(data):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_cells_are_ordered_by_batch_and_empty_ones_left_out(opened, data, whole, recwarn):
-    cells, rows = A.read_cells(opened, data.obs["batch"].cat.codes.to_numpy(), whole=whole, trains=not whole)
+    batch = data.obs["batch"].cat.codes.to_numpy()
+    cells, rows = A.read_cells(opened, batch, whole=whole, trains=not whole)
     assert sorted(rows) == [i for i in range(60) if i not in (4, 9)]
     assert (np.diff(cells.batch) >= 0).all()
-    np.testing.assert_array_equal(cells.batch, data.obs["batch"].cat.codes.to_numpy()[rows])
+    np.testing.assert_array_equal(cells.batch, batch[rows])
     assert cells.n_batches == 3
     assert any("2 of 60 cells are left out" in str(one.message) for one in recwarn) != whole
-    tokens = opened.vocabulary.match(list(data.var_names)).tokens
-    column = {token: place for place, token in enumerate(tokens) if token >= N_SPECIAL}
-    counts = data.X.toarray()
-    expected = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True).clip(1))
-    lengths = []
-    for i, row in enumerate(rows):
-        at = slice(cells.indptr[i], cells.indptr[i + 1])
-        places = [column[token] for token in cells.tokens[at]]
-        np.testing.assert_allclose(cells.values[at], expected[row, places], rtol=1e-5)
-        lengths.append(len(places))
-        n_known = (counts[row, list(column.values())] > 0).sum()
-        assert len(places) == (n_known if whole else min(n_known, 40))
-    assert (max(lengths) > 40) == whole
+    every = replace(opened, max_length=60 if whole else 40).read(0, 60)
+    for found, expected in zip((cells.indptr, cells.tokens, cells.values), take_cells(every, rows), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert (np.diff(cells.indptr).max() > 40) == whole
 
 
 @pytest.mark.parametrize("block_rows", [7, 60])
@@ -126,13 +98,3 @@ def test_a_balanced_sample_takes_equally_many_cells_of_each_group():
     for number, share in ((3, 0.2), (1, 1), (7, 0.5)):
         np.testing.assert_allclose(seen[group == number] / 200, share, atol=0.15)
     np.testing.assert_array_equal(A.balanced_sample(group, 74, np.random.default_rng(0)), np.arange(74))
-
-
-@pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])
-def test_states_in_batches_are_those_of_single_cells(tiny, fields):
-    model, cells = tiny(**fields).eval(), make_cells(20)
-    found = torch.from_numpy(embed_all(model, cells, RunConfig(7, "cpu", "fp32", "state")))
-    for i in range(20):
-        with torch.no_grad():
-            expected = model.encode(*cells.take(np.array([i])).packed)
-        torch.testing.assert_close(found[i], expected[0], atol=1e-6, rtol=0)

@@ -90,7 +90,7 @@ def test_empty_cells_are_refused_by_name_or_left_out(cells, vocabulary):
     with pytest.raises(ValueError, match=r"9 of 60 cells .*'s0c0', 's0c14'") as error:
         open_cells(adata, vocabulary)
     scope = {"adata": adata, "np": np}
-    exec(str(error.value).split("Remove them: ")[1].split(". Calls with")[0], scope)  # the advice works
+    exec(str(error.value).split("Remove them: ")[1].split("; with")[0], scope)  # the advice works
     assert open_cells(scope["adata"], vocabulary).n_obs == 51
     source = open_cells(adata, vocabulary, empty="nan", block_rows=14)
     expected = as_lists(open_cells(cells, vocabulary))

@@ -136,21 +136,13 @@ def test_a_missing_or_renamed_file_is_named(folder, name):
         load_model(folder, device="cpu")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lines: lines[:-1],
-        lambda lines: [*lines, lines[0]],
-        lambda lines: [*lines, lines[0].split("  ")[0] + "  more.bin"],
-        lambda lines: ["garbage"],
-        lambda lines: [],
-    ],
-)
-def test_a_sum_file_of_other_content_is_refused(folder, change):
+def test_a_sum_file_of_other_content_is_refused(folder):
     file = folder / "SHA256SUMS"
-    file.write_text("\n".join(change(file.read_text().splitlines())))
-    with pytest.raises(ValueError, match="SHA256SUMS must list"):
-        load_model(folder, device="cpu")
+    lines = file.read_text().splitlines()
+    for wrong in (lines[:-1], [*lines, lines[0]], [*lines, lines[0].split("  ")[0] + "  more.bin"], ["garbage"], []):
+        file.write_text("\n".join(wrong))
+        with pytest.raises(ValueError, match="SHA256SUMS must list"):
+            load_model(folder, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_what_is_fitted_says_so():
         assert f">{name}</th>" in table
         assert html.escape(value) in table
     assert "<script>" not in table
+    assert "19,623" in annotator.model._repr_html_()
     fitted = sd.tl.fit_perturbation(cells, "perturbation")
     assert rows(fitted)["conditions"].startswith("5 of 1 group")
     assert rows(fitted)["fitted on"] == "50 perturbed and 10 control cells"

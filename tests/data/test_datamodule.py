@@ -1,7 +1,10 @@
+"""Cells of files, packed corpora and objects as batches, studies that validate, and what a run notes of its corpus."""
+
 from __future__ import annotations
 
 import itertools
-import warnings
+import json
+import logging
 from collections import Counter
 
 import anndata as ad
@@ -9,20 +12,27 @@ import numpy as np
 import pytest
 
 from scdiva.data.cells import open_cells
+from scdiva.data.corpus import file_note
 from scdiva.data.datamodule import UNSEEN_STUDY, CellDataModule
 from scdiva.data.packing import pack_files
 
-
-def as_cells(batch) -> list[tuple]:
-    """Every cell of a batch as something that can be compared and counted."""
-    ends = batch.cu_seqlens.tolist()
-    tokens, values, study = batch.tokens.tolist(), batch.values.tolist(), batch.study.tolist()
-    return [(study[i], *tokens[a:b], *values[a:b]) for i, (a, b) in enumerate(itertools.pairwise(ends))]
+pytestmark = pytest.mark.filterwarnings("ignore:(study|adata)2", "ignore:Writing zarr v2")
+SIZES = {"study0": 60, "study1": 25, "study2": 129}
 
 
 def module_of(train, vocabulary, **options) -> CellDataModule:
     options = {"batch_size": 8, "context": 20, "block_rows": 5, "n_blocks": 4, "seed": 3} | options
     return CellDataModule(train, vocabulary=vocabulary, **options)
+
+
+def as_cells(*batches) -> list[tuple]:
+    """Study, tokens and values of each cell."""
+    cells = []
+    for batch in batches:
+        tokens, values, study = batch.tokens.tolist(), batch.values.tolist(), batch.study.tolist()
+        ends = itertools.pairwise(batch.cu_seqlens.tolist())
+        cells += [(study[i], *tokens[a:b], *values[a:b]) for i, (a, b) in enumerate(ends)]
+    return cells
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +49,19 @@ def expected(study_files, vocabulary) -> Counter:
     return cells
 
 
-@pytest.fixture(params=["files", "packed", "adata"])
+@pytest.fixture(params=["files", "mixed", "packed"])
 def train(request, study_files, vocabulary, tmp_path):
-    if request.param == "files":
-        return study_files
-    if request.param == "adata":
-        return [ad.read_h5ad(path) for path in study_files]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    if request.param == "packed":
         pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
-    return tmp_path / "corpus.h5"
+        return [tmp_path / "corpus.h5"]
+    if request.param == "mixed":  # a file, a folder with a zarr, and a file in it
+        (tmp_path / "folder" / "below").mkdir(parents=True)
+        ad.read_h5ad(study_files[1]).write_zarr(tmp_path / "folder" / "below" / "study1.zarr")
+        return [study_files[0], tmp_path / "folder", study_files[2]]
+    return study_files
 
 
-@pytest.mark.filterwarnings("ignore:study2|adata2")
-def test_an_epoch_holds_every_cell_once(train, vocabulary, expected):
+def test_an_epoch_holds_every_cell_once(train, study_files, vocabulary, expected):
     data = module_of(train, vocabulary, max_steps=2 * 27)
     assert (data.n_cells, data.n_studies) == (214, 3)
     batches = [as_cells(batch) for batch in data.train_dataloader()]
@@ -61,61 +70,45 @@ def test_an_epoch_holds_every_cell_once(train, vocabulary, expected):
     assert Counter(seen[:214]) == Counter(seen[214:]) == expected
     assert seen[:214] != seen[214:]
     data.close()
+    # of any mixture, and of objects, the same stream
+    for other in (study_files, [ad.read_h5ad(path) for path in study_files]):
+        assert [as_cells(batch) for batch in module_of(other, vocabulary, max_steps=54).train_dataloader()] == batches
 
 
-@pytest.mark.filterwarnings("ignore:study2")
-def test_files_and_packed_give_the_same_stream(study_files, vocabulary, tmp_path):
-    pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
-    of_files = module_of(study_files, vocabulary, block_rows=7).training_stream()
-    of_pack = module_of(tmp_path / "corpus.h5", vocabulary, block_rows=7).training_stream()
-    for step in range(54):
-        assert as_cells(of_files.batch(step)) == as_cells(of_pack.batch(step))
-
-
-@pytest.mark.filterwarnings("ignore:study2")
 @pytest.mark.parametrize("start_step", [1, 26, 40])
 def test_a_resumed_stream_goes_on_where_it_stopped(study_files, vocabulary, start_step):
     whole = [as_cells(batch) for batch in module_of(study_files, vocabulary, max_steps=45).train_dataloader()]
-    resumed = module_of(study_files, vocabulary, max_steps=45, start_step=start_step).train_dataloader()
-    assert [as_cells(batch) for batch in resumed] == whole[start_step:]
-    data = module_of(study_files, vocabulary, max_steps=45)
-    data.setup()
-    data.start_step = start_step
-    assert [as_cells(batch) for batch in data.train_dataloader()] == whole[start_step:]
+    resumed = module_of(study_files, vocabulary, max_steps=45)
+    resumed.setup()
+    resumed.start_step = start_step
+    for data in (module_of(study_files, vocabulary, max_steps=45, start_step=start_step), resumed):
+        assert [as_cells(batch) for batch in data.train_dataloader()] == whole[start_step:]
 
 
-def test_validation_keeps_to_the_token_budget(study_files, vocabulary):
-    options = {"validation": study_files[1], "batch_tokens": 50}
-    batches = [as_cells(b) for b in module_of(study_files[:1], vocabulary, **options).val_dataloader()]
-    of_cells = module_of(study_files[:1], vocabulary, validation=study_files[1]).val_dataloader()
-    assert list(itertools.chain.from_iterable(batches)) == [cell for b in of_cells for cell in as_cells(b)]
-    tokens = [[(len(cell) - 1) // 2 + 1 for cell in batch] for batch in batches]
+def test_validation_is_fixed_and_in_order(study_files, vocabulary):
+    def batches(**options):
+        data = module_of(study_files[:1], vocabulary, validation=study_files[1:], **{"batch_size": 10} | options)
+        assert data.study_names == ["study0"]
+        first, second = ([as_cells(b) for b in data.val_dataloader()] for _ in range(2))
+        assert first == second
+        return first
+
+    found = batches()
+    assert [len(batch) for batch in found] == [10] * 15 + [4]
+    cells = list(itertools.chain.from_iterable(found))
+    assert {cell[0] for cell in cells} == {UNSEEN_STUDY}
+    indptr, tokens, values = open_cells(study_files[1], vocabulary, max_length=20).read(0, 25)
+    plain = [(-1, *tokens[a:b].tolist(), *values[a:b].tolist()) for a, b in itertools.pairwise(indptr)]
+    assert cells[:25] == plain
+    assert [cell for b in batches(validation_cells=13) for cell in b] == [cells[i * 154 // 13] for i in range(13)]
+    by_tokens = batches(batch_tokens=50)
+    assert list(itertools.chain.from_iterable(by_tokens)) == cells
+    tokens = [[(len(cell) - 1) // 2 + 1 for cell in batch] for batch in by_tokens]
     assert max(map(sum, tokens)) <= 50
     assert all(sum(a) + b[0] > 50 for a, b in itertools.pairwise(tokens))  # the next cell would not have fitted
 
 
-@pytest.mark.filterwarnings("ignore:study2")
-def test_validation_is_fixed_and_in_order(study_files, vocabulary):
-    data = module_of(study_files[:1], vocabulary, validation=study_files[1:], batch_size=10)
-    data.setup("fit")
-    assert data.study_names == ["study0"]
-    first, second = ([as_cells(b) for b in data.val_dataloader()] for _ in range(2))
-    assert first == second
-    assert [len(batch) for batch in first] == [10] * 15 + [4]
-    cells = [cell for batch in first for cell in batch]
-    assert {cell[0] for cell in cells} == {UNSEEN_STUDY}
-    source = open_cells(study_files[1], vocabulary, max_length=20)
-    indptr, tokens, values = source.read(0, 25)
-    plain = [(-1, *tokens[a:b].tolist(), *values[a:b].tolist()) for a, b in itertools.pairwise(indptr)]
-    assert cells[:25] == plain
-
-    few = module_of(
-        study_files[:1], vocabulary, validation=study_files[1:], batch_size=10, validation_cells=13
-    ).val_dataloader()
-    assert [cell for b in few for cell in as_cells(b)] == [cells[i * 154 // 13] for i in range(13)]
-
-
-def test_cells_left_out_are_told_of(study_files, vocabulary, expected):
+def test_cells_left_out_are_told_of(study_files, vocabulary):
     with pytest.warns(UserWarning, match="study2: 2 of 131 cells are left out"):
         module_of(study_files, vocabulary).setup()
     data = module_of(study_files[:1], vocabulary, min_genes=55, context=200)
@@ -128,29 +121,32 @@ def test_cells_left_out_are_told_of(study_files, vocabulary, expected):
         module_of(study_files[:1], vocabulary, min_genes=1000).setup()
 
 
-@pytest.mark.filterwarnings("ignore:study2")
-def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
-    with pytest.raises(ValueError, match=r"validation_cells .*got -3"):
-        module_of(study_files, vocabulary, validation_cells=-3)
-    with pytest.raises(ValueError, match=r"batch_size .*got 0"):
-        module_of(study_files, vocabulary, batch_size=0)
-    with pytest.raises(ValueError, match="batch_tokens=41 must be at least 42"):
-        module_of(study_files, vocabulary, batch_tokens=41)
-    with pytest.raises(ValueError, match="lanes must be at least 1"):
-        module_of(study_files, vocabulary, lanes=0)
-    with pytest.raises(ValueError, match="start_step must be at least 0"):
-        module_of(study_files, vocabulary, start_step=-1)
-    with pytest.raises(FileNotFoundError, match=r"absent\.h5ad"):
-        module_of([tmp_path / "absent.h5ad"], vocabulary).setup()
-    with pytest.raises(ValueError, match="no files were given"):
-        module_of([], vocabulary).setup()
-    with pytest.raises(ValueError, match=r"study1: .*no layer 'counts'"):
-        module_of(study_files[1:], vocabulary, layer="counts").setup()
-    pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=12).close()
-    with pytest.raises(ValueError, match=r"12 genes .*context=20"):
-        module_of(tmp_path / "corpus.h5", vocabulary).setup()
-    with pytest.raises(ValueError, match="stands alone"):
-        module_of([tmp_path / "corpus.h5", study_files[0]], vocabulary).setup()
+@pytest.mark.parametrize(
+    ("train", "options", "said"),
+    [
+        (slice(3), {"validation_cells": -3}, r"validation_cells .*got -3"),
+        (slice(3), {"batch_size": 0}, r"batch_size .*got 0"),
+        (slice(3), {"batch_tokens": 41}, "batch_tokens=41 must be at least 42"),
+        (slice(3), {"lanes": 0}, "lanes must be at least 1"),
+        (slice(3), {"start_step": -1}, "start_step must be at least 0"),
+        (slice(0), {}, "no files were given"),
+        (slice(1, 3), {"layer": "counts"}, r"study1: .*no layer 'counts'"),
+        ("packed", {"context": 30}, r"25 genes .*context=30"),
+        ("packed", {"min_genes": 30}, r"25 genes .*min_genes=30"),
+        ("both", {}, "stands alone"),
+        ("absent", {}, r"absent\.h5ad"),
+    ],
+)
+def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path, train, options, said):
+    if isinstance(train, slice):
+        train = study_files[train]
+    elif train == "absent":
+        train = tmp_path / "absent.h5ad"
+    else:
+        pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
+        train = [tmp_path / "corpus.h5"] + study_files[:1] * (train == "both")
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        module_of(train, vocabulary, **options).setup()
 
 
 @pytest.mark.parametrize("batches", [{"batch_size": 7}, {"batch_tokens": 120}])
@@ -160,7 +156,7 @@ def test_the_cells_of_a_batch_are_found(study_files, vocabulary, tmp_path, batch
     if packed:
         files = [str(tmp_path / "corpus.h5")]
         pack_files(study_files, vocabulary, files[0], max_length=16)
-    data = CellDataModule(files, vocabulary=vocabulary, context=16, block_rows=5, n_blocks=2, **batches)
+    data = module_of(files, vocabulary, context=16, **batches)
     stream = data.training_stream()
     for number in (0, 3, 17):
         batch, found = stream.batch(number), data.cells_of_batch(number)
@@ -169,13 +165,11 @@ def test_the_cells_of_a_batch_are_found(study_files, vocabulary, tmp_path, batch
             assert study == data.study_names[int(batch.study[i])]
             (source,) = [source for source in data._pool.sources if str(source.path) == file]
             assert cell == ("" if packed else str(source.obs_names[row]))
-            tokens = source.read(row, row + 1)[1][:16]
             own = batch.tokens[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
-            np.testing.assert_array_equal(tokens, own.numpy())
+            np.testing.assert_array_equal(source.read(row, row + 1)[1][:16], own.numpy())
     data.close()
 
 
-@pytest.mark.filterwarnings("ignore:study2")
 @pytest.mark.parametrize("batches", [{}, {"batch_tokens": 100}])
 def test_a_run_goes_on_with_another_number_of_lanes(study_files, vocabulary, expected, batches, caplog):
     """As a checkpoint carries it over: from 2 to 1 to 4 batches a step, in the middle of an epoch."""
@@ -199,3 +193,87 @@ def test_a_run_goes_on_with_another_number_of_lanes(study_files, vocabulary, exp
         assert later.cells_of_batch(number) == data.cells_of_batch(number)
         assert as_cells(stream.batch(number)) == seen[number]
         assert len(later.cells_of_batch(number)) == len(seen[number])
+
+
+def test_held_out_studies_validate_and_are_not_trained_on(train, vocabulary):
+    held = 0.4 if len(train) == 3 and train[1].is_file() else ["study1"]
+    data = module_of(train, vocabulary, validation_studies=held)
+    (kept_out,) = SIZES.keys() - set(data.study_names)
+    assert held == 0.4 or kept_out == "study1"
+    assert data.n_cells == 214 - SIZES[kept_out]
+    trained = as_cells(*map(data.training_stream().batch, range(-(-data.n_cells // 8))))
+    assert Counter(cell[0] for cell in trained[: data.n_cells]) == {
+        i: SIZES[name] for i, name in enumerate(data.study_names)
+    }
+    looked_at = as_cells(*data.val_dataloader())
+    assert {cell[0] for cell in looked_at} == {UNSEEN_STUDY}
+    assert len(looked_at) == SIZES[kept_out]
+    assert data.val_dataloader().dataset.studies()[0] == [kept_out]
+    assert not {cell[1:] for cell in looked_at} & {cell[1:] for cell in trained}
+    parts = {one["study"]: one["part"] for one in data.manifest()["studies"]}
+    assert parts == dict.fromkeys(SIZES, "train") | {kept_out: "validation"}
+    data.close()
+
+
+def test_names_of_studies_that_validate(study_files, vocabulary):
+    """In their order, by file name or number; cells of fewer are taken evenly."""
+    objects = [ad.read_h5ad(path) for path in study_files]
+    for train, options, trained, sizes in (
+        (
+            study_files[:2],
+            {"validation_studies": ["study1"], "validation": study_files[2]},
+            ["study0"],
+            {"study1": 25, "study2": 129},
+        ),
+        (objects, {"validation_studies": ["adata1"]}, ["adata0", "adata2"], {"adata1": 25}),
+        (objects[:2], {"validation": objects[2:]}, ["adata0", "adata1"], {"validation0": 129}),
+        (
+            study_files[:1],
+            {"validation": study_files[1:], "validation_cells": 22},
+            ["study0"],
+            {"study1": 4, "study2": 18},
+        ),
+        (study_files[:1], {"validation": study_files[1:], "min_genes": 40, "context": 40}, ["study0"], {"study1": 25}),
+    ):
+        data = module_of(train, vocabulary, **options)
+        assert data.study_names == trained
+        loader = data.val_dataloader()
+        names, study = loader.dataset.studies()
+        assert (np.diff(study) >= 0).all()
+        assert dict(zip(names, np.bincount(study).tolist(), strict=True)) == sizes
+        assert all((batch.study == UNSEEN_STUDY).all() for batch in loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"min_genes": 2}, "min_genes: 1 then, 2 now"),
+        ({"validation_studies": ["study1"]}, r"validation_studies: None then, \['study1'\] now"),
+        ({"block_rows": 6}, "block_rows: 5 then, 6 now"),
+    ],
+)
+def test_a_resumed_run_must_keep_its_order(study_files, vocabulary, options, said):
+    noted = module_of(study_files, vocabulary).state_dict()
+    module_of(study_files, vocabulary).load_state_dict(noted)
+    with pytest.raises(ValueError, match=said):
+        module_of(study_files, vocabulary, **options).load_state_dict(noted)
+
+
+def test_the_manifest_says_what_is_trained_on(train, study_files, vocabulary, caplog):
+    with caplog.at_level(logging.INFO, logger="scdiva"):
+        data = module_of(train, vocabulary, validation_studies=["study1"], context=12, min_genes=12)
+        manifest = json.loads(json.dumps(data.manifest()))
+    assert (manifest["vocabulary"], manifest["min_genes"]) == (vocabulary.fingerprint, 12)
+    files = manifest["files"]["train"]
+    assert len(files) == len(train)
+    assert files[train[0].name] == {"path": str(train[0])} | file_note(train[0])
+    assert [one["part"] for one in manifest["studies"]] == ["train", "validation", "train"]
+    sizes = (60, 25, 131 if len(train) > 1 else 129)
+    for study, name, n, file in zip(manifest["studies"], SIZES, sizes, study_files, strict=True):
+        assert (study["study"], study["cells"] + study["cells_dropped"]) == (name, n)
+        known = vocabulary.match(ad.read_h5ad(file).var_names).tokens
+        assert study["genes_matched"] == len(np.unique(known[known >= 0]))
+        assert (study["columns"] is None) == (len(train) == 1)
+    dropped = sum(one["cells_dropped"] for one in manifest["studies"])
+    assert f"{data.n_cells} cells of 2 studies to train on" in caplog.text
+    assert f"{dropped} with fewer than 12 known genes are left out" in caplog.text

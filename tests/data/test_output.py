@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import anndata as ad
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -31,24 +31,18 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, name, before):
     out = tmp_path / name
     if before:
         fill(out, before)
-
-    def failing():
-        with whole_or_not(out) as new:
-            fill(new, "half")
-            raise OSError("no space left")
-
-    with pytest.raises(OSError, match="no space"):
-        failing()
-    assert [path.name for path in tmp_path.iterdir()] == ([name] if before else [])
-    if before:
-        assert text_of(out) == "old"
+    with contextlib.suppress(OSError), whole_or_not(out) as new:
+        fill(new, "half")
+        raise OSError("no space left")
+    assert [(path.name, text_of(path)) for path in tmp_path.iterdir()] == ([(name, "old")] if before else [])
     fill(tmp_path / f".z.new{out.suffix}", "left by a kill")
     with whole_or_not(out) as new:
         assert not new.exists()
         fill(new, "whole")
         assert out.exists() == bool(before)
-    assert text_of(out) == "whole"
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+        with pytest.raises(RuntimeError, match="in use: another call is writing"), whole_or_not(out):
+            pytest.fail("both write")
+    assert [(path.name, text_of(path)) for path in tmp_path.iterdir()] == [(name, "whole")]
 
 
 def test_a_folder_that_could_not_be_put_in_place_gives_the_old_one_back(tmp_path, monkeypatch):
@@ -58,25 +52,10 @@ def test_a_folder_that_could_not_be_put_in_place_gives_the_old_one_back(tmp_path
     def failing(self, target):
         raise OSError("not allowed")
 
-    def swap():
-        with whole_or_not(out) as new:
-            fill(new, "whole")
-            monkeypatch.setattr(type(out), "replace", failing)
-
-    with pytest.raises(OSError, match="not allowed"):
-        swap()
-    assert text_of(out) == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["z.zarr"]
-
-
-def test_what_a_kill_between_two_renames_left_is_found(tmp_path):
-    """The old folder has been moved aside, and the new one is not there yet."""
-    out = tmp_path / "z.zarr"
-    fill(tmp_path / ".z.old.zarr", "old")
-    with pytest.raises(KeyboardInterrupt), whole_or_not(out):
-        raise KeyboardInterrupt
-    assert text_of(out) == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["z.zarr"]
+    with contextlib.suppress(OSError), whole_or_not(out) as new:
+        fill(new, "whole")
+        monkeypatch.setattr(type(out), "replace", failing)
+    assert [(path.name, text_of(path)) for path in tmp_path.iterdir()] == [("z.zarr", "old")]
 
 
 def test_targets_that_are_refused(tmp_path):
@@ -93,29 +72,24 @@ def test_targets_that_are_refused(tmp_path):
 @pytest.mark.parametrize("source", ["a.h5ad", "a.zarr"])
 @pytest.mark.parametrize("target", ["b.h5ad", "b.zarr"])
 def test_annotation_comes_through(tmp_path, source, target):
-    import anndata.io
-
-    frame = pd.DataFrame(
-        {
-            "category": pd.Categorical(["b", None, "a"], ["b", "a"], ordered=True),
-            "whole": pd.array([1, None, 3], dtype="Int64"),
-            "yes": [True, False, True],
-            "text": ["é", "", "c/d"],
-            "number": [1.5, float("nan"), 2.0],
-        },
-        index=pd.Index(["x", "y", "z"], name="barcode"),
-    )
-    old, new = tmp_path / source, tmp_path / target
-    with open_store(old, "w") as file:
-        anndata.io.write_elem(file, "obs", frame)
-        anndata.io.write_elem(file, "var", frame[[]])
-    with open_store(old) as file, open_store(new, "w") as other:
-        copy_frame(file["obs"], other, "obs")
-        copy_frame(file["var"], other, "var")
-    with open_store(new) as other:
-        assert isinstance(other, h5py.File) == new.is_file()
-        pd.testing.assert_frame_equal(anndata.io.read_elem(other["obs"]), frame)
-        pd.testing.assert_frame_equal(anndata.io.read_elem(other["var"]), frame[[]], check_column_type=False)
+    columns = {
+        "category": pd.Categorical(["b", None, "a"], ["b", "a"], ordered=True),
+        "whole": pd.array([1, None, 3], dtype="Int64"),
+        "yes": [True, False, True],
+        "text": ["é", "", "c/d"],
+        "number": [1.5, float("nan"), 2.0],
+    }
+    frame = pd.DataFrame(columns, index=pd.Index(["x", "y", "z"], name="barcode"))
+    frames = {"obs": frame, "var": frame[[]]}
+    with open_store(tmp_path / source, "w") as file:
+        for name, one in frames.items():
+            ad.io.write_elem(file, name, one)
+    with open_store(tmp_path / source) as file, open_store(tmp_path / target, "w") as other:
+        for name in frames:
+            copy_frame(file[name], other, name)
+    with open_store(tmp_path / target) as other:
+        for name, one in frames.items():
+            pd.testing.assert_frame_equal(ad.io.read_elem(other[name]), one, check_column_type=name == "obs")
 
 
 @pytest.mark.parametrize("name", ["deep/er/cells.h5ad", "deep/cells.zarr"])
@@ -141,13 +115,3 @@ def test_a_link_to_a_folder_is_replaced_and_the_folder_stays(tmp_path):
         new.mkdir()
     assert not (tmp_path / "link.zarr").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.zarr", "real.zarr"]
-
-
-def test_two_calls_do_not_write_the_same(tmp_path):
-    out = tmp_path / "cells.h5ad"
-    with whole_or_not(out) as new:
-        new.write_text("first")
-        with pytest.raises(RuntimeError, match="in use: another call is writing"), whole_or_not(out):
-            pytest.fail("both write")
-    assert out.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [out]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 
-import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scdiva.data.cells import open_cells, take_cells
-from scdiva.data.corpus import study_names
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.packing import pack_files
@@ -51,53 +49,27 @@ def test_a_part_is_a_corpus_by_itself(packed_path):
     assert n == packed.n_obs
 
 
-@pytest.fixture
-def memory(packed_path):
-    """A store that is no disk, with the corpus in a bucket."""
-    store = fsspec.filesystem("memory")
-    store.put(str(packed_path), "/bucket/corpus", recursive=True)
-    yield store
-    store.rm("/bucket", recursive=True)
-
-
 def test_packed_cells_equal_the_files(packed_path, study_files, vocabulary):
     packed = PackedCells(packed_path, vocabulary)
     assert (packed.n_obs, packed.max_length, packed.study_names) == (214, 30, ["study0", "study1", "study2"])
-    np.testing.assert_array_equal(np.bincount(packed.study), [60, 25, 129])
+    np.testing.assert_array_equal(packed.study, np.repeat([0, 1, 2], [60, 25, 129]))
+    whole = packed.read(0, 214)
+    assert [part.dtype for part in whole] == [np.int64, np.int32, np.float32]
     at = 0
     for number, path in enumerate(study_files):
         source = open_cells(path, vocabulary, max_length=30, empty="nan")
         np.testing.assert_array_equal(np.flatnonzero(packed.measured[number]), source.measured_tokens)
-        for row in np.flatnonzero(source.lengths):
-            for a, b in zip(packed.read(at, at + 1), source.read(row, row + 1), strict=True):
-                np.testing.assert_array_equal(a, b)
-            assert packed.study[at] == number
-            at += 1
+        rows = np.flatnonzero(source.lengths)
+        cells = take_cells(source.read(0, source.n_obs), rows)
+        for a, b in zip(packed.read(at, at + len(rows)), cells, strict=True):
+            np.testing.assert_array_equal(a, b)
+        at += len(rows)
         source.close()
     assert at == packed.n_obs
-    np.testing.assert_array_equal(packed.lengths, np.diff(packed.read(0, 214)[0]))
+    np.testing.assert_array_equal(packed.lengths, np.diff(whole[0]))
     assert packed.lengths.max() == 30
-
-
-def test_ranges_types_and_a_closed_file(packed_path):
-    packed = PackedCells(packed_path)
-    indptr, tokens, values = packed.read(50, 70)
-    assert (indptr.dtype, tokens.dtype, values.dtype) == (np.int64, np.int32, np.float32)
-    assert indptr[0] == 0
-    assert indptr[-1] == len(tokens) == len(values)
     packed.close()
-    for a, b in zip(packed.read(50, 70), (indptr, tokens, values), strict=True):  # opened anew
-        np.testing.assert_array_equal(a, b)
-
-
-def test_min_genes(study_files, vocabulary, tmp_path, packed_path):
-    with pytest.warns(UserWarning, match="lack 30 genes of the vocabulary"):
-        fewer = pack_files(study_files, vocabulary, tmp_path / "fewer.h5", max_length=30, min_genes=30)
-    assert fewer.lengths.min() == 30
-    full = PackedCells(packed_path)
-    kept = np.flatnonzero(full.lengths >= 30)
-    assert fewer.n_obs == len(kept)
-    for a, b in zip(fewer.read(0, 1), full.read(int(kept[0]), int(kept[0]) + 1), strict=True):
+    for a, b in zip(packed.read(0, 214), whole, strict=True):  # opened anew
         np.testing.assert_array_equal(a, b)
 
 
@@ -119,85 +91,6 @@ def test_another_vocabulary_is_refused(packed_path, vocabulary):
         PackedCells(packed_path, other)
 
 
-def test_foreign_and_damaged_files_are_refused(packed_path, single_path, study_files, tmp_path):
-    with pytest.raises(ValueError, match="is no packed corpus"):
-        PackedCells(study_files[0])
-    with pytest.raises(FileNotFoundError, match="no file"):
-        PackedCells(tmp_path / "absent.h5")
-    assert is_packed(packed_path)
-    assert not is_packed(tmp_path)
-    damaged = tmp_path / "damaged.h5"
-    damaged.write_bytes(single_path.read_bytes())
-    with h5py.File(damaged, "r+") as file:
-        del file["tokens"]
-        file["tokens"] = np.zeros(7, np.uint16)
-    with pytest.raises(ValueError, match="its columns do not fit"):
-        PackedCells(damaged)
-    with h5py.File(damaged, "r+") as file:
-        del file["tokens"]
-    with pytest.raises(ValueError, match=r"is damaged: .*tokens"):
-        PackedCells(damaged)
-
-
-@pytest.mark.parametrize(("part", "at", "value"), [("study", 5, 3), ("study", 5, -1), ("indptr", 5, 10**6)])
-def test_numbers_that_do_not_fit_are_refused(single_path, tmp_path, part, at, value):
-    damaged = tmp_path / "damaged.h5"
-    damaged.write_bytes(single_path.read_bytes())
-    with h5py.File(damaged, "r+") as file:
-        file[part][at] = value
-    with pytest.raises(ValueError, match="its columns do not fit"):
-        PackedCells(damaged)
-    damaged.write_bytes(single_path.read_bytes())
-    with h5py.File(damaged, "r+") as file:
-        del file.attrs["max_length"]
-    with pytest.raises(ValueError, match=r"is damaged: .*max_length"):
-        PackedCells(damaged)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("index.json", "or it is of another version"),
-        ("lengths-*", "or it is of another version"),
-        ("part-study0-000000000-*", "or it is of another version"),
-    ],
-)
-def test_a_damaged_folder_is_named(packed_path, tmp_path, name, said):
-    for cut in (True, False):
-        shutil.copytree(packed_path, tmp_path / "corpus")
-        (file,) = (tmp_path / "corpus").glob(name)
-        if cut:
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        else:
-            file.unlink()
-        with pytest.raises(
-            ValueError, match=f"corpus'.* {said}" if cut or name != "index.json" else "no packed corpus"
-        ):
-            PackedCells(tmp_path / "corpus").read(0, 60)
-        shutil.rmtree(tmp_path / "corpus")
-
-
-def test_a_file_that_was_cut_off_is_named(single_path, study_files, vocabulary, tmp_path):
-    for whole in (single_path, study_files[0]):
-        cut = tmp_path / whole.name
-        cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-        with pytest.raises(ValueError, match=rf"{whole.name}' can't be opened: it is truncated"):
-            CellDataModule(cut, vocabulary=vocabulary).setup()
-
-
-def test_arguments_are_checked(study_files, vocabulary, tmp_path):
-    with pytest.raises(ValueError, match="no files were given"):
-        pack_files([], vocabulary, tmp_path / "x.h5")
-    with pytest.raises(ValueError, match=r"1 names .*file.*'study0'"):
-        study_names([study_files[0], study_files[0]])
-    with pytest.raises(ValueError, match="min_genes must be at least 1"):
-        pack_files(study_files, vocabulary, tmp_path / "x.h5", min_genes=0)
-    with pytest.raises(ValueError, match="is a URL"):
-        pack_files(study_files, vocabulary, "s3://bucket/corpus")
-    with pytest.raises(ValueError, match=r"shard must be .* got \(3, 3\)"):
-        pack_files(study_files, vocabulary, tmp_path / "x", shard=(3, 3))
-
-
 def test_a_file_that_is_read_is_not_written(study_files, vocabulary, tmp_path):
     own = tmp_path / "own.h5ad"
     own.write_bytes(study_files[0].read_bytes())
@@ -216,3 +109,72 @@ def test_taking_cells():
     np.testing.assert_array_equal(tokens, [12, 13, 10, 11, 12, 13])
     np.testing.assert_array_equal(values, [3, 4, 1, 2, 3, 4])
     assert take_cells(ragged, np.array([], dtype=int))[0].tolist() == [0]
+
+
+def without(*names):
+    def change(file):
+        for name in names:
+            del (file if name in file else file.attrs)[name]
+
+    return change
+
+
+def set_to(part, value):
+    def change(file):
+        file[part][5] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (set_to("study", 3), "its columns do not fit"),
+        (set_to("study", -1), "its columns do not fit"),
+        (set_to("indptr", 10**6), "its columns do not fit"),
+        (without("tokens"), r"is damaged: .*tokens"),
+        (without("max_length"), r"is damaged: .*max_length"),
+        (None, "can't be opened: it is truncated"),
+    ],
+)
+def test_damaged_files_are_refused(single_path, tmp_path, vocabulary, change, said):
+    damaged = tmp_path / "damaged.h5"
+    damaged.write_bytes(single_path.read_bytes()[: None if change else single_path.stat().st_size // 2])
+    if change:
+        with h5py.File(damaged, "r+") as file:
+            change(file)
+    with pytest.raises(ValueError, match=rf"damaged\.h5' .*{said}"):
+        CellDataModule(damaged, vocabulary=vocabulary).setup()
+
+
+@pytest.mark.parametrize("name", ["index.json", "lengths-*", "part-study0-000000000-*"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_damaged_folder_is_named(packed_path, tmp_path, name, cut):
+    shutil.copytree(packed_path, tmp_path / "corpus")
+    (file,) = (tmp_path / "corpus").glob(name)
+    content = file.read_bytes()
+    file.unlink()
+    if cut:
+        file.write_bytes(content[: len(content) // 2])
+    said = "corpus'.* or it is of another version" if cut or name != "index.json" else "no packed corpus"
+    with pytest.raises(ValueError, match=said):
+        PackedCells(tmp_path / "corpus").read(0, 60)
+
+
+def test_foreign_files_and_wrong_calls_are_refused(packed_path, study_files, vocabulary, tmp_path):
+    assert is_packed(packed_path)
+    assert not is_packed(tmp_path)
+    with pytest.raises(ValueError, match="is no packed corpus"):
+        PackedCells(study_files[0])
+    with pytest.raises(FileNotFoundError, match="no file"):
+        PackedCells(tmp_path / "absent.h5")
+    for files, options, said in (
+        ([], {}, "no files were given"),
+        ([study_files[0]] * 2, {}, r"1 names .*file.*'study0'"),
+        (study_files, {"min_genes": 0}, "min_genes must be at least 1"),
+        (study_files, {"out": "s3://bucket/corpus"}, "is a URL"),
+        (study_files, {"shard": (3, 3)}, r"shard must be .* got \(3, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            pack_files(files, vocabulary, **{"out": tmp_path / "x.h5"} | options)
+    assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ import anndata as ad
 import numpy as np
 import pytest
 
-from scdiva import cli
 from scdiva.data import packing
+from scdiva.data.cells import open_cells
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
@@ -46,17 +46,14 @@ def packed_now(monkeypatch):
     return names
 
 
-def test_processes_pack_the_same(files, vocabulary, straight, tmp_path):
+def test_processes_and_jobs_pack_the_same(files, vocabulary, straight, tmp_path):
+    """The last job writes the index."""
     assert len([name for name in straight if name.startswith("part-")]) == 7
-    packed = pack_files(files, vocabulary, tmp_path / "corpus", workers=2, **HOW)
-    assert content(tmp_path / "corpus") == straight
-    assert packed.n_obs == 214
-
-
-def test_the_last_job_writes_the_index(files, vocabulary, straight, tmp_path, packed_now):
+    assert pack_files(files, vocabulary, tmp_path / "processes", workers=2, **HOW).n_obs == 214
+    assert content(tmp_path / "processes") == straight
     jobs = [pack_files(files, vocabulary, tmp_path / "corpus", shard=(i, 3), **HOW) for i in (2, 0, 2)]
     assert jobs == [None] * 3
-    assert len(packed_now) == 5
+    assert len(list((tmp_path / "corpus").glob("part-*"))) == 5
     with pytest.raises(ValueError, match="is no packed corpus"):
         PackedCells(tmp_path / "corpus")
     assert pack_files(files, vocabulary, tmp_path / "corpus", shard=(1, 3), **HOW).n_obs == 214
@@ -78,26 +75,17 @@ def test_a_call_goes_on_where_it_was_cut_off(files, vocabulary, straight, tmp_pa
     monkeypatch.setattr(packing, "whole_or_not", write)
     found = {name: (out / name).stat().st_ino for name in packed_now}
     assert len(found) == 3
-    packed_now.clear()
-    pack_files(files, vocabulary, out, **HOW)
-    assert len(packed_now) == 4
-    assert not found.keys() & set(packed_now)
-    assert content(out) == straight
-    pack_files(files, vocabulary, out, **HOW)  # once more: nothing to do
-    assert len(packed_now) == 4
-    assert content(out) == straight
+    left = ["index.json", "lengths-0123456789ab.npy", "denominator-0123456789ab.npy"]  # by a kill
+    left = [out / f".{'0f' * 16}.{name}" for name in left]
+    for file in (*left, out / ".mine"):
+        file.touch()
+    for n in (7, 7):  # the second time there is nothing to do
+        pack_files(files, vocabulary, out, **HOW)
+        assert len(packed_now) == len(set(packed_now)) == n
+        assert not any(file.exists() for file in left)
+        assert {name: sums for name, sums in content(out).items() if name != ".mine"} == straight
     assert {name: (out / name).stat().st_ino for name in found} == found
-
-
-@pytest.mark.parametrize("name", ["index.json", "lengths-0123456789ab.npy", "denominator-0123456789ab.npy"])
-def test_what_a_kill_left_of_the_index_goes(files, vocabulary, straight, tmp_path, name):
-    left = tmp_path / "out" / f".{'0f' * 16}.{name}"
-    left.parent.mkdir()
-    left.write_bytes(b"half")
-    (left.parent / ".mine").touch()
-    pack_files(files, vocabulary, tmp_path / "out", **HOW).close()
-    assert not left.exists()
-    assert (left.parent / ".mine").exists()
+    assert (out / ".mine").exists()
 
 
 def test_what_has_changed_is_packed_anew(files, vocabulary, tmp_path, packed_now):
@@ -147,31 +135,22 @@ def test_a_file_that_changes_meanwhile_is_no_part(files, vocabulary, tmp_path, m
 
 
 def test_the_index_says_what_there_is(files, vocabulary, tmp_path):
-    pack_files(files, vocabulary, tmp_path / "corpus", min_genes=30, **HOW)
+    packed = pack_files(files, vocabulary, tmp_path / "corpus", min_genes=30, **HOW)
     index = json.loads((tmp_path / "corpus" / "index.json").read_text())
     assert index["fingerprint"] == vocabulary.fingerprint
-    packed = PackedCells(tmp_path / "corpus")
+    of_files = [open_cells(file, vocabulary, empty="nan").lengths for file in files]
+    assert any((lengths == 30).any() for lengths in of_files)
+    assert np.bincount(packed.study).tolist() == [(lengths >= 30).sum() for lengths in of_files]
     assert [part["cells"] for part in index["parts"]] == np.diff(packed.bounds).tolist()
     assert sum(part["cells_dropped"] for part in index["parts"]) == 216 - packed.n_obs > 2
-    indptr, tokens, values = PackedCells(tmp_path / "corpus" / index["parts"][0]["file"]).read(0, 40)
+    first = index["parts"][0]
+    indptr, tokens, values = PackedCells(tmp_path / "corpus" / first["file"]).read(0, 40)
     whole = b"".join(array.tobytes() for array in (indptr, tokens.astype(np.uint16), values))
-    assert hashlib.sha256(whole).hexdigest() == index["parts"][0]["sha256"]
-    source = hashlib.sha256(files[0].read_bytes()).hexdigest()
-    assert index["parts"][0]["source"] == {
-        "file": files[0].name, "first": 0, "size": files[0].stat().st_size, "sha256": source
-    }  # fmt: skip
+    assert hashlib.sha256(whole).hexdigest() == first["sha256"]
+    source = {"size": files[0].stat().st_size, "sha256": hashlib.sha256(files[0].read_bytes()).hexdigest()}
+    assert first["source"] == {"file": files[0].name, "first": 0} | source
     note = CellDataModule(tmp_path / "corpus", vocabulary=vocabulary, context=20).manifest()["files"]["train"]
     assert note["corpus"]["sha256"] == index["sha256"]
-
-
-def test_a_command_packs(files, vocabulary, tmp_path, capsys):
-    vocabulary.write(tmp_path / "genes.safetensors")
-    (tmp_path / "studies").mkdir()
-    shutil.copy2(files[0], tmp_path / "studies")
-    command = ["pack", str(tmp_path / "studies"), "--vocabulary", str(tmp_path / "genes.safetensors")]
-    assert cli.main([*command, "-o", str(tmp_path / "corpus"), "--max_length", "12"]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "corpus")
-    assert PackedCells(tmp_path / "corpus", vocabulary).lengths.max() == 12
 
 
 @pytest.fixture
@@ -181,11 +160,10 @@ def broken(files, tmp_path):
     folder.mkdir()
     for file in files[:2]:
         shutil.copy2(file, folder)
-    negative = ad.read_h5ad(files[0])
-    negative.X.data[:5] = -1
-    negative.write_h5ad(folder / "negative.h5ad")
-    negative.X = negative.X.astype(complex)
-    negative.write_h5ad(folder / "complex.h5ad")
+    adata = ad.read_h5ad(files[0])
+    for name, factor in (("negative", -1), ("complex", 1j)):
+        adata.X = adata.X * factor
+        adata.write_h5ad(folder / f"{name}.h5ad")
     (folder / "torn.h5ad").write_bytes(files[0].read_bytes()[:1000])
     return folder
 
@@ -194,9 +172,8 @@ def broken(files, tmp_path):
 def test_check_lists_all_unusable_files_and_writes_nothing(broken, vocabulary, tmp_path, workers):
     with pytest.raises(ValueError, match=r"3 of 5 files .*complex.h5ad: .*complex.*; negative.h5ad: .*; torn.h5ad"):
         pack_files(broken, vocabulary, tmp_path / "corpus", check=True, workers=workers, **HOW)
-    (broken / "complex.h5ad").unlink()
-    (broken / "negative.h5ad").unlink()
-    (broken / "torn.h5ad").unlink()
+    for name in ("complex", "negative", "torn"):
+        (broken / f"{name}.h5ad").unlink()
     assert pack_files(broken, vocabulary, check=True, **HOW) is None
     with pytest.raises(ValueError, match="out"):
         pack_files(broken, vocabulary, **HOW)

@@ -19,6 +19,7 @@ from scdiva.data.packing import pack_files
 
 tiledbsoma = pytest.importorskip("tiledbsoma.io", reason="tiledbsoma, of the extra census, is not installed")
 
+DenseNDArray = pytest.importorskip("tiledbsoma").DenseNDArray
 MINI = "scdiva-mini"
 PRIMARY = "is_primary_data == True"
 
@@ -92,13 +93,10 @@ def test_the_filter_chooses_and_a_column_divides(uri, cells):
 
 def test_it_is_packed_and_counted_as_files_are(uri, cells, tmp_path):
     studies = sd.data.open_soma(uri, obs_filter=PRIMARY).by("dataset_id")
-    files = []
-    for name in "abc":
-        files.append(tmp_path / f"{name}.h5ad")
-        cells[cells.obs["is_primary_data"] & (cells.obs["dataset_id"] == name)].copy().write_h5ad(files[-1])
-    for given, out in ((studies, "far"), (files, "near")):
-        pack_files(given, MINI, tmp_path / out).close()
-    far, near = (PackedCells(tmp_path / out) for out in ("far", "near"))
+    files = [tmp_path / f"{name}.h5ad" for name in "abc"]
+    for file in files:
+        cells[cells.obs["is_primary_data"] & (cells.obs["dataset_id"] == file.stem)].copy().write_h5ad(file)
+    far, near = (pack_files(given, MINI, tmp_path / out) for given, out in ((studies, "far"), (files, "near")))
     assert far.study_names == near.study_names == ["a", "b", "c"]
     same(far.read(0, far.n_obs), near.read(0, near.n_obs))
     same([far.study], [near.study])
@@ -135,28 +133,17 @@ def test_an_embedding_is_that_of_the_file(uri, cells, tmp_path):
 def test_what_is_wrong_is_named(uri, cells, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no SOMA experiment at '.*absent'"):
         sd.data.open_soma(str(tmp_path / "absent"))
-    with pytest.raises(ValueError, match=r"ms' can't be read: .*not a SOMAExperiment"):
-        sd.data.open_soma(f"{uri}/ms")
-    for wrong in ("is_primary = True", "is_primary == True"):
-        with pytest.raises(ValueError, match=rf"blood.soma' can't be read: .*is_primary.*obs_filter='{wrong}'"):
-            sd.data.open_soma(uri, obs_filter=wrong)
-    with pytest.raises(ValueError, match=r"no cell .*obs_filter='depth < 0'"):
-        sd.data.open_soma(uri, obs_filter="depth < 0")
-    with pytest.raises(ValueError, match="no item 'ATAC'"):
-        open_cells(sd.data.open_soma(uri, measurement="ATAC"), MINI)
-    chosen = sd.data.open_soma(uri)
-    with pytest.raises(ValueError, match="No column named dataset"):
-        chosen.by("dataset")
-    with pytest.raises(ValueError, match="no item 'counts'"):
-        open_cells(chosen, MINI, layer="counts")
-    with pytest.raises(ValueError, match="has no raw"):
-        open_cells(chosen, MINI, use_raw=True)
-
-
-def test_a_dense_layer_is_refused(cells, tmp_path):
-    from tiledbsoma import DenseNDArray
-
-    where = str(tmp_path / "dense.soma")
-    tiledbsoma.from_anndata(where, cells[:20].copy(), "RNA", X_kind=DenseNDArray)
-    with pytest.raises(ValueError, match="is dense"):
-        open_cells(sd.data.open_soma(where), MINI)
+    dense = tiledbsoma.from_anndata(str(tmp_path / "dense.soma"), cells[:20].copy(), "RNA", X_kind=DenseNDArray)
+    chosen, wrong = sd.data.open_soma(uri), "is_primary == True"
+    for call, said in (
+        (lambda: sd.data.open_soma(f"{uri}/ms"), r"ms' can't be read: .*not a SOMAExperiment"),
+        (lambda: sd.data.open_soma(uri, obs_filter=wrong), f"can't be read: .*is_primary.*obs_filter='{wrong}'"),
+        (lambda: sd.data.open_soma(uri, obs_filter="depth < 0"), r"no cell .*obs_filter='depth < 0'"),
+        (lambda: open_cells(sd.data.open_soma(uri, measurement="ATAC"), MINI), "no item 'ATAC'"),
+        (lambda: open_cells(sd.data.open_soma(dense), MINI), "is dense"),
+        (lambda: chosen.by("dataset"), "No column named dataset"),
+        (lambda: open_cells(chosen, MINI, layer="counts"), "no item 'counts'"),
+        (lambda: open_cells(chosen, MINI, use_raw=True), "has no raw"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()

@@ -75,26 +75,15 @@ def test_types_of_values_and_indices(dtype, tmp_path):
         np.testing.assert_array_equal(read_ranges(opened.matrix, [(3, 9)]).toarray(), x[3:9].toarray())
 
 
-def test_a_binary_matrix_is_refused(tmp_path):
-    with (
-        pytest.raises(ValueError, match=r"X of cells\.h5ad is binary\. Pass the counts: a layer"),
-        open_matrix(write(tmp_path, counts().astype(bool), "h5ad")),
-    ):
-        pass
-
-
-def broken(tmp_path, change, kind: str = "h5ad"):
+def broken(tmp_path, change):
     """A file with something changed in its root group."""
-    path = write(tmp_path, counts(), kind, "broken")
-    if kind == "h5ad":
-        with h5py.File(path, "r+") as root:
-            change(root)
-    else:
-        change(zarr.open_group(path, mode="r+"))
+    path = write(tmp_path, counts(), "h5ad", "broken")
+    with h5py.File(path, "r+") as root:
+        change(root)
     return path
 
 
-def without(*path: str):
+def without(*path):
     def change(root):
         for part in path[:-1]:
             root = root[part]
@@ -103,34 +92,11 @@ def without(*path: str):
     return change
 
 
-def set_(path: str, value):
+def set_(path, value):
     def change(root):
         root[path][...] = value(root[path][...])
 
     return change
-
-
-def unnamed(axis: str):
-    def change(root):
-        del root[axis].attrs["_index"]
-
-    return change
-
-
-def unsorted(indptr: np.ndarray) -> np.ndarray:
-    indptr = indptr.copy()
-    indptr[[5, 9]] = indptr[[9, 5]]
-    return indptr
-
-
-def foreign(root):
-    for key in list(root):
-        del root[key]
-    root["table"] = np.arange(3)
-
-
-def no_matrix(root):
-    root["X"].attrs["encoding-type"] = "dict"
 
 
 def short_names(root):
@@ -142,16 +108,14 @@ def short_names(root):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (foreign, "has no obs and var"),
-        (without("X"), "has no X. Pass layer='same'"),
-        (unnamed("var"), "has no names of its genes"),
-        (unnamed("obs"), "has no names of its cells"),
+        (without("var"), "has no obs and var"),
+        (lambda root: root["obs"].attrs.pop("_index"), "has no names of its cells"),
         (without("var", "_index"), "has no names of its genes"),
         (without("X", "indices"), "is damaged: it lacks indices"),
         (set_("X/indptr", lambda p: p + (np.arange(len(p)) == len(p) - 1)), "is damaged: indptr ends at"),
-        (set_("X/indptr", unsorted), "is damaged: indptr descends"),
+        (set_("X/indptr", lambda p: p[[*range(5), 9, 6, 7, 8, 5, *range(10, 58)]]), "is damaged: indptr descends"),
         (set_("X/indices", lambda i: i + 1), "column indices run from"),
-        (no_matrix, "is no matrix"),
+        (lambda root: root["X"].attrs.modify("encoding-type", "dict"), "is no matrix"),
         (short_names, "is 57 × 30, but there are names of 57 cells and 29 genes"),
     ],
     ids=lambda one: getattr(one, "__name__", None),
@@ -161,13 +125,8 @@ def test_what_is_no_sound_file_is_refused_by_name(change, said, tmp_path):
     with pytest.raises(ValueError, match="broken") as caught, open_matrix(path) as opened:
         list(row_blocks(opened.matrix, 20))
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
-def test_a_truncated_file_is_refused_by_name(share, tmp_path):
-    path = write(tmp_path, counts(), "h5ad", "cut")
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    with pytest.raises(ValueError, match=r"cut\.h5ad'.*truncated"):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"broken\.h5ad'.*truncated"):
         open_matrix(path)
 
 

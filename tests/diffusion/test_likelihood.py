@@ -45,14 +45,6 @@ def test_estimate_matches_enumeration_within_its_error(toy):
     assert error.max() < 0.2
 
 
-def test_standard_error_is_the_spread_of_repeated_estimates(toy):
-    table = toy.random_table(2)
-    n = 3000
-    tokens, values, cu = toy.pack([(1, 3, 0)] * n)
-    bound, error = log_likelihood(toy.table_denoiser(table), tokens, values, cu, 6, generator=rng(2))
-    assert float(error.square().mean().sqrt()) == pytest.approx(float(bound.std()), rel=0.1)
-
-
 def test_the_number_of_masked_genes_is_stratified(toy):
     """With as many strata as genes each number is drawn twice, in every cell."""
     tokens, values, cu = toy.pack([(0, 1, 2), (3, 1, 0)])

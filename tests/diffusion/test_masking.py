@@ -9,6 +9,7 @@ from scipy import stats
 
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
+from scdiva.diffusion.masking import Counts, chosen, counts_of, keep_counts, log_normalised, sum_by_cell
 
 SIGMAS = 5.0
 
@@ -30,36 +31,26 @@ def within(count: int, n: int, p: float) -> bool:
 
 
 def test_marginal_is_the_papers_kernel():
-    lengths = [20_000, 1, 15_000, 30_000, 10_000]
-    times = torch.tensor([0.05, 0.5, 0.37, 0.9, 0.999])
+    """Each token is masked with the chance of its cell's time, whatever its value; what is kept is as it was."""
+    lengths = [20_000, 1, 15_000, 30_000, 10_000, 5, 5]
+    times = torch.tensor([0.05, 0.5, 0.37, 0.9, 0.999, 0.0, 1.0])
     tokens, values, cu = ragged(lengths)
+    before = tokens.clone(), values.clone()
     out = mask_tokens(tokens, values, cu, times, rng(1))
     for b, n in enumerate(lengths):
-        part = slice(int(cu[b]), int(cu[b + 1]))
-        assert n == 1 or within(int(out.masked[part].sum()), n, float(times[b]))
+        masked, t = out.masked[int(cu[b]) : int(cu[b + 1])], float(times[b])
+        assert n == 1 or within(int(masked.sum()), n, t)
+        for low, high in ((0, 1.5), (1.5, 3.5), (3.5, 6)):
+            group = (values >= low)[int(cu[b]) : int(cu[b + 1])] & (values < high)[int(cu[b]) : int(cu[b + 1])]
+            assert n == 1 or within(int((masked & group).sum()), int(group.sum()), t)
     # the state is x_0 or [MASK], nothing else, and masked says which
     assert torch.equal(out.tokens, torch.where(out.masked, MASK, tokens))
     assert torch.equal(out.values, torch.where(out.masked, 0.0, values))
     assert torch.equal(out.value_mask, out.masked)
-
-
-def test_dropout_theorem():
-    """φ([MASK]) = 0 turns the corruption into zero inflation of x_0 and of the value, and into zeros as t -> 1."""
-    t, n = 0.4, 60_000
-    tokens, values, cu = ragged([n])
-    out = mask_tokens(tokens, values, cu, torch.tensor([t]), rng(3))
-    observed = torch.where(out.tokens == MASK, 0, out.tokens)
-    assert set(torch.unique(observed[observed != tokens]).tolist()) == {0}
-    assert within(int((observed == 0).sum()), n, t)
-    assert within(int((observed == tokens).sum()), n, 1 - t)
-    # (1 - t) δ(ṽ, v) + t δ(ṽ, 0): kept values are the cell's own, and the chance of zero does not depend on v
-    kept = out.values != 0
-    assert torch.equal(out.values[kept], values[kept])
-    for low, high in ((0, 1.5), (1.5, 3.5), (3.5, 6)):
-        group = (values >= low) & (values < high)
-        assert within(int((~kept & group).sum()), int(group.sum()), t)
-    assert bool(mask_tokens(tokens, values, cu, torch.tensor([1.0]), rng(4)).masked.all())
-    assert not bool(mask_tokens(tokens, values, cu, torch.tensor([0.0]), rng(4)).masked.any())
+    again, other = (mask_tokens(tokens, values, cu, times, rng(seed)) for seed in (1, 2))
+    assert torch.equal(out.masked, again.masked)
+    assert not torch.equal(out.masked, other.masked)
+    assert all(map(torch.equal, (tokens, values), before))
 
 
 def test_value_masks_leave_the_identity():
@@ -73,17 +64,6 @@ def test_value_masks_leave_the_identity():
     assert torch.equal(out.tokens[only_value], tokens[only_value])
     assert bool((out.values[out.value_mask] == 0).all())
     assert bool((out.masked <= out.value_mask).all())
-
-
-def test_masks_are_a_function_of_the_generator_and_leave_the_input():
-    tokens, values, cu = ragged([30, 1, 50])
-    before = tokens.clone(), values.clone()
-    times = torch.tensor([0.5, 0.5, 0.5])
-    first, again, other = (mask_tokens(tokens, values, cu, times, rng(s)) for s in (7, 7, 8))
-    assert torch.equal(first.masked, again.masked)
-    assert not torch.equal(first.masked, other.masked)
-    assert torch.equal(tokens, before[0])
-    assert torch.equal(values, before[1])
 
 
 def test_times_are_stratified_and_each_uniform():
@@ -138,3 +118,49 @@ def test_bad_times_are_refused():
         stratified_times(0, rng(0))
     with pytest.raises(ValueError, match="min_time"):
         stratified_times(3, rng(0), min_time=1.0)
+
+
+BOUNDS = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
+
+
+def packed_counts():
+    """Two cells and an empty one between them; 13 counts of the last are of genes that no vocabulary holds."""
+    of_token = torch.tensor([1, 3, 2, 40, 1, 1, 7, 2, 300], dtype=torch.float64)
+    return Counts(of_token, sum_by_cell(of_token, BOUNDS) + torch.tensor([0.0, 0.0, 13.0]))
+
+
+def test_counts_come_back_from_log_normalised_values():
+    counts = packed_counts()
+    found = counts_of(log_normalised(counts, BOUNDS), BOUNDS)
+    assert torch.equal(found.of_token, counts.of_token)
+    torch.testing.assert_close(found.of_cell[[0, 2]], counts.of_cell[[0, 2]], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_all_or_nothing_is_kept(share):
+    counts = packed_counts()
+    kept = keep_counts(counts, BOUNDS, torch.full((9,), share), torch.Generator().manual_seed(0))
+    assert torch.equal(kept.of_token, counts.of_token * share)
+    torch.testing.assert_close(kept.of_cell, counts.of_cell * share)
+
+
+def test_counts_are_kept_as_often_as_the_share_says():
+    of_token = torch.full((20_000,), 6.0, dtype=torch.float64)
+    bounds = torch.tensor([0, 20_000])
+    counts = Counts(of_token, torch.tensor([240_000.0], dtype=torch.float64))
+    share = torch.full((20_000,), 0.3)
+    kept = keep_counts(counts, bounds, share, torch.Generator().manual_seed(1))
+    assert ((kept.of_token >= 0) & (kept.of_token <= 6)).all()
+    assert kept.of_token.mean() == pytest.approx(1.8, abs=0.05)
+    assert kept.of_token.var() == pytest.approx(6 * 0.3 * 0.7, abs=0.05)
+    assert float(kept.of_cell) == pytest.approx(2 * float(kept.of_token.sum()))  # half is of unknown genes
+    again = keep_counts(counts, bounds, share, torch.Generator().manual_seed(1))
+    assert torch.equal(again.of_token, kept.of_token)
+
+
+def test_chosen_positions_keep_their_cells():
+    kept = torch.tensor([1, 0, 1, 1, 0, 0, 0, 0, 1], dtype=torch.bool)
+    numbers, bounds = chosen(torch.arange(9), BOUNDS, kept)
+    assert numbers.tolist() == [0, 2, 3, 8]
+    assert bounds.tolist() == [0, 3, 3, 4]
+    assert bounds.dtype == BOUNDS.dtype

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scdiva.kernels import apply_rope, positions, rope_tables
+from scdiva.kernels import apply_rope, rope_tables
 
 
 @pytest.mark.parametrize("head_dim", [8, 64])
@@ -38,22 +38,6 @@ def test_rotation_is_the_papers_after_permuting_to_half_split():
     cos, sin = rope_tables(length, head_dim, 10_000.0)
     ours = apply_rope(torch.from_numpy(x[:, None, half_split]), cos.double(), sin.double())[:, 0].numpy()
     np.testing.assert_allclose(ours, paper[:, half_split], atol=1e-6)
-
-
-def test_scores_depend_on_distance_only():
-    generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 1, 1, 16, generator=generator, dtype=torch.float64)
-    cos, sin = (x.double() for x in rope_tables(64, 16))
-
-    def score(i: int, j: int) -> float:
-        return (apply_rope(q, cos[[i]], sin[[i]]) * apply_rope(k, cos[[j]], sin[[j]])).sum().item()
-
-    assert score(3, 10) == pytest.approx(score(40, 47), abs=1e-6)
-    assert abs(score(3, 10) - score(3, 11)) > 1e-3
-
-
-def test_positions_restart_with_each_cell():
-    assert positions(torch.tensor([0, 3, 3, 4, 6], dtype=torch.int32), 6).tolist() == [0, 1, 2, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("max_pos", "head_dim", "said"), [(4, 7, "even"), (4, 0, "even"), (-1, 8, "negative")])

@@ -42,18 +42,11 @@ SHARED_LIMIT = {100: 227 * 1024, 90: 227 * 1024, 80: 163 * 1024}
 MATRIX_PRODUCT = {100: "UTCHMMA", 90: "HGMMA", 80: "HMMA"}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 """Disassemblers that come with Triton."""
-TYPES = {"Cu": "*i32", "factor": "fp32", "scale": "fp32"}
-FLOAT32 = ("Lse", "Sums", "Cos", "Sin")
+TYPES = {"Cu": "*i32", "Targets": "*i64", "factor": "fp32", "scale": "fp32"}
+FLOAT32 = ("Lse", "Sums", "Cos", "Sin", "Nll")
 
 
-def build(kernel: str, tiles: Tiles, head_dim: int, arch: int, dtype: str = "bf16"):
-    from scdiva.kernels import _triton_kernels
-
-    function = getattr(_triton_kernels, f"{kernel}_kernel")
-    constants = {
-        "HALF": head_dim // 2, "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k, "TILE": tiles.block_q,
-        "ROTATE": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
-    }  # fmt: skip
+def compiled(function, constants: dict, warps: int, stages: int, arch: int = 90, dtype: str = "bf16"):
     names = function.arg_names
     constants = {name: value for name, value in constants.items() if name in names}
 
@@ -66,15 +59,20 @@ def build(kernel: str, tiles: Tiles, head_dim: int, arch: int, dtype: str = "bf1
 
     signature = {name: kind(name) for name in names}
     # pointers and strides are multiples of 16, as those of tensors are
-    even = [n for n in names if signature[n].startswith("*") or n.endswith(("_token", "_head"))]
-    source = ASTSource(
-        function,
-        signature,
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in even},
-    )
-    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": True}
+    even = [n for n in names if signature[n].startswith("*") or n.endswith(("_token", "_head", "_cell", "n_columns"))]
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(function, signature, fixed, {(names.index(n),): [["tt.divisibility", 16]] for n in even})
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def build(kernel: str, tiles: Tiles, head_dim: int, arch: int, dtype: str = "bf16"):
+    from scdiva.kernels import _triton_kernels
+
+    blocks = {"BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k, "TILE": tiles.block_q, "HALF": head_dim // 2}
+    constants = blocks | {"ROTATE": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32"}
+    function = getattr(_triton_kernels, f"{kernel}_kernel")
+    return compiled(function, constants, tiles.warps, tiles.stages, arch, dtype)
 
 
 def inspect(compiled, folder: Path) -> tuple[int, int, str]:
@@ -151,20 +149,9 @@ def test_shared_memory_of_the_largest_tiles_is_not_underestimated(kernel):
 def test_the_softmax_loads_16_bytes_and_two_programs_fill_a_multiprocessor(dtype, keep, tmp_path):
     from scdiva.kernels import _triton_softmax as softmax
 
-    function = softmax.softmax_kernel
     constants = {"KEEP": keep, "GROUPS": softmax.GROUPS, "WIDE": 4 if dtype == "fp32" else 8}
-    kinds = {"Logits": f"*{dtype}", "Targets": "*i64", "Nll": "*fp32"} | dict.fromkeys(constants, "constexpr")
-    names = function.arg_names
-    source = ASTSource(
-        function,
-        {name: kinds.get(name, "i32") for name in names},
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in ("Logits", "Targets", "Nll", "n_columns")},
-    )
-    options = {"num_warps": softmax.WARPS, "num_stages": 1, "enable_fp_fusion": True}
-    registers, stack, code = inspect(
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), tmp_path
-    )
+    kernel = compiled(softmax.softmax_kernel, constants, softmax.WARPS, 1, dtype=dtype)
+    registers, stack, code = inspect(kernel, tmp_path)
     assert stack == 0
     assert registers * softmax.WARPS * 32 * 2 <= 65_536
     loads = re.findall(r"\b(?:LDG|LDGSTS)\.[A-Z0-9.]*", code)
@@ -177,22 +164,9 @@ def test_the_softmax_loads_16_bytes_and_two_programs_fill_a_multiprocessor(dtype
 def test_attention_of_first_tokens_loads_16_bytes_and_three_programs_fill_a_multiprocessor(head_dim, tmp_path):
     from scdiva.kernels import _triton_first_token as first_token
 
-    function = first_token.first_token_kernel
     constants = {"HALF": head_dim // 2, "BLOCK_K": first_token.BLOCK_K, "ROTATE": True}
-    kinds = {"Cu": "*i32", "Cos": "*fp32", "Sin": "*fp32", "factor": "fp32"} | dict.fromkeys(constants, "constexpr")
-    names = function.arg_names
-    signature = {name: kinds.get(name, "*bf16" if name[0].isupper() else "i32") for name in names}
-    even = [n for n in names if signature[n].startswith("*") or n.endswith(("_token", "_cell"))]
-    source = ASTSource(
-        function,
-        signature,
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in even},
-    )
-    options = {"num_warps": first_token.WARPS, "num_stages": first_token.STAGES, "enable_fp_fusion": True}
-    registers, stack, code = inspect(
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), tmp_path
-    )
+    kernel = compiled(first_token.first_token_kernel, constants, first_token.WARPS, first_token.STAGES)
+    registers, stack, code = inspect(kernel, tmp_path)
     assert stack == 0
     assert registers * first_token.WARPS * 32 * 3 <= 65_536
     loads = re.findall(r"\b(?:LDG|LDGSTS)\.[A-Z0-9.]*", code)
@@ -209,25 +183,17 @@ def test_no_number_of_tokens_cells_or_tiles_compiles_anew(kernel):
     from scdiva.kernels import _triton_kernels
 
     function = getattr(_triton_kernels, f"{kernel}_kernel")
-    binder = create_function_from_signature(
-        function.signature, function.params, make_backend(GPUTarget("cuda", 90, 32))
-    )
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    binder = create_function_from_signature(function.signature, function.params, backend)
     found = set()
     for n_tokens, n_tiles in [(1, 1), (16, 1), (17, 2), (4_096, 16), (131_072, 19), (65_530, 10)]:
         given = {"n_tokens": n_tokens, "n_tiles": n_tiles, "n_heads": 8, "factor": 0.18, "scale": 0.125}
-
-        def value(name: str, given: dict = given) -> object:
-            if name in given:
-                return given[name]
-            numbers = {"Cu": torch.int32} | dict.fromkeys(FLOAT32, torch.float32)
-            return (
-                torch.empty(64, dtype=numbers.get(name, torch.bfloat16))
-                if name[0].isupper() and "_" not in name
-                else 64
-            )
-
-        constants = {p.name: True if p.name == "ROTATE" else 64 for p in function.params if p.is_constexpr}
-        arguments = {p.name: constants.get(p.name) or value(p.name) for p in function.params}
-        found.add(str(binder(**arguments)[1]))
+        for p in function.params:
+            if p.is_constexpr:
+                given[p.name] = True if p.name == "ROTATE" else 64
+            elif p.name[0].isupper() and "_" not in p.name:
+                kind = torch.int32 if p.name == "Cu" else torch.float32 if p.name in FLOAT32 else torch.bfloat16
+                given[p.name] = torch.empty(64, dtype=kind)
+        found.add(str(binder(**{p.name: given.get(p.name, 64) for p in function.params})[1]))
     assert len(found) == 1
     assert "i32" in found.pop()

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from contextlib import contextmanager
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from triton.runtime.errors import OutOfResources
+
+sys.path.insert(0, str(Path(__file__).parent))
+from triton_cases import one_tensor, packed
 
 from scdiva.kernels import (
     _triton,
@@ -27,37 +31,16 @@ from scdiva.kernels._triton_configs import KERNELS, Tiles
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.layers import Block
 
-LENGTHS = [1, 0, 64, 97]
-
 
 def bounds(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
 
 
-def cells(lengths: list[int], head_dim: int, dtype: torch.dtype = torch.float32, n_heads: int = 1):
+def cells(lengths: list[int], head_dim: int, n_heads: int = 1):
     """Queries, keys and values as they come from one projection, and a gradient."""
     source = torch.Generator().manual_seed(head_dim)
-    qkv = torch.randn(sum(lengths), 3, n_heads, head_dim, generator=source).to(dtype)
-    grad = torch.randn(sum(lengths), n_heads, head_dim, generator=source).to(dtype)
-    return qkv, grad
-
-
-def run(qkv: torch.Tensor, grad: torch.Tensor, backend: str, dtype: torch.dtype, **given):
-    """Output and the gradients of q, k and v."""
-    qkv = qkv.to(dtype).requires_grad_()
-    out = rope_attention_qkv(qkv, backend=backend, **given)
-    (gradient,) = torch.autograd.grad(out, qkv, grad.to(dtype))
-    return [out.detach(), *gradient.unbind(1)]
-
-
-@contextmanager
-def unwritten_is_nan():
-    """Fill new memory with NaN inside the block, so that results show what a kernel does not write."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+    qkv = torch.randn(sum(lengths), 3, n_heads, head_dim, generator=source)
+    return qkv, torch.randn(sum(lengths), n_heads, head_dim, generator=source)
 
 
 def test_this_is_the_interpreter():
@@ -65,47 +48,27 @@ def test_this_is_the_interpreter():
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "n_heads", "dtype", "limit", "rotate"),
-    [
-        (32, 2, torch.float32, 2e-6, True),
-        (32, 2, torch.float32, 2e-6, False),
-        (64, 1, torch.float16, 2e-3, True),
-        (128, 1, torch.float32, 2e-6, True),
-    ],
+    ("head_dim", "dtype", "rotate"),
+    [(32, torch.float32, True), (32, torch.float32, False), (64, torch.float16, True), (128, torch.float32, True)],
 )
-def test_packed_cells_agree_with_float64(head_dim, n_heads, dtype, limit, rotate):
-    qkv, grad = cells(LENGTHS, head_dim, dtype, n_heads)
-    cos, sin = rope_tables(max(LENGTHS), head_dim) if rotate else (None, None)
-    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(LENGTHS)}
-    exact = run(qkv, grad, "reference", torch.float64, **given)
-    with unwritten_is_nan():
-        fused = run(qkv, grad, "triton", dtype, **given)
-    for got, expected in zip(fused, exact, strict=True):
-        assert got.dtype == dtype
-        torch.testing.assert_close(got.double(), expected, atol=limit, rtol=0 if dtype == torch.float32 else limit)
+def test_packed_cells_and_their_gradients_agree_with_float64(head_dim, dtype, rotate):
+    packed(dtype, head_dim, rotate, device="cpu", backend="triton")
 
 
-@pytest.mark.parametrize("lay_out", [
-    torch.Tensor.contiguous, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), lambda x: x[:1, :1].expand_as(x)
-])  # fmt: skip
-def test_gradients_in_any_layout(lay_out):
-    lengths = [33, 5]
-    qkv, grad = cells(lengths, 32, n_heads=2)
-    cos, sin = rope_tables(33, 32)
-    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(lengths)}
-    exact = run(qkv, lay_out(grad), "reference", torch.float64, **given)
-    for got, expected in zip(run(qkv, lay_out(grad), "triton", torch.float32, **given), exact, strict=True):
-        torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=0)
+def test_gradients_in_any_layout():
+    one_tensor(torch.float32, 32, True, device="cpu", backend="triton")
 
 
 def test_three_tensors_give_the_bits_of_one():
     qkv, grad = cells([40, 3], 32, n_heads=2)
     cos, sin = rope_tables(40, 32)
-    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds([40, 3])}
-    one = run(qkv, grad, "triton", torch.float32, **given)
-    inputs = [x.contiguous().requires_grad_() for x in qkv.unbind(1)]
-    out = rope_attention(*inputs, backend="triton", **given)
-    for got, expected in zip([out, *torch.autograd.grad(out, inputs, grad)], one, strict=True):
+    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds([40, 3]), "backend": "triton"}
+    one = rope_attention_qkv(qkv.requires_grad_(), **given)
+    (gradient,) = torch.autograd.grad(one, qkv, grad)
+    inputs = [x.detach().contiguous().requires_grad_() for x in qkv.unbind(1)]
+    out = rope_attention(*inputs, **given)
+    three = [out, *torch.autograd.grad(out, inputs, grad)]
+    for got, expected in zip(three, [one, *gradient.unbind(1)], strict=True):
         assert torch.equal(got, expected)
 
 
@@ -195,42 +158,22 @@ def small_model(n_layers: int = 1) -> ScDiVa:
     return ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
 
 
-def test_the_model_runs_on_it():
-    model = small_model()
-    tokens = torch.randint(3, 53, (60,))
-    values = torch.rand(60)
-    with torch.no_grad():
-        fused = model(tokens, values, bounds([40, 0, 20]), backend="triton")
-        expected = model(tokens, values, bounds([40, 0, 20]), backend="reference")
-    torch.testing.assert_close(fused.hidden, expected.hidden, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(fused.cell_state, expected.cell_state, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_compiled_blocks_agree_at_any_length_and_keep_their_names():
-    model = small_model()
-    tokens, values = torch.randint(3, 53, (60,)), torch.rand(60)
-    batches = [(tokens, values, bounds(lengths)) for lengths in ([40, 0, 20], [7, 13, 20, 20])]
-    expected = [model(*batch, backend="triton").hidden for batch in batches]
-    names = list(model.state_dict())
-    model.compile_blocks(backend="aot_eager", fullgraph=True)
-    for batch, hidden in zip(batches, expected, strict=True):
-        torch.testing.assert_close(model(*batch, backend="triton").hidden, hidden)
-    assert list(model.state_dict()) == names
-
-
-def test_batches_of_any_length_compile_once():
+def test_batches_of_any_length_compile_once_and_agree():
     """Whatever the numbers of cells and tokens: values, blocks and norm are a graph each without gradients and with."""
     model = small_model(n_layers=2)
-    seen = CompileCounterWithBackend("eager")
-    model.compile_blocks(backend=seen, fullgraph=True)
+    names, seen = list(model.state_dict()), CompileCounterWithBackend("eager")
     batches = [[40, 0, 20], [7, 13, 20, 20], [5], [16] * 3, [33, 31], [2] * 9]
+    batches = [(torch.arange(sum(n)) % 50 + 3, torch.ones(sum(n)), bounds(n)) for n in batches]
+    with torch.no_grad():
+        expected = [model(*cells, backend="reference").hidden for cells in batches]
+    model.compile_blocks(backend=seen, fullgraph=True)
     for n_graphs, grad in ((3, False), (6, True)):
-        for lengths in batches:
-            n = sum(lengths)
+        for cells, hidden in zip(batches, expected, strict=True):
             with torch.set_grad_enabled(grad):
-                out = model(torch.arange(n) % 50 + 3, torch.ones(n), bounds(lengths), backend="triton")
+                out = model(*cells, backend="triton")
+            torch.testing.assert_close(out.hidden.detach(), hidden, atol=1e-5, rtol=1e-5)
             if grad:
                 out.hidden.sum().backward()
         # an empty graph is one that torch discarded and traced again with constants such as eps
         assert sum(len(graph.graph.nodes) > 0 for graph in seen.graphs) == n_graphs
+    assert list(model.state_dict()) == names

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import threading
-import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -24,8 +23,6 @@ class Hub(ThreadingHTTPServer):
         How often each file's content was sent.
     down
         Answers 503 to everything, where it is set.
-    slow
-        Seconds that it takes to send a file.
     """
 
     daemon_threads = True
@@ -36,8 +33,6 @@ class Hub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.downloads: Counter[str] = Counter()
         self.down = False
-        self.slow = 0.0
-        self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -125,9 +120,7 @@ class Answers(BaseHTTPRequestHandler):
                 return self.refuse(404, "EntryNotFound")
             data = files[parts[4]]
             if self.command == "GET":
-                with self.server.lock:
-                    self.server.downloads[parts[4]] += 1
-                time.sleep(self.server.slow)
+                self.server.downloads[parts[4]] += 1
             return self.answer(body=data, headers={
                 "ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes",
             })  # fmt: skip

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 
 from scdiva._constants import MASK, N_SPECIAL
+from scdiva.models.heads import hidden_gene_logits
 
 ANCHORS = ("learned", "encoder")
 LENGTHS = (6, 1, 11)
@@ -83,3 +86,32 @@ def test_empty_cells_hide_nothing(network):
     out = model(torch.tensor([MASK, 4]), torch.ones(2), cu)
     assert out.hidden_share.tolist() == [0, 0.5, 0]
     assert out.read.isfinite().all()
+
+
+@given(
+    st.lists(st.floats(0.001, 0.999), min_size=2, max_size=6),
+    st.floats(0.01, 1.0),
+)
+def test_logits_of_a_hidden_gene_are_its_posterior(probability, share):
+    """By Bayes: a gene that is not shown is expressed and hidden, `t p`, or not expressed, `1 - p`.
+
+    The gene at one of the hidden places is one of those that are expressed and hidden. Logits are its probability up to
+    a constant of the cell.
+    """
+    p = np.array(probability)
+    posterior = []
+    for one in p:
+        outcomes = {(1, 1): one * share, (1, 0): one * (1 - share), (0, 0): 1 - one}  # (expressed, hidden)
+        not_shown = outcomes[1, 1] + outcomes[0, 0]
+        posterior.append(outcomes[1, 1] / not_shown)
+    log_odds = torch.from_numpy(np.log(p) - np.log1p(-p))[None]
+    found = hidden_gene_logits(log_odds, torch.tensor([share], dtype=torch.float64))[0].numpy()
+    off = found - np.log(posterior)
+    np.testing.assert_allclose(off, off[0], atol=1e-9)
+
+
+def test_logits_stay_finite_where_nothing_is_hidden():
+    logits = hidden_gene_logits(torch.tensor([[-60.0, 0.0, 60.0]]), torch.tensor([0.0]))
+    torch.testing.assert_close(logits, torch.tensor([[-60.0, 0.0, 60.0]]))
+    logits = hidden_gene_logits(torch.tensor([[-80.0, 0.0, 200.0]]), torch.tensor([1.0]))
+    torch.testing.assert_close(logits, torch.nn.functional.logsigmoid(torch.tensor([[-80.0, 0.0, 200.0]])))

@@ -107,26 +107,20 @@ def test_a_second_column_of_a_gene_is_an_error_if_set(human):
 
 
 def test_a_reference_is_read_by_its_own_settings(human, renamed):
-    expected = human.copy()
+    expected, query, key = human.copy(), human.copy(), "scdiva_label_probability"
     sd.tl.annotate(expected, "cell_type", human, rng=0)
     sd.pp.match_genes(renamed, gene_ids="symbol")
-    query = human.copy()
-    sd.tl.annotate(query, "cell_type", renamed, rng=0)
-    key = "scdiva_label_probability"
-    np.testing.assert_array_equal(query.obsm[key], expected.obsm[key])
-    sd.tl.annotate(renamed, "cell_type", human, rng=0)
-    np.testing.assert_array_equal(renamed.obsm[key], expected.obsm[key])
-    del renamed.var["symbol"]
+    for cells, reference in ((query, renamed), (renamed, human)):
+        sd.tl.annotate(cells, "cell_type", reference, rng=0)
+        np.testing.assert_array_equal(cells.obsm[key], expected.obsm[key])
+    renamed.var["symbols"] = renamed.var.pop("symbol")
     with pytest.raises(KeyError, match=r"reference\.var has no column 'symbol'.*match_genes\(reference, gene_ids"):
         sd.tl.annotate(query, "cell_type", renamed)
-
-
-def test_a_column_that_was_removed_is_named(renamed):
-    sd.pp.match_genes(renamed, gene_ids="symbol")
-    renamed.var["symbols"] = renamed.var.pop("symbol")
     with pytest.raises(KeyError, match=r"no column 'symbol' \(did you mean 'symbols'\?\).*sd\.pp\.match_genes\(adata"):
         sd.tl.embed(renamed)
-    assert not renamed.obsm
+
+
+GOOD = {"gene_ids": "", "species": "", "duplicates": "sum"}
 
 
 @pytest.mark.parametrize(
@@ -135,15 +129,10 @@ def test_a_column_that_was_removed_is_named(renamed):
         3,
         {},
         {"params": "x"},
-        {"params": {"gene_ids": "", "species": ""}},
-        {"params": {"gene_ids": "", "species": "dog", "duplicates": "sum"}},
-        {"params": {"gene_ids": "", "species": "", "duplicates": np.array(["sum", "sum"])}},
-        {"params": {"gene_ids": ["a"], "species": "", "duplicates": "sum"}},
-        {"params": {"gene_ids": "", "species": "table", "duplicates": "sum"}},
-        {
-            "params": {"gene_ids": "", "species": "table", "duplicates": "sum"},
-            "orthologs": {"gene": ["a"], "human_gene": []},
-        },
+        *({"params": params} for params in ({"gene_ids": "", "species": ""}, GOOD | {"species": "dog"})),
+        *({"params": GOOD | {name: value}} for name, value in (("duplicates", np.array(["a"])), ("gene_ids", ["a"]))),
+        {"params": GOOD | {"species": "table"}},
+        {"params": GOOD | {"species": "table"}, "orthologs": {"gene": ["a"], "human_gene": []}},
     ],
 )
 def test_a_damaged_record_is_refused_and_replaced(human, match):

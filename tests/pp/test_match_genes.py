@@ -17,16 +17,6 @@ def human():
     return Vocabulary.human()
 
 
-def everything(adata):
-    """All that a failed call must leave alone."""
-    return {
-        "X": adata.X.toarray().copy(),
-        "var": adata.var.copy(),
-        "obs": adata.obs.copy(),
-        "uns": sorted(adata.uns),
-    }
-
-
 def test_writes_tokens_and_report(adata, human):
     assert match_genes(adata) is None
     token = adata.var["scdiva_token"]
@@ -76,19 +66,16 @@ def test_raw_has_genes_of_its_own(adata, human):
         (lambda a: [f"Gm{i}" for i in range(a.n_vars)], {}, ValueError, "mouse"),
         (lambda a: [f"GENE{i}" for i in range(a.n_vars)], {}, ValueError, "'GENE"),
         (lambda a: [a.var_names[0]] * 2 + list(a.var_names[2:]), {"duplicates": "error"}, ValueError, "1 names mean"),
-        (lambda a: a.var_names, {"gene_ids": "nothing"}, KeyError, "no column 'nothing'"),
-        (lambda a: a.var_names, {"layer": "nothing"}, KeyError, "nothing"),
-        (lambda a: a.var_names, {"use_raw": True}, ValueError, "adata has no raw"),
-        (lambda a: a.var_names, {"vocabulary": "no model"}, FileNotFoundError, "no vocabulary 'no model'"),
+        (None, {"gene_ids": "nothing"}, KeyError, "no column 'nothing'"),
+        (None, {"layer": "nothing"}, KeyError, "nothing"),
+        (None, {"use_raw": True}, ValueError, "adata has no raw"),
+        (None, {"vocabulary": "no model"}, FileNotFoundError, "no vocabulary 'no model'"),
     ],
 )
-def test_a_failed_call_leaves_adata_as_it_was(adata, spoil, arguments, error, message):
-    adata.var.index = spoil(adata)
-    before = everything(adata)
+def test_a_failed_call_leaves_adata_as_it_was(adata, contents, spoil, arguments, error, message):
+    if spoil:
+        adata.var.index = spoil(adata)
+    before = contents(adata)
     with pytest.raises(error, match=message):
         match_genes(adata, **arguments)
-    after = everything(adata)
-    np.testing.assert_array_equal(after["X"], before["X"])
-    assert after["var"].equals(before["var"])
-    assert after["obs"].equals(before["obs"])
-    assert after["uns"] == before["uns"]
+    assert contents(adata) == before

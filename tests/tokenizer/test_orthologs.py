@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
-import scdiva as sd
 from scdiva.tokenizer import Vocabulary, human_orthologs, load_vocabulary
 
 BUILD = Path(__file__).parents[2] / "scripts" / "build_orthologs.py"
@@ -53,7 +50,21 @@ def test_a_vocabulary_of_mice_needs_no_orthologs(human):
     table = human.table.iloc[:50].assign(ensembl_id=[f"ENSMUSG{i:011d}" for i in range(50)])
     table["symbol"] = [f"Gene{i}a" for i in range(50)]
     mouse = Vocabulary(table.assign(previous="", alias=""))
-    assert mouse.match(["Gene3a", "Cd3d"]).tokens.tolist() == [6, -1]
+    for species in (None, "mouse"):
+        assert mouse.match(["Gene3a", "Cd3d"], species).tokens.tolist() == [6, -1]
+    assert mouse.match(["Rt1"], {"Rt1": "Gene3a"}).tokens.tolist() == [6]
+    with pytest.raises(ValueError, match=r'species="human".*mouse'):
+        mouse.match(["Gene3a"], "human")
+
+
+def test_the_species_given_decides(human):
+    names = ["Cd8b1", "Fcgr4", "Ccl3", *human.symbols[:200]]  # a list that nobody would take for a mouse's
+    assert (human.match(names).tokens[:3] == -1).all()
+    assert symbols(human, names[:3]) == ["CD8B", "FCGR3A", "CCL3"]
+    assert (human.match(names[:3], "human").tokens == -1).all()
+    tokens = human.match(names, "mouse").tokens
+    assert (tokens[:3] >= 0).all()
+    assert (tokens[3:] == -1).all(), "no name is found by its capitals"
 
 
 def test_one_pair_of_each_gene_is_chosen():
@@ -74,35 +85,3 @@ def test_one_pair_of_each_gene_is_chosen():
         columns=columns,
     )
     assert build.chosen(pairs).to_numpy().tolist() == [[1, "A", 8], [2, "B", 6], [3, "C", 4]]
-
-
-@pytest.fixture
-def mouse():
-    """Toy cells under names of mice; two columns have one human gene."""
-    adata = sd.datasets.toy(60, 200)
-    pairs = pd.read_csv(
-        Path(sd.__file__).parent / "tokenizer" / "mouse_orthologs.tsv.gz", sep="\t", keep_default_na=False
-    )
-    of_human = dict(zip((f"ENSG{i:011d}" for i in pairs["human_id"]), pairs["mouse_symbol"], strict=True))
-    vocabulary = load_vocabulary("human")
-    ids = vocabulary.ensembl_ids[vocabulary.match(adata.var_names).tokens - 3]
-    names = [of_human.get(gene, "") for gene in ids]
-    kept = np.array([bool(name) for name in names])
-    adata = adata[:, kept].copy()
-    adata.var["human"] = adata.var_names.to_numpy()
-    adata.var_names = pd.Index([name for name in names if name])
-    return adata
-
-
-def test_a_mouse_is_embedded_as_its_orthologs_are(mouse):
-    with pytest.warns(UserWarning, match=r"mouse genes.*: 1\d\d of 1\d\d "):
-        sd.tl.embed(mouse)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        human = sd.pp.match_genes(mouse, gene_ids="human", copy=True)
-        sd.tl.embed(human)
-        sd.pp.match_genes(mouse)
-    np.testing.assert_allclose(mouse.obsm["X_scdiva"], human.obsm["X_scdiva"], atol=1e-6)
-    report = mouse.uns["scdiva"]["match"]
-    assert report["how"]["ortholog"] == report["n_mapped"] > 100
-    assert report["share_counts"] > 0.9

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
@@ -15,7 +17,7 @@ from scdiva.data.packed import PackedCells
 from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
 from scdiva.tokenizer.vocabulary import Vocabulary
-from scdiva.train import PretrainingConfig
+from scdiva.train import PretrainingConfig, PretrainingModule, fit
 
 N_GENES = 30
 STUDIES = {
@@ -41,26 +43,15 @@ def make_batch(generator: torch.Generator, n_cells: int = 6, n_studies: int = 2)
     return from_ragged(indptr, torch.cat(tokens).numpy(), torch.cat(values).numpy(), study.numpy())
 
 
-class Stream(IterableDataset):
-    """Batch s is a function of (seed, s), for all s from `start`."""
-
-    def __init__(self, start: int, seed: int):
-        self.start, self.seed = start, seed
-
-    def __iter__(self):
-        step = self.start
-        while True:
-            yield make_batch(step_generator(self.seed, step, "data"))
-            step += 1
-
-
 class CellStream(pl.LightningDataModule):
+    """Batch s is a function of (seed, s)."""
+
     def __init__(self, seed: int = 0):
         super().__init__()
         self.seed, self.start_step = seed, 0
 
     def train_dataloader(self):
-        return DataLoader(Stream(self.start_step, self.seed), batch_size=None)
+        return (make_batch(step_generator(self.seed, step, "data")) for step in itertools.count(self.start_step))
 
     def val_dataloader(self):
         batches = [make_batch(step_generator(99, i, "validation")) for i in range(2)]
@@ -108,3 +99,15 @@ def config():
         return PretrainingConfig(**settings)
 
     return make
+
+
+@pytest.fixture
+def run(tiny, config, stream):
+    """Train from new objects, everything that a new process would have, and note the module as `run.module`."""
+
+    def start(out, *, kind=PretrainingModule, model=None, settings=None, data=None, **options):
+        module = start.module = kind(tiny(**(model or {})), config(**(settings or {})), n_studies=2)
+        data = stream() if data is None else data
+        return module, fit(module, data, out_dir=out, accelerator="cpu", **{"progress": False} | options)
+
+    return start

@@ -42,49 +42,40 @@ class Watched(PretrainingModule):
         return loss, parts
 
 
-def run(
-    folder: Path, out: str, *, kind=Watched, callbacks=(), resume=False, stop=None, **settings
-):  # fmt: skip
+def run(folder: Path, out: str, *, kind=Watched, callbacks=(), resume=False, stop=None, **settings):
     """Train and return the module, the trainer and whatever ended the run."""
     vocabulary = Vocabulary.read(folder / "vocabulary.safetensors")
     training = {
         "steps": 6, "batch_size": 5, "warmup_steps": 2, "precision": "fp32", "context": 16, "log_every": 1,
         "validate_every": 3, "checkpoint_every": 2, "learning_rate": 3e-3, "anchor_objective": "genes",
-    } | settings  # fmt: skip
-    config = PretrainingConfig(**training)
-    model = ScDiVa(
-        ScDiVaConfig(
-            n_genes=40, dim=16, n_layers=1, n_heads=2, ffn_dim=24, max_length=16, anchor_linear_dim=8,
-            anchor_learned_dim=6, anchor_hidden=12,
-        ),
-        generator=torch.Generator().manual_seed(1),
-    )  # fmt: skip
-    module = kind(model, config, n_studies=3)
-    data = CellDataModule(
-        folder / "corpus.h5", validation=folder / "corpus.h5", vocabulary=vocabulary, batch_size=config.batch_size,
-        context=16, n_blocks=2, validation_cells=10,
-    )  # fmt: skip
-    place = folder / out
+    }  # fmt: skip
+    config = PretrainingConfig(**training | settings)
+    sizes = {
+        "n_genes": 40, "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 16, "anchor_linear_dim": 8,
+        "anchor_learned_dim": 6, "anchor_hidden": 12,
+    }  # fmt: skip
+    model = ScDiVa(ScDiVaConfig(**sizes), generator=torch.Generator().manual_seed(1))
+    module, corpus, place = kind(model, config, n_studies=3), folder / "corpus.h5", folder / out
+    how = {"batch_size": config.batch_size, "context": 16, "n_blocks": 2, "validation_cells": 10}
+    data = CellDataModule(corpus, validation=corpus, vocabulary=vocabulary, **how)
     trainer = error = None
+    where = {"out_dir": place, "resume_from": place if resume else None, "accelerator": "cpu", "progress": False}
     try:
-        trainer = fit(
-            module, data, out_dir=place, accelerator="cpu", progress=False, callbacks=callbacks,
-            resume_from=place if resume else None, max_steps=stop,
-        )  # fmt: skip
+        trainer = fit(module, data, callbacks=callbacks, max_steps=stop, **where)
     except BaseException as stopped:  # noqa: BLE001, handed over
         error = stopped
-    found = {
+    data.close()
+    metrics = {} if trainer is None else {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {
         "weights": torch.cat([p.detach().flatten() for p in module.parameters()]),
         "losses": getattr(module, "losses", []),
         "seen": getattr(module, "seen", []),
-        "logged": {} if trainer is None else {name: float(value) for name, value in trainer.callback_metrics.items()},
-        "validation": None if trainer is None else float(trainer.callback_metrics["val/loss"]),
+        "logged": metrics,
+        "validation": metrics.get("val/loss"),
         "world_size": None if trainer is None else trainer.world_size,
         "error": repr(error),
         "code": getattr(error, "code", None),
     }
-    data.close()
-    return found
 
 
 class Terminate(pl.Callback):

@@ -1,10 +1,15 @@
+"""Schedules, groups of weights, draws and checkpoints of tasks; and the loop of fits held in memory."""
+
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from scdiva import settings
 from scdiva.train import OptimiserConfig, PretrainingModule, TaskModule
+from scdiva.train import base as L
 from scdiva.train.base import decay_groups, learning_rate_factor
 
 
@@ -20,18 +25,14 @@ def test_schedule():
 def test_norms_biases_and_tables_do_not_decay(tiny, config):
     module = PretrainingModule(tiny(tie_gene_head=True), config(), n_studies=2)
     decayed, spared = decay_groups(module, 0.05)
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.05, 0.0)
     names = {id(p): name for name, p in module.named_parameters()}
-    assert decayed["weight_decay"] == 0.05
-    assert spared["weight_decay"] == 0.0
-    decayed_names = {names[id(p)] for p in decayed["params"]}
-    spared_names = {names[id(p)] for p in spared["params"]}
+    decays, spares = ({names[id(p)] for p in group["params"]} for group in (decayed, spared))
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
-    assert decayed_names.isdisjoint(spared_names)
-    assert {n for n in spared_names if n.endswith("bias") or "norm" in n} == {
-        n for n in names.values() if n.endswith("bias") or "norm" in n
-    }
-    assert {"model.embedding.gene.weight", "model.anchor.table.weight", "decoder.study_bias.weight"} <= spared_names
-    assert "decoder.linear.weight" in decayed_names
+    assert decays.isdisjoint(spares)
+    assert {n for n in names.values() if n.endswith("bias") or "norm" in n} <= spares
+    assert {"model.embedding.gene.weight", "model.anchor.table.weight", "decoder.study_bias.weight"} <= spares
+    assert "decoder.linear.weight" in decays
     assert all(p.ndim == 2 for p in decayed["params"])
 
 
@@ -72,28 +73,24 @@ def test_dropout_and_masks_follow_seed_and_step_and_spare_the_global_stream(batc
         for i in range(n):
             task.training_step(batch, i)
             seen.append(tuple(float(v) for v in task.drawn.values()))
-        return seen, task.batches_seen
+        assert task.batches_seen == start + n
+        return seen
 
     before = torch.get_rng_state()
-    first, count = steps(4)
+    first = steps(4)
     assert torch.equal(before, torch.get_rng_state())
     torch.rand(5)  # the user draws in between; nothing changes
-    assert steps(4)[0] == first
-    assert steps(2, start=2)[0] == first[2:]
-    assert count == 4
+    assert steps(4) == first
+    assert steps(2, start=2) == first[2:]
     assert len({value for step in first for value in step}) == 8
-    assert steps(4, seed=1)[0] != first
-
-
-def test_validation_is_corrupted_alike_every_time(batch):
-    task = Dropping(nn.Linear(1, 1), OptimiserConfig())
-    task.validation_step(batch, 1)
-    first = float(task.logged["val/drawn"])
-    task.batches_seen = 50
-    task.validation_step(batch, 1)
-    assert float(task.logged["val/drawn"]) == first
-    task.validation_step(batch, 2)
-    assert float(task.logged["val/drawn"]) != first
+    assert steps(4, seed=1) != first
+    # validation is corrupted alike every time, each batch in its way
+    task, drawn = Dropping(network, OptimiserConfig()), []
+    for seen, number in ((0, 1), (50, 1), (50, 2)):
+        task.batches_seen = seen
+        task.validation_step(batch, number)
+        drawn.append(float(task.logged["val/drawn"]))
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_checkpoint_of_another_run_is_refused(tiny, config):
@@ -110,3 +107,64 @@ def test_checkpoint_of_another_run_is_refused(tiny, config):
         Dropping(nn.Linear(1, 1), OptimiserConfig()).on_load_checkpoint(checkpoint)
     with pytest.raises(ValueError, match="no scdiva task"):
         module.on_load_checkpoint({})
+
+
+def fit_line(steps=60, loss_of=None, frozen=(), last=60):
+    """Fit a line to points on a line; what the loop says, the layer, and the losses."""
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    y = x @ torch.tensor([[1.0], [2.0], [-1.0]]) + 0.5
+    layer, seen = nn.Linear(3, 1), []
+    for name, p in layer.named_parameters():
+        nn.init.zeros_(p)
+        p.requires_grad_(name not in frozen)
+
+    def of_line(step):
+        loss = (layer(x) - y).square().mean()
+        seen.append(float(loss.detach()))
+        return loss
+
+    rate = lambda step: 0.1 * min(1.0, step / 5) * (step <= last)  # noqa: E731
+    return L.train_steps(layer, loss_of or of_line, rate, steps=steps, desc="fitting"), layer, seen
+
+
+def test_it_learns_and_says_how_far():
+    found, layer, seen = fit_line()
+    assert found == (len(seen), "steps") == (60, "steps")
+    assert seen[-1] < 0.05 * seen[0]
+    torch.testing.assert_close(layer.weight, torch.tensor([[1.0, 2.0, -1.0]]), atol=0.4, rtol=0)
+
+
+def test_a_learning_rate_of_zero_ends_it_and_the_bar(monkeypatch):
+    bars, bar = [], L.progress_bar
+    monkeypatch.setattr(L, "progress_bar", lambda **how: bars.append(bar(**how)) or bars[-1])
+    with settings.override(progress=True):
+        found, _, seen = fit_line(last=20)
+    assert found == (len(seen), "converged") == (20, "converged")
+    assert (bars[0].total, bars[0].n) == (20, 20)
+
+
+def test_an_interrupt_leaves_what_was_learned():
+    weight = torch.zeros(1, requires_grad=True)
+
+    def loss_of(step):
+        if step == 6:
+            raise KeyboardInterrupt
+        return (weight.sum() - 1).square()
+
+    assert fit_line(loss_of=loss_of)[0] == (5, "interrupted")
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    with pytest.raises(FloatingPointError, match="The loss is inf at step 1"):
+        fit_line(loss_of=lambda step: torch.tensor(torch.inf, requires_grad=True))
+
+
+def test_each_epoch_is_a_permutation_of_its_own():
+    rows = L.shuffled(np.arange(70), 32, 0, whole=True)
+    taken = [next(rows) for _ in range(4)]
+    assert all(len(part) == 32 for part in taken)
+    first, second = np.concatenate(taken[:2]), np.concatenate(taken[2:])
+    assert len(set(first)) == len(set(second)) == 64
+    assert not np.array_equal(first, second)
+    some = L.shuffled(np.arange(40), 32, 0)
+    assert [len(next(some)) for _ in range(3)] == [32, 8, 32]

@@ -16,17 +16,9 @@ from pytorch_lightning.callbacks import Callback
 
 from scdiva.data.datamodule import CellDataModule
 from scdiva.datasets import toy
+from scdiva.models.layers import Block
 from scdiva.train import PretrainingModule, fit
 from scdiva.train.callbacks import RATE, TERMINATED, AtomicIO
-
-
-@pytest.fixture
-def run(tiny, config, stream):
-    def start(out, *, settings=None, **options):
-        module = PretrainingModule(tiny(), config(**(settings or {})), n_studies=2)
-        return fit(module, stream(), out_dir=out, accelerator="cpu", **{"progress": False} | options)
-
-    return start
 
 
 def logged(folder, name):
@@ -68,13 +60,7 @@ def test_the_bar_shows_steps_loss_rate_and_time_left(run, tmp_path, capsys, monk
     assert "10/10" in said[-1]
 
 
-TRYING = {
-    "accumulate": 2,
-    "validate_every": 4,
-    "checkpoint_every": 3,
-    "steps": 12,
-    "anchor_objective": "genes",
-}
+TRYING = {"accumulate": 2, "validate_every": 4, "checkpoint_every": 3, "steps": 12, "anchor_objective": "genes"}
 
 
 class Dropping(PretrainingModule):
@@ -102,15 +88,11 @@ class At(pl.Callback):
 
 
 @pytest.fixture
-def small_run(tiny, config, stream):
-    """Train from new objects; everything that a new process would have."""
+def small_run(run):
+    """Train with the settings above and dropout."""
 
-    def start(out, kind=Dropping, data=None, model=None, **options):
-        settings = TRYING | options.pop("settings", {})
-        module = kind(tiny(**(model or {})), config(**settings), n_studies=2)
-        start.module = module
-        data = stream() if data is None else data
-        return module, fit(module, data, out_dir=out, accelerator="cpu", progress=False, **options)
+    def start(out, kind=Dropping, settings=None, **options):
+        return run(out, kind=kind, settings=TRYING | (settings or {}), **options)
 
     return start
 
@@ -140,7 +122,7 @@ def test_a_run_goes_on_bit_for_bit_from_any_step(small_run, straight, tmp_path, 
 @pytest.mark.fault("SIGTERM and Ctrl-C in training")
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("step", [3, 5])  # with a checkpoint of its own, and without
-def test_a_signal_ends_the_run_with_a_checkpoint_of_its_step(small_run, straight, tmp_path, sent, step):
+def test_a_signal_ends_the_run_with_a_checkpoint_of_its_step(run, small_run, straight, tmp_path, sent, step):
     before = signal.getsignal(sent)
     out = tmp_path / "run"
     with pytest.raises(SystemExit if sent == signal.SIGTERM else KeyboardInterrupt) as stopped:
@@ -150,8 +132,8 @@ def test_a_signal_ends_the_run_with_a_checkpoint_of_its_step(small_run, straight
     assert signal.getsignal(sent) == before
     saved = torch.load(out / "last.ckpt", weights_only=True)
     assert saved["global_step"] == step
-    kept = torch.cat([saved["state_dict"][n].flatten() for n, _ in small_run.module.named_parameters()])
-    assert torch.equal(weights(small_run.module), kept), "what stays in memory is what was saved"
+    kept = torch.cat([saved["state_dict"][n].flatten() for n, _ in run.module.named_parameters()])
+    assert torch.equal(weights(run.module), kept), "what stays in memory is what was saved"
     resumed, _ = small_run(out, resume_from=out)
     assert torch.equal(weights(resumed), straight)
 
@@ -179,39 +161,37 @@ def test_a_full_disk_leaves_the_checkpoint_before(small_run, straight, tmp_path,
 
 @pytest.mark.fault("disk full")
 @pytest.mark.parametrize("fails", [False, True])
-def test_training_continues_while_a_checkpoint_is_written(small_run, tmp_path, fails, monkeypatch):
+def test_training_continues_while_a_checkpoint_is_written(run, small_run, tmp_path, fails, monkeypatch):
     """A write that lasts until step 5: the checkpoint of step 3 holds that step, and its error is raised after 5."""
-    released, steps, plain = threading.Event(), [], AtomicIO.write
+    released, contents, plain = threading.Event(), {}, AtomicIO.write
 
     def slow(self, content, path, step):
         assert released.wait(60)
         if fails:
             raise OSError(errno.ENOSPC, "No space left on device")
         plain(self, content, path, step)
-        steps.append(step)
-
-    monkeypatch.setattr(AtomicIO, "write", slow)
+        contents[step] = torch.load(path, weights_only=True)["state_dict"]
 
     def release():
-        assert steps == []
+        assert not contents
         released.set()
-        small_run.module.trainer.strategy.checkpoint_io._writing.exception()  # wait
+        run.module.trainer.strategy.checkpoint_io._writing.exception()  # wait
 
-    out = tmp_path / "run"
+    monkeypatch.setattr(AtomicIO, "write", slow)
     if fails:
         with pytest.raises(OSError, match="No space left"):
-            small_run(out, callbacks=[At(5, release)])
-        assert small_run.module.trainer.global_step == 5
+            small_run(tmp_path, callbacks=[At(5, release)])
+        assert run.module.trainer.global_step == 5
         return
-    small_run(out, callbacks=[At(5, release)])
-    assert steps == [3, 6, 9, 12], "the last one is written when fit returns"
-    monkeypatch.setattr(AtomicIO, "write", plain)
+    small_run(tmp_path, callbacks=[At(5, release)])
+    assert list(contents) == [3, 6, 9, 12], "the last one is written when fit returns"
+    first = contents[3]
     straight, trainer = small_run(tmp_path / "straight", max_steps=3)
-    saved = torch.load(out / "last.ckpt", weights_only=True)
-    assert saved["global_step"] == 12
     trainer.save_checkpoint(tmp_path / "by hand.ckpt")  # written when the call returns
     by_hand = torch.load(tmp_path / "by hand.ckpt", weights_only=True)["state_dict"]
-    assert torch.equal(weights(straight), torch.cat([by_hand[n].flatten() for n, _ in straight.named_parameters()]))
+    for name, weight in straight.named_parameters():
+        assert torch.equal(weight, by_hand[name])
+        assert torch.equal(weight, first[name])
 
 
 @pytest.mark.parametrize("minutes", [1.0, None])
@@ -231,22 +211,18 @@ def test_checkpoints_are_due_by_minutes_or_by_steps(run, tmp_path, minutes, monk
 
 @pytest.fixture
 def cells(vocabulary, tmp_path):
-    """Make a datamodule of two files, of a fixed order."""
-    adata = toy(90, 40)
-    for name, rows in (("a", slice(60)), ("b", slice(60, 90))):
-        adata[rows].copy().write_h5ad(tmp_path / f"{name}.h5ad")
-
-    def make(**options):
-        files = [tmp_path / "a.h5ad", tmp_path / "b.h5ad"]
-        return CellDataModule(files, vocabulary=vocabulary, **{"batch_size": 6, "context": 16, "n_blocks": 2} | options)
-
-    return make
+    """Make a datamodule of a file, of a fixed order."""
+    toy(90, 40).write_h5ad(tmp_path / "a.h5ad")
+    how = {"vocabulary": vocabulary, "batch_size": 6, "context": 16, "n_blocks": 2}
+    return lambda: CellDataModule(tmp_path / "a.h5ad", **how)
 
 
 @pytest.mark.fault("NaN")
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 @pytest.mark.parametrize(("late", "step"), [(False, 4), (True, 4), (True, 5)])  # a checkpoint is due after step 5
-def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(small_run, cells, tmp_path, where, late, step):
+def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(
+    run, small_run, cells, tmp_path, where, late, step
+):
     class Broken(Dropping):
         reads_late = late
 
@@ -265,43 +241,34 @@ def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(small_run
     assert at in str(error.value)
     assert "cells_of_batch" in str(error.value)
     assert "last.ckpt is from before" in str(error.value)
-    assert torch.equal(weights(small_run.module), weights(good))
+    assert torch.equal(weights(run.module), weights(good))
     assert torch.load(tmp_path / "bad" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
 @pytest.mark.fault("out of memory")
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_out_of_memory_halves_what_runs_at_a_time(small_run, tmp_path, where, monkeypatch, caplog):
+def test_out_of_memory_halves_what_runs_at_a_time(run, small_run, tmp_path, where, monkeypatch, caplog):
     """Memory for three cells at a time: batches of six run in two parts, and the steps are those of whole batches."""
-    from scdiva.models.layers import Block
+    plain, _ = small_run(tmp_path / "plain", PretrainingModule, settings={"steps": 5})
+    forward = Block.forward
 
-    settings = {"steps": 5}
-    plain, _ = small_run(tmp_path / "plain", PretrainingModule, settings=settings)
-    forward, sizes = Block.forward, []
-
-    class Scarce(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
     def scarce(block, x, cu_seqlens, *args):
-        sizes.append(len(cu_seqlens) - 1)
-        much = sizes[-1] > 4 and small_run.module.batches_seen >= 3 and torch.is_grad_enabled()
-        if much and where == "forward":
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(block, Scarce.apply(x) if much else x, cu_seqlens, *args)
+        if len(cu_seqlens) > 5 and run.module.batches_seen >= 3 and torch.is_grad_enabled():
+            if where == "forward":
+                full()
+            x = x.clone().requires_grad_()
+            x.register_hook(full)
+        return forward(block, x, cu_seqlens, *args)
 
     monkeypatch.setattr(Block, "forward", scarce)
     monkeypatch.setattr("scdiva._settings.logger.propagate", True)
-    tight, _ = small_run(tmp_path / "tight", PretrainingModule, settings=settings)
+    tight, _ = small_run(tmp_path / "tight", PretrainingModule, settings={"steps": 5})
     assert (weights(tight) - weights(plain)).abs().max() < 1e-5
-    said = [record.message for record in caplog.records if "out of memory" in record.message]
-    assert len(said) == 1
-    assert "in 2 parts" in said[0]
+    (said,) = [record.message for record in caplog.records if "out of memory" in record.message]
+    assert "in 2 parts" in said
     assert tight.micro_batches == 2
     assert tight.model.blocks.micro_batches == 1, "the network is left as it came"
     saved = torch.load(tmp_path / "tight" / "last.ckpt", weights_only=True)
@@ -309,11 +276,11 @@ def test_out_of_memory_halves_what_runs_at_a_time(small_run, tmp_path, where, mo
 
 
 @pytest.mark.fault("out of memory")
-def test_out_of_memory_for_one_cell_is_an_error(small_run, tmp_path):
-    class Full(PretrainingModule):
-        def compute_loss(self, batch, generator):
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+def test_out_of_memory_for_one_cell_is_an_error(run, small_run, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
+    monkeypatch.setattr(PretrainingModule, "compute_loss", full)
     with pytest.raises(torch.OutOfMemoryError):
-        small_run(tmp_path, Full)
-    assert small_run.module.micro_batches == 8, "beyond the six cells of a batch there is nothing to halve"
+        small_run(tmp_path, PretrainingModule)
+    assert run.module.micro_batches == 8, "beyond the six cells of a batch there is nothing to halve"

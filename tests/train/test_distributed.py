@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from scdiva.train import PretrainingModule, fit
 from scdiva.train.callbacks import RATE
@@ -132,13 +133,8 @@ def test_what_a_launcher_started(environment, expected, monkeypatch):
     assert launched() == expected
 
 
-SLURM = {
-    "SLURM_NTASKS": "8",
-    "SLURM_NTASKS_PER_NODE": "4",
-    "SLURM_NNODES": "2",
-    "SLURM_PROCID": "0",
-    "SLURM_JOB_NAME": "pretrain",
-}
+SLURM = {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2", "SLURM_PROCID": "0"}
+SLURM |= {"SLURM_JOB_NAME": "pretrain"}
 
 
 @pytest.mark.parametrize(
@@ -151,23 +147,21 @@ SLURM = {
     ],
 )
 def test_what_reaches_the_trainer(environment, options, expected, tiny, config, stream, tmp_path, monkeypatch):
-    class Asked(Exception):
-        pass
+    told = []
 
-    def asked(**told):
-        raise Asked(told)
+    def asked(**given):
+        told.append(given)
+        raise MisconfigurationException
 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("scdiva.train.runner.pl.Trainer", asked)
-    with pytest.raises(Asked) as caught:
-        fit(PretrainingModule(tiny(), config()), stream(), out_dir=tmp_path, **options)
-    (told,) = caught.value.args
-    assert (told["devices"], told["num_nodes"], told["strategy"]) == expected
-    # jobs of Slurm are not put back in the queue unless asked
-    slurm = [plugin for plugin in told["plugins"] if isinstance(plugin, SLURMEnvironment)]
-    assert [plugin.auto_requeue for plugin in slurm] == [False] * bool(environment)
     own = SLURMEnvironment(auto_requeue=True)
-    with pytest.raises(Asked) as caught:
-        fit(PretrainingModule(tiny(), config()), stream(), out_dir=tmp_path, plugins=own, **options)
-    assert [plugin for plugin in caught.value.args[0]["plugins"] if isinstance(plugin, SLURMEnvironment)] == [own]
+    for more in ({}, {"plugins": own}):
+        with pytest.raises(ValueError, match=r"^$"):
+            fit(PretrainingModule(tiny(), config()), stream(), out_dir=tmp_path, **options, **more)
+        assert (told[-1]["devices"], told[-1]["num_nodes"], told[-1]["strategy"]) == expected
+    slurm = [[plugin for plugin in one["plugins"] if isinstance(plugin, SLURMEnvironment)] for one in told]
+    # jobs of Slurm are not put back in the queue unless asked
+    assert [plugin.auto_requeue for plugin in slurm[0]] == [False] * bool(environment)
+    assert slurm[1] == [own]

@@ -85,6 +85,26 @@ def started(monkeypatch):
     return seen
 
 
+@pytest.fixture
+def stopped(monkeypatch):
+    """A run that is interrupted at a batch."""
+
+    def start(number, *given, **options):
+        plain = PretrainingModule.compute_loss
+
+        def stop(self, batch, generator):
+            if self.batches_seen == number:
+                raise KeyboardInterrupt
+            return plain(self, batch, generator)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PretrainingModule, "compute_loss", stop)
+            with pytest.raises(KeyboardInterrupt):
+                run(*given, **options)
+
+    return start
+
+
 def run(file, out, training=TRAINING, **options):
     return pretrain(file, str(out), training, min_genes=1, accelerator="cpu", progress=False, **options)
 
@@ -149,23 +169,13 @@ def test_genes_are_added_after_those_of_the_model(kind, models, file, genes, old
         torch.testing.assert_close(grown.logits(one, rows)[:, :N_OLD], before.logits(two, rows))
 
 
-def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_path, monkeypatch):
+def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_path, stopped):
     genes.write(tmp_path / "genes.safetensors")
     init = tmp_path / "moved"
     shutil.copytree(models["paper"], init)
     options = {"init": str(init), "vocabulary": str(tmp_path / "genes.safetensors")}
     straight = run(file, tmp_path / "straight", **options)
-    plain = PretrainingModule.compute_loss
-
-    def stopped(self, batch, generator):
-        if self.batches_seen == 2:
-            raise KeyboardInterrupt
-        return plain(self, batch, generator)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PretrainingModule, "compute_loss", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            run(file, tmp_path / "run", **options)
+    stopped(2, file, tmp_path / "run", **options)
     for other in (None, models["ours"]):
         with pytest.raises(ValueError, match=r"run that started with init='.*moved', not"):
             run(file, tmp_path / "run", resume=True, **options | {"init": other})
@@ -178,23 +188,15 @@ def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_pa
     assert one.metadata["init"] == two.metadata["init"]
 
 
-def test_a_resumed_run_keeps_the_batches_that_cells_per_step_were_divided_into(file, genes, tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_the_batches_that_cells_per_step_were_divided_into(
+    file, genes, tmp_path, stopped, monkeypatch
+):
     genes.write(tmp_path / "genes.safetensors")
     training = replace(TRAINING, batch_size=None, cells_per_step=12)
     options = {"vocabulary": str(tmp_path / "genes.safetensors"), "model": SIZES["paper"]}
-    plain = PretrainingModule.compute_loss
-
-    def stopped(self, batch, generator):
-        if self.batches_seen == 8:  # in the third step
-            raise KeyboardInterrupt
-        return plain(self, batch, generator)
-
     monkeypatch.setattr("scdiva.train.config.CPU_CELLS", 5)
     straight = run(file, tmp_path / "straight", training, **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(PretrainingModule, "compute_loss", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            run(file, tmp_path / "run", training, **options)
+    stopped(8, file, tmp_path / "run", training, **options)  # in the third step
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["training"]
     assert (written["batch_size"], written["accumulate"], written["cells_per_step"]) == (4, 3, 12)
     monkeypatch.setattr("scdiva.train.config.CPU_CELLS", 16)
@@ -243,9 +245,3 @@ def test_only_the_first_process_warns(genes, tmp_path, monkeypatch, recwarn):
         recwarn.clear()
         run(str(tmp_path / "foreign.h5ad"), tmp_path / str(first), TRAINING, **options)
         assert any("known genes" in str(one.message) for one in recwarn) == first
-
-
-def test_a_name_as_model_is_refused(file, tmp_path):
-    with pytest.raises(TypeError, match="model='scdiva-paper-mini' must be a ScDiVaConfig"):
-        run(file, tmp_path / "run", init="scdiva-paper-mini", model="scdiva-paper-mini")
-    assert not (tmp_path / "run").exists()

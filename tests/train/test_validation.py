@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva._rng import step_generator
 from scdiva.data.datamodule import CellDataModule
+from scdiva.datasets import toy
 from scdiva.diffusion import mask_tokens
-from scdiva.diffusion.ranks import Ranked
-from scdiva.train import PretrainingModule, fit
 from scdiva.train.pretraining import MASK_RATIOS, ratios_of, score_cells, scores_of, write_table
 
 
@@ -69,37 +67,18 @@ def test_each_ratio_has_its_turn_across_batches(tmp_path):
         assert found == list(zip(MASK_RATIOS, each_has, strict=False))
 
 
-def rows(folder):
-    with (folder / "log" / "version_0" / "validation.csv").open() as lines:
-        return list(csv.DictReader(lines))
-
-
-@pytest.fixture(scope="module")
-def study_files(tmp_path_factory):
-    from scdiva.datasets import toy
-
-    folder = tmp_path_factory.mktemp("studies")
-    adata = toy(120, 40)
-    for name, cells in {"one": range(60), "two": range(60, 100), "three": range(100, 120)}.items():
-        adata[list(cells)].copy().write_h5ad(folder / f"{name}.h5ad")
-    return folder
-
-
-def test_a_run_logs_scores_by_ratio_and_keeps_a_table_of_studies(tiny, config, vocabulary, study_files, tmp_path):
-    data = CellDataModule(
-        [study_files / "one.h5ad"],
-        validation=[study_files / "two.h5ad", study_files / "three.h5ad"],
-        vocabulary=vocabulary, batch_size=16, context=16,
-    )  # fmt: skip
-    settings = config(steps=4, validate_every=2, batch_size=16, context=16, anchor_objective="none")
-    module = PretrainingModule(tiny(n_genes=vocabulary.n_genes), settings, n_studies=1)
-    trainer = fit(module, data, out_dir=tmp_path, accelerator="cpu", progress=False)
-    table = rows(tmp_path)
-    with (tmp_path / "log" / "version_0" / "metrics.csv").open() as lines:  # what docs/large_data.md draws
-        assert {"step", "train/loss", "val/loss", "val/perplexity"} <= set(next(csv.reader(lines)))
+def test_a_run_logs_scores_by_ratio_and_keeps_a_table_of_studies(run, vocabulary, tmp_path):
+    cells = toy(120, 40)
+    train, *validation = (cells[a:b].copy() for a, b in ((0, 60), (60, 100), (100, 120)))
+    data = CellDataModule(train, validation=validation, vocabulary=vocabulary, batch_size=16, context=16)
+    settings = {"steps": 4, "validate_every": 2, "batch_size": 16, "context": 16, "anchor_objective": "none"}
+    _, trainer = run(tmp_path, model={"n_genes": vocabulary.n_genes}, settings=settings, data=data)
+    files = (tmp_path / "log" / "version_0" / f"{name}.csv" for name in ("validation", "metrics"))
+    table, metrics = (list(csv.DictReader(file.read_text().splitlines())) for file in files)
+    assert {"step", "train/loss", "val/loss", "val/perplexity"} <= metrics[0].keys()  # what docs/large_data.md draws
     assert [(row["step"], row["study"], row["mask_ratio"], row["n_cells"]) for row in table[:8]] == [
         ("2", "", "", "60"), *(("2", "", str(ratio), "12") for ratio in MASK_RATIOS),
-        ("2", "two", "", "40"), ("2", "three", "", "20"),
+        ("2", "validation0", "", "40"), ("2", "validation1", "", "20"),
     ]  # fmt: skip
     assert [row["step"] for row in table] == ["2"] * 8 + ["4"] * 8
     logged = trainer.callback_metrics
@@ -107,23 +86,3 @@ def test_a_run_logs_scores_by_ratio_and_keeps_a_table_of_studies(tiny, config, v
     assert {"val/perplexity", "val/accuracy", "val/value_error"} < set(logged)
     # an untrained network hesitates among all genes
     assert float(table[0]["perplexity"]) == pytest.approx(vocabulary.n_genes, rel=0.2)
-
-
-@torch.no_grad()
-def test_training_and_validation_ask_the_model_for_the_same_logits(tiny, config, batch):
-    """A part of the positions at a time, with what their ranks say: those of the model, and of each position alone."""
-    config = config(scored_genes=4, place_prior=True, anchor_objective="none")
-    model = tiny(anchor="encoder", state_head=True)
-    model.state_head.gene.normal_(generator=torch.Generator().manual_seed(1))
-    denominator = np.linspace(0.5, 2, 30 + N_SPECIAL, dtype=np.float32)
-    module = PretrainingModule(model, config, denominator=denominator)
-    corrupted = mask_tokens(*batch.packed, torch.full((batch.n_cells,), 0.5), step_generator(0, 0, "test"))
-    out = module._denoised(corrupted, batch)
-    rows = corrupted.masked.nonzero().squeeze(1)
-    logits = module._logits(out, rows, corrupted, batch)
-    cells = batch.tokens, batch.values, batch.cu_seqlens
-    ranked = Ranked(*cells, ~corrupted.value_mask, torch.from_numpy(denominator))
-    torch.testing.assert_close(logits, model.logits(out, corrupted.masked, ranked=ranked))
-    assert not torch.allclose(logits, model.logits(out, rows))
-    parts = [module._logits(out, part, corrupted, batch) for part in rows.split(3)]
-    torch.testing.assert_close(torch.cat(parts), logits)

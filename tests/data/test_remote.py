@@ -229,9 +229,24 @@ def test_what_is_not_there_is_named(name, bucket, site, vocabulary, tmp_path):
         sd.tl.embed_file(f"{bucket}/train/study0.zarr", f"{bucket}/out.zarr")
 
 
+def test_who_may_not_read_is_told_what_to_set(s3, bucket, vocabulary, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    s3.clear_instance_cache()
+    try:
+        with pytest.raises(OSError, match=r"'s3://atlas/train/study0.zarr' .*NoCred.*AWS_PROFILE"):
+            open_cells(f"{bucket}/train/study0.zarr", vocabulary)
+    finally:
+        s3.clear_instance_cache()
+
+
 def test_a_missing_package_is_named(monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(ImportError, match=r"universal-pathlib: .*'scdiva\[remote\]'"):
-        patch.setitem(sys.modules, "upath", None) or as_path("s3://a/b.zarr")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "upath", None)
+        with pytest.raises(ImportError, match=r"universal-pathlib: .*'scdiva\[remote\]'"):
+            as_path("s3://a/b.zarr")
     with pytest.raises(ValueError, match="'nothing'"):
         as_path("nothing://a/b.zarr")
     if find_spec("gcsfs") is None:

@@ -245,3 +245,9 @@ def test_only_the_first_process_warns(genes, tmp_path, monkeypatch, recwarn):
         recwarn.clear()
         run(str(tmp_path / "foreign.h5ad"), tmp_path / str(first), TRAINING, **options)
         assert any("known genes" in str(one.message) for one in recwarn) == first
+
+
+def test_a_name_as_model_is_refused(file, tmp_path):
+    with pytest.raises(TypeError, match="model='scdiva-paper-mini' must be a ScDiVaConfig"):
+        run(file, tmp_path / "run", init="scdiva-paper-mini", model="scdiva-paper-mini")
+    assert not (tmp_path / "run").exists()

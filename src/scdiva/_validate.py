@@ -32,6 +32,8 @@ _FIRST_CELLS = 100
 _FITS, _MAY_FIT = 0.9, 0.8
 """Shares of values that are multiples of one count: a scale fits above the first, and may fit above the second."""
 _TOLERANCE = 0.05
+EQUAL_TOTALS = 1e-3
+"""Coefficient of variation of the cells' totals below which they are equal: cells were normalised."""
 _MIN_VALUES = 100
 _MIN_CELLS = 10
 _ZERO = "Find out where they come from; if they stand for missing counts, set them to zero: "
@@ -381,9 +383,9 @@ def find_scale(values: np.ndarray, indptr: np.ndarray) -> Literal["log1p", "line
         return None
     counts = np.expm1(values) if values.max() <= MAX_LOGNORM else None
     log_spread = np.inf if counts is None else _spread_of_totals(counts, indptr)
-    if _spread_of_totals(values, indptr) < min(1e-3, log_spread / 10):
+    if _spread_of_totals(values, indptr) < min(EQUAL_TOTALS, log_spread / 10):
         return "linear"
-    if log_spread < 1e-3:
+    if log_spread < EQUAL_TOTALS:
         return "log1p"
     logs, n_logs = (0.0, 0) if counts is None else _multiples(counts, indptr)
     linear, n_linear = _multiples(values, indptr)

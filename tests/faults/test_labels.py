@@ -56,7 +56,7 @@ def test_missing_labels_are_counted_and_named(cells, model, refused, name, how):
 @pytest.mark.parametrize("labels", [None, "cell_type"])
 def test_one_batch_is_left_as_it_is(cells, model, labels):
     cells.obs["all"] = "the same"
-    with pytest.warns(UserWarning, match="names one batch only: there is nothing to integrate"):
+    with pytest.warns(UserWarning, match="are of one batch of .*: there is nothing to integrate"):
         CALLS["tl.integrate"](cells, model, batch_key="all", labels_key=labels)
     sd.tl.embed(cells, model)
     assert np.array_equal(cells.obsm["X_scdiva_integrated"], cells.obsm["X_scdiva"])

@@ -275,9 +275,30 @@ def test_counts_of_summed_cells_are_counts(adata, headed):
     cells.X = sp.csr_matrix(cells.X.toarray() * factors, dtype=np.float32)
     data = sd.tl.impute(cells, None, headed, expressed=True, rng=3, copy=True)
     assert data.uns["scdiva"][KEY]["expressed_as"] == "Poisson"
-    rows = np.array([3, 1])
-    unit = open_cells(cells, headed).value_of_one_count(np.empty(0), np.zeros(1), rows)
+    source, rows = open_cells(cells, headed), np.arange(adata.n_obs)[::-1]
+    indptr, _, values = source.read(0, adata.n_obs)
+    unit = source.value_of_one_count(values, indptr, rows)
     np.testing.assert_allclose(unit, 1e4 / cells.X.toarray().sum(axis=1)[rows])
+
+
+def test_rounded_counts_per_million_are_read_as_the_counts(adata, headed):
+    cells = adata.copy()
+    cells.X = sp.csr_matrix(np.rint(1e6 * adata.X.toarray() / adata.X.sum(axis=1).reshape(-1, 1)), dtype=np.float32)
+    one, other = (imputed(data, headed, expressed=True)[0][:, :55] for data in (adata, cells))
+    np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    cells.X.data = np.rint(cells.X.data * np.random.default_rng(0).uniform(0.5, 2, cells.X.nnz)).astype(np.float32)
+    cells.X = sp.csr_matrix(np.rint(1e6 * cells.X.toarray() / cells.X.sum(axis=1).reshape(-1, 1)), dtype=np.float32)
+    tpm = sd.tl.impute(cells, None, headed, expressed=True, rng=3, copy=True)
+    assert tpm.uns["scdiva"][KEY]["expressed_as"] == "mean"
+
+
+def test_a_fine_tuned_copy_has_no_reader(adata, reading):
+    """The reader was trained with the gene codes that fine-tuning changes."""
+    cells = adata.copy()
+    cells.obs["half"] = np.where(np.arange(cells.n_obs) % 2, "a", "b")
+    new = sd.tl.integrate(cells, "half", model=reading, finetune=True, epochs=1, rng=3)
+    assert (new.reader, new.config.reader) == (None, False)
+    assert reading.reader is not None
 
 
 def test_a_reader_does_not_run_without_other_genes(adata, reading):

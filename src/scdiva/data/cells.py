@@ -16,7 +16,7 @@ from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM, UNKNOWN
 from scdiva._files import as_path, is_path
 from scdiva._settings import logger, progress_bar
-from scdiva._validate import Input, Scan, one_count
+from scdiva._validate import EQUAL_TOTALS, Input, Scan, one_count
 from scdiva.data.backed import StoredNames
 from scdiva.data.genes import (
     DEFAULT_INPUT,
@@ -302,7 +302,7 @@ def _refuse_empty(source: CellSource) -> None:
     first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
     raise ValueError(
         f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend}; with "
-        "empty='nan', tl.embed keeps them without a result."
+        "empty='nan', tl.embed, tl.embed_file and tl.grn keep them, without a result."
     )
 
 
@@ -444,15 +444,16 @@ class CellSource:
 
         Returns
         -------
-        float64 `(n_cells,)`: 10,000 by the total of a cell of integer counts, otherwise inferred by
-        :func:`scdiva._validate.one_count`; None if the values are not multiples of a count.
+        float64 `(n_cells,)`: each cell's smallest value, if the others are multiples of it. Otherwise, for integers,
+        10,000 divided by the cell's total. None if values are not integers or all totals are equal, as in TPM.
         """
-        if self.kind == "lognorm" or not self.scan.integer:
-            return one_count(values, indptr)
+        unit = one_count(values, indptr)
+        if unit is not None or self.kind == "lognorm" or not self.scan.integer:
+            return unit
         self._open()
         blocks = (self._of_rna(block) for _, block in row_blocks(self._matrix, self.block_rows))
-        totals = np.concatenate([np.asarray(block.sum(axis=1, dtype=np.float64)).ravel() for block in blocks])
-        return np.asarray(TARGET_SUM / totals[rows])
+        totals = np.concatenate([np.asarray(block.sum(axis=1, dtype=np.float64)).ravel() for block in blocks])[rows]
+        return None if totals.std() < EQUAL_TOTALS * totals.mean() else np.asarray(TARGET_SUM / totals)
 
     def log_normalised(self) -> sp.csr_matrix:
         """Read all genes of all cells, known or not, as log1p of counts per ten thousand.

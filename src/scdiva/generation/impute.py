@@ -82,8 +82,9 @@ def impute(
     An expectation averages over zeros, so it is lower than nearly every observed value. `expressed=True` returns the
     value of a gene given that it is expressed, for genes that are known to have dropped out: the mean of a
     zero-truncated Poisson variable, :math:`\lambda / (1 - e^{-\lambda})`, with :math:`\lambda` the expected counts in
-    units of the cell's smallest value. For values that are not multiples of it, such as TPM, it is :math:`\mu`. The
-    spread is then :math:`\sqrt{\sigma^2 + (\mu - m)^2}`.
+    units of one count: the cell's smallest value, or, if the values are integers but not multiples of it, one by the
+    cell's total. For other values, such as TPM, it is :math:`\mu`. The spread is then
+    :math:`\sqrt{\sigma^2 + (\mu - m)^2}`.
 
     Parameters
     ----------

@@ -248,8 +248,8 @@ def integrate(
     embedding: np.ndarray | None = None
     if cells.n_batches == 1:
         warn(
-            f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
-            "unchanged model is written."
+            f"cells with known genes are of one batch of adata.obs[{keys[0]!r}]: there is nothing to integrate, and "
+            "the embedding of the unchanged model is written."
         )
         new, embedding = pretrained, None if is_sample else embed_all(pretrained, cells, run_config)
         result = {"n_components": 0, "steps": 0, "stopped": "one batch", "history": {name: [] for name in HISTORY}}

@@ -44,7 +44,7 @@ _LEGENDS: dict[str, dict[str, Any]] = {
 
 
 def plot(function: F) -> F:
-    """Decorate a plot: check arguments and `save`, write and close the figure; undo all if drawing fails.
+    """Decorate a plot: check arguments and `save`, write and close the figure; restore adata if drawing fails.
 
     The function returns its figure; the decorated one returns it only if `return_fig`, or its axes if `show` is False.
     Shared descriptions are filled into the docstring.

@@ -60,7 +60,7 @@ def public_things(part: str) -> Iterator[tuple[str, Any]]:
 
 
 def examples_of(name: str, thing: Any) -> list[doctest.DocTest]:
-    """The test of a docstring, if it has an example."""
+    """Return the doctest of a docstring, if it has an example."""
     test = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {"__name__": "example"}, name, None, None)
     return [test] if test.examples else []
 

@@ -77,7 +77,7 @@ class Reporting(AtomicIO):
 
 
 class Counting(pl.Callback):
-    """Report how many steps are complete; no file can be larger than 20 kB from step `full_at` on."""
+    """Report the number of completed steps; from step `full_at` on, limit files to 20 kB as on a full disk."""
 
     def __init__(self, board: Board, full_at: int | None) -> None:
         self.board, self.full_at = board, full_at

@@ -116,7 +116,7 @@ def test_a_cpu_of_avx2_is_no_place_for_bf16():
     assert answer.stdout.split() == ["False", "fp32"]
 
 
-# --- each setting in a call that leaves the argument out --------------------------------------------------------------
+# --- settings that replace omitted arguments --------------------------------------------------------------------------
 @pytest.fixture
 def cells():
     return sd.datasets.toy(24, 60)

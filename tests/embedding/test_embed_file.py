@@ -1,4 +1,4 @@
-"""Files of either kind, in and out; damaged ones are named and nothing is left behind."""
+"""Read and write h5ad and zarr files; errors name a damaged file, and no temporary file is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file embedded by many jobs, or by one that is cut off and taken up again, is the file that one job makes."""
+"""A file embedded by several jobs, or by a job that is interrupted and resumed, equals that of a single job."""
 
 from __future__ import annotations
 

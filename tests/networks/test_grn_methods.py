@@ -24,7 +24,7 @@ def cells(adata):
 
 @pytest.fixture
 def columns(cells, one):
-    """Numbers of the genes that the models know."""
+    """Column numbers of the genes in the vocabularies of the models."""
     return np.flatnonzero(one.vocabulary.match(list(cells.var_names)).tokens >= 0)
 
 

@@ -5,8 +5,8 @@
 1. Prepare: corpus entropies, a vocabulary of the most frequently detected genes, and the packed corpus, with the
    validation studies apart.
 2. Train with the paper's objective alone (identity cross-entropy plus 10 times the squared error of masked values,
-   t ~ U(0, 1)), first on the 512 top-ranked genes of each cell, which is faster, then on the top 1,200. Each stage starts
-   from the weights of the one before (`sd.train.pretrain(init=...)`); `--stages` names those to train.
+   t ~ U(0, 1)), first on the 512 top-ranked genes of each cell, which is faster, then on the top 1,200. Each stage
+   starts from the weights of the one before (`sd.train.pretrain(init=...)`); `--stages` names those to train.
 
 Gene embeddings start from the SVD of the corpus. A stage whose model exists is skipped; `--resume` continues a stopped
 stage from its last checkpoint. `--install` copies the model into the package, in half precision.

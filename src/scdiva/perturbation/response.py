@@ -25,7 +25,7 @@ The method for each kind of new condition is chosen by cross-validation over con
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ from scdiva._settings import progress_bar
 from scdiva.data.genes import Species
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import match_perturbed
-from scdiva.perturbation.screen import Conditions, Screen
+from scdiva.perturbation.screen import Conditions, Screen, gene_tokens
 
 COMPONENTS = 10
 """Principal components of gene expression in the linear baseline."""
@@ -76,11 +76,14 @@ class Similarities(NamedTuple):
         `(n_names, n_names)`, see :func:`part_similarity`.
     groups
         `(n_groups, n_groups)`, see :func:`group_similarity`.
+    columns
+        Column of the screen that measures each perturbed gene; None: the column of the same name.
     """
 
     names: tuple[str, ...]
     parts: Matrix
     groups: Matrix
+    columns: Mapping[str, int] | None = None
 
 
 def part_similarity(model: ScDiVa, names: Sequence[str], species: Species = None) -> Matrix:
@@ -156,10 +159,15 @@ def similarities_of(
     """
     names = tuple(sorted({*screen.conditions.part_names, *targets.part_names}))
     groups = group_similarity(np.vstack([screen.states, states]), len(screen.groups))
-    return Similarities(names, part_similarity(model, names, species), groups)
+    of_token = {token: name for name, token in gene_tokens(model, screen.genes, species).items()}
+    of_name = {name: j for j, name in enumerate(screen.genes)}
+    columns = {name: of_name[of_token[token]] for name, token in gene_tokens(model, names, species).items()
+               if token in of_token}  # fmt: skip
+    columns |= {name: of_name[name] for name in names if name in of_name}
+    return Similarities(names, part_similarity(model, names, species), groups, columns)
 
 
-def baselines(screen: Screen, targets: Conditions) -> dict[str, Matrix]:
+def baselines(screen: Screen, targets: Conditions, columns: Mapping[str, int] | None = None) -> dict[str, Matrix]:
     """Predict the change of mean expression by each simple baseline.
 
     Only conditions in the group of a target are used if there are any; otherwise those of all groups.
@@ -172,7 +180,7 @@ def baselines(screen: Screen, targets: Conditions) -> dict[str, Matrix]:
       all doses; from other groups if it was not measured in this one. For a part that was never perturbed alone, the
       mean change of single perturbations (Ahlmann-Eltze et al. 2025).
     - ``"linear"``: ridge regression of the changes on principal components of the perturbed gene and of the responding
-      gene (Ahlmann-Eltze et al. 2025). Parts add up; a part that is not a column contributes nothing.
+      gene (Ahlmann-Eltze et al. 2025). Parts add up; a part that the screen does not measure contributes nothing.
     - ``"elsewhere"``: the mean of the same perturbation in other groups, at the same dose if measured; NaN if it was
       not measured there.
 
@@ -182,6 +190,8 @@ def baselines(screen: Screen, targets: Conditions) -> dict[str, Matrix]:
         The screen.
     targets
         Conditions to predict.
+    columns
+        Column of each perturbed gene, for ``"linear"``; see :class:`Similarities`.
 
     Returns
     -------
@@ -210,7 +220,7 @@ def baselines(screen: Screen, targets: Conditions) -> dict[str, Matrix]:
         chosen = _first(same[row], any_dose[row])
         if chosen is not None:
             elsewhere[row] = delta[chosen].mean(axis=0)
-    changes = (np.zeros_like(mean), mean, matching, additive, _linear(screen, targets, usable), elsewhere)
+    changes = (np.zeros_like(mean), mean, matching, additive, _linear(screen, targets, usable, columns), elsewhere)
     return dict(zip(BASELINES, changes, strict=True))
 
 
@@ -224,9 +234,12 @@ def _first(*choices: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
     return next((choice for choice in choices if choice.any()), None)
 
 
-def _linear(screen: Screen, targets: Conditions, usable: NDArray[np.bool_]) -> Matrix:
+def _linear(
+    screen: Screen, targets: Conditions, usable: NDArray[np.bool_], column: Mapping[str, int] | None
+) -> Matrix:
     """Solve Y = b + G W P' by ridge regression; G: loadings of genes, P: their sums over the parts of a condition."""
-    column = {name: j for j, name in enumerate(screen.genes)}
+    if column is None:
+        column = {name: j for j, name in enumerate(screen.genes)}
     measured = sorted(column.keys() & {*screen.conditions.part_names, *targets.part_names})
     columns = [column[name] for name in measured]
     of_train, of_target = screen.conditions.holding(measured), targets.holding(measured)
@@ -412,7 +425,7 @@ def by_every_method(
     Change by each method, and the standard deviation of the expected response.
     """
     expected, sd = expected_response(screen, targets, similarities)
-    return {**baselines(screen, targets), EXPECTED: expected}, sd
+    return {**baselines(screen, targets, similarities.columns), EXPECTED: expected}, sd
 
 
 def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:

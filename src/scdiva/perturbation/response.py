@@ -234,9 +234,7 @@ def _first(*choices: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
     return next((choice for choice in choices if choice.any()), None)
 
 
-def _linear(
-    screen: Screen, targets: Conditions, usable: NDArray[np.bool_], column: Mapping[str, int] | None
-) -> Matrix:
+def _linear(screen: Screen, targets: Conditions, usable: NDArray[np.bool_], column: Mapping[str, int] | None) -> Matrix:
     """Solve Y = b + G W P' by ridge regression; G: loadings of genes, P: their sums over the parts of a condition."""
     if column is None:
         column = {name: j for j, name in enumerate(screen.genes)}

@@ -33,8 +33,6 @@ the same in training                                       fit: fit: graphs and 
 the host waits for the device once a step at most          fit: fit: waits of the host for the device, a step
 tuning takes 60 s at most                                  tuning: tuning attention: seconds
 rows of the gene head are aligned, within 1.05             head: gene head: its loss over that of aligned rows
-fused vs rotation + FlexAttention >= 1.1, forward          flex: forward: compiled rotation + FlexAttention over fused
-the same, forward + backward                               flex: forward + backward: compiled rotation + FlexAttention
 =========================================================  ==========================================================
 
 Several GPUs (DDP, FSDP) are not looked at. Exit code: 0, no goal is missed and every section came to its end; 1,
@@ -68,7 +66,6 @@ import torch.nn.functional as F
 from _gpu import (
     Arm,
     Setting,
-    Times,
     attention_flops,
     bounds_of,
     ceilings,
@@ -92,16 +89,13 @@ from _record import RESULTS, commit, goal, machine, record, replaced, report
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.utils._pytree import tree_flatten
 
 from scdiva._constants import N_SPECIAL
 from scdiva.data.batch import CellBatch, InMemoryCells
 from scdiva.data.datamodule import CellDataModule
-from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.loss import masked_cross_entropy
 from scdiva.integration.objective import IntegrationObjective
-from scdiva.kernels import autotune_attention, keep_attention_plan, positions, rope_attention_qkv, rope_tables
+from scdiva.kernels import autotune_attention, keep_attention_plan, rope_attention_qkv, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.inference import COMPILED_CELLS, CUDA_TOKENS, at_precision, embed_all, resolve_run_config
 from scdiva.tokenizer import Vocabulary, load_vocabulary
@@ -124,7 +118,7 @@ TRAIN_CELLS = (96, 192)
 """Batch sizes that are tried, ascending."""
 PROFILED = 3
 """Steps of `fit` whose profile is kept."""
-BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+BF16 = torch.bfloat16
 Inputs = tuple[Tensor, Tensor, Tensor]
 Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -775,172 +769,6 @@ def finetuning(setting: Setting) -> Iterator[dict]:
         yield {"what": what, "seconds": round(seconds, 2), "cells_per_s": round(n_cells / seconds, 1), **about}
 
 
-# rivals that the package does not use; it takes those that win
-
-
-def against_flex(setting: Setting) -> Iterator[dict]:
-    """FlexAttention on rotated queries and keys, with a document mask over packed cells of typical lengths."""
-    keep_plan(setting)
-    n_cells = setting.cells // 4 if setting.cuda else 2
-    lengths = (spread_lengths(n_cells, setting.length - 1) + 1).tolist()
-    qkv, bounds = packed_inputs(setting, lengths)
-    q, k, v = inputs = tuple(x.detach().contiguous().requires_grad_() for x in qkv.unbind(1))
-    n_tokens = q.shape[0]
-    cell, rotate = cell_of_token(bounds, n_tokens), compiled(setting, rotate_both)
-    tables = wide_tables(setting, positions(bounds, n_tokens))
-
-    def same_cell(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return cell[query] == cell[key]
-
-    mask = create_block_mask(same_cell, None, None, n_tokens, n_tokens, device=setting.device.type)
-    attend = partial(torch.compile(flex_attention, dynamic=False), block_mask=mask)
-    if not setting.cuda:  # where FlexAttention has no backward pass
-        attend = partial(F.scaled_dot_product_attention, attn_mask=cell[:, None] == cell)
-
-    def flex() -> Tensor:
-        out = attend(*(x.transpose(0, 1).unsqueeze(0) for x in (*rotate(q, k, *tables), v)))
-        return out.squeeze(0).transpose(0, 1)
-
-    name, said = "compiled rotation + FlexAttention", f"packed typical cells ({n_cells})"
-    fused, flops = (
-        fused_arm(setting, qkv, bounds, max(lengths)),
-        attention_flops(lengths, setting.heads, setting.head_dim),
-    )
-    grad = torch.randn_like(q)
-    for way, arms, work in (
-        ("forward", forward_only({"fused": fused, name: flex}), flops),
-        (
-            "forward + backward",
-            both_ways({"fused": fused}, (qkv,), grad) | both_ways({name: flex}, inputs, grad),
-            3.5 * flops,
-        ),
-    ):
-        yield {"what": f"{way}: difference from fused", "relative": round(agree(arms, *arms), 5)}
-        times = timed(setting, arms)
-        yield from time_rows(f"{way}, {said}", times, work)
-        yield ratio(setting, f"{way}: {name} over fused", times, name, "fused", arms["fused"], at_least=1.1)
-
-
-def block_rows(setting: Setting) -> tuple[int, int, int]:
-    """Tokens of a batch, a multiple of 16 as FP8 products require, width of the stream, and of the gate."""
-    dim = setting.heads * setting.head_dim
-    return max(setting.cells // 2 * setting.length // 16 * 16, 16), dim, 4 * dim
-
-
-def gain(what: str, times: Times, above: str, below: str) -> dict:
-    """Ratio of the best times of two arms, without a goal; the row names an arm that did not run."""
-    one, other = times[above], times[below]
-    ran = isinstance(one, list) and isinstance(other, list)
-    return {"what": f"{what}: {above} over {below}", "value": min(one) / min(other) if ran else None}
-
-
-def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert a tensor to float8 (e4m3) and return the scale, chosen so that its maximum is that of the type."""
-    scale = (x.abs().amax().float() / torch.finfo(FP8).max).clamp_min(1e-12)
-    return (x.float() / scale).to(FP8), scale
-
-
-def transposed(x: Tensor) -> Tensor:
-    """Copy a tensor, transposed."""
-    return x.t().contiguous()
-
-
-def fp8_product(a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor], *, fast: bool = False) -> Tensor:
-    """`a @ b.T` in bf16 of contiguous float8 matrices; `fast`: with sums of less precision."""
-    return torch._scaled_mm(
-        a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=BF16, use_fast_accum=fast
-    )  # fmt: skip
-
-
-def fp8_products(setting: Setting) -> Iterator[dict]:
-    """The products of one block's linear layers in FP8, scaled by tensor, with and without the casts, and in bf16."""
-    n_rows, dim, ffn = block_rows(setting)
-    sizes = ((dim, 3 * dim), (dim, dim), (dim, 2 * ffn), (ffn, dim))  # qkv, out, gate and up, down
-    random = partial(torch.randn, device=setting.device, dtype=BF16)
-    layers = [(random(n_rows, n), random(m, n) * 0.02, random(n_rows, m)) for n, m in sizes]  # input, weight, gradient
-    cast, flip = compiled(setting, to_fp8, dynamic=True), compiled(setting, transposed, dynamic=True)
-    found = [tuple(to_fp8(tensor) for tensor in layer) for layer in layers]
-    narrow = [tuple(x for x, _ in layer) for layer in found]
-    scale = [tuple(s for _, s in layer) for layer in found]
-    turned = [tuple(transposed(x) for x in layer) for layer in narrow]
-    del found
-
-    def forward(layer: int, x: Tensor, weight: Tensor) -> Tensor:
-        return fp8_product(x, weight, scale[layer][:2], fast=True)
-
-    def backward(layer: int, grad: Tensor, x_t: Tensor, weight_t: Tensor, grad_t: Tensor) -> tuple[Tensor, Tensor]:
-        of_x, of_weight, of_grad = scale[layer]
-        return fp8_product(grad, weight_t, (of_grad, of_weight)), fp8_product(grad_t, x_t, (of_grad, of_x))
-
-    def forward_with_casts() -> list[Tensor]:
-        return [forward(i, cast(x)[0], cast(weight)[0]) for i, (x, weight, _) in enumerate(layers)]
-
-    def backward_with_casts() -> list[tuple[Tensor, Tensor]]:
-        results = []
-        for i, (x, weight, _) in enumerate(narrow):  # which the forward pass keeps
-            grad = cast(layers[i][2])[0]
-            results.append(backward(i, grad, flip(x), flip(weight), flip(grad)))
-        return results
-
-    ways: dict[str, dict[str, Arm]] = {
-        "forward": {
-            "bf16": lambda: [x @ weight.t() for x, weight, _ in layers],
-            "FP8, cast before": lambda: [forward(i, x, weight) for i, (x, weight, _) in enumerate(narrow)],
-            "FP8 with casts": forward_with_casts,
-        },
-        "backward": {
-            "bf16": lambda: [(grad @ weight, grad.t() @ x) for x, weight, grad in layers],
-            "FP8, cast before": lambda: [backward(i, narrow[i][2], *turned[i]) for i in range(len(layers))],
-            "FP8 with casts": backward_with_casts,
-        },
-    }
-    flops = 2.0 * n_rows * sum(n * m for n, m in sizes)
-    for way, arms in ways.items():
-        times = timed(setting, arms)
-        yield from time_rows(
-            f"linear layers of a block, {way}, {n_rows:,} rows", times, flops if way == "forward" else 2 * flops
-        )
-        for name in list(arms)[1:]:
-            yield gain(f"linear layers of a block, {way}", times, "bf16", name)
-        exact, rounded = (tree_flatten(arms[name]())[0] for name in ("bf16", "FP8, cast before"))
-        worst = max(float((a - b).float().norm() / a.float().norm()) for a, b in zip(exact, rounded, strict=True))
-        if not worst < 0.1:
-            raise AssertionError(f"products in FP8 differ by {worst:.3g} from those in bf16")
-        yield {"what": f"linear layers of a block, {way}: largest difference of FP8", "relative": round(worst, 4)}
-
-
-def fused_epilogue(setting: Setting) -> Iterator[dict]:
-    """Gate and up products with SwiGLU: cuBLAS and a kernel, or Inductor's Triton templates with it in the epilogue.
-
-    In inference only the result is written, in training both products too.
-    """
-    n_rows, dim, ffn = block_rows(setting)
-    x = torch.randn(n_rows, dim, device=setting.device, dtype=BF16)
-    weight = torch.randn(2 * ffn, dim, device=setting.device, dtype=BF16) * 0.02
-
-    def one(x: Tensor, weight: Tensor, keep: bool) -> Tensor | tuple[Tensor, ...]:
-        gate, up = F.linear(x, weight).chunk(2, dim=-1)
-        hidden = F.silu(gate) * up
-        return (hidden, gate, up) if keep else hidden
-
-    def two(x: Tensor, weight: Tensor, keep: bool) -> Tensor | tuple[Tensor, ...]:
-        of_gate, of_up = weight.chunk(2)
-        gate, up = F.linear(x, of_gate), F.linear(x, of_up)  # the second reads the first in its epilogue
-        hidden = F.silu(gate) * up
-        return (hidden, gate, up) if keep else hidden
-
-    templates = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "benchmark_epilogue_fusion": False}
-    cublas, triton = compiled(setting, one, dynamic=False), compiled(setting, two, dynamic=False, **templates)
-    names = "cuBLAS + kernel", "Triton with epilogue"
-    for keep, use in ((False, "inference"), (True, "training")):
-        calls = (partial(function, x, weight, keep) for function in (cublas, triton))
-        arms = {name: torch.no_grad()(call) for name, call in zip(names, calls, strict=True)}
-        yield {"what": f"SwiGLU, {use}: difference", "relative": round(agree(arms, *names), 5)}
-        times = timed(setting, arms)
-        yield from time_rows(f"SwiGLU, {use}, {n_rows:,} rows", times, 4.0 * n_rows * dim * ffn)
-        yield gain(f"SwiGLU, {use}", times, *names)
-
-
 # sections
 
 Section = Callable[[Setting], Iterable[dict]]
@@ -954,11 +782,8 @@ SECTIONS: dict[str, tuple[Section, float]] = {
     "fit": (fitting, 50),
     "head": (gene_head, 15),
     "finetune": (finetuning, 42),
-    "flex": (against_flex, 20),
-    "fp8": (fp8_products, 12),
-    "epilogue": (fused_epilogue, 18),
 }
-"""Name, function that yields its rows, and the most seconds it may take: 519 in all."""
+"""Name, function that yields its rows, and the most seconds it may take: 469 in all."""
 LIMIT = 540
 """Most seconds of the whole call."""
 NO_DEVICE = 2

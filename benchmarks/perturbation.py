@@ -30,6 +30,7 @@ from _run import apart, fingerprint, over_seeds, parser_of
 
 import scdiva as sd
 import scdiva._constants as C
+from scdiva.models import ScDiVa
 from scdiva.perturbation.conditions import ScreenDesign
 
 NAME = "perturbation"
@@ -119,10 +120,9 @@ def task_of(adata: ad.AnnData, by: str, seed: int, fold: int) -> Task:
     return Task(adata[~test].copy(), predict, group, adata[seen].copy())
 
 
-def ours(task: Task, model: str, seed: int, finetune: bool = False) -> ad.AnnData:
-    """`tl.predict_perturbation` with its defaults, or fine-tuned."""
-    options: dict[str, Any] = {} if task.group is None else {"groupby": GROUP, "groups": [task.group]}
-    options |= {"finetune": True} if finetune else {}
+def ours(task: Task, model: str | ScDiVa, seed: int, **tuning: Any) -> ad.AnnData:
+    """`tl.predict_perturbation` with its defaults, or with options of fine-tuning."""
+    options = tuning if task.group is None else {"groupby": GROUP, "groups": [task.group], **tuning}
     return sd.tl.predict_perturbation(
         task.train, CONDITION, "control", predict=task.predict, separator=SEPARATOR, model=model, rng=seed, **options
     )
@@ -146,7 +146,7 @@ def fit(adata: ad.AnnData, by: str, arm: str, model: str, seed: int) -> pd.DataF
     for fold in range(adata.obs[GROUP].nunique() if by == "group" else FOLDS):
         task = task_of(adata, by, seed, fold)
         if task.predict:
-            predicted = ours(task, model, seed, finetune=arm == "ours_finetune")
+            predicted = ours(task, model, seed, **({"finetune": True} if arm == "ours_finetune" else {}))
             frames.append(scored(predicted, task.observed))
     return pd.concat(frames, ignore_index=True)
 

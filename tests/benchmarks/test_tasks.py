@@ -51,6 +51,27 @@ def test_annotation_is_scored_on_types_of_the_reference(script):
     assert (task.reference.tolist(), task.query.tolist()) == ([0, 1, 2], [3, 4, 5, 6, 7])
 
 
+def test_fine_tuned_models_do_not_see_what_they_are_scored_on(script, monkeypatch):
+    finetuning, adata = script("finetuning"), sd.datasets.toy(90, 160, n_types=3)
+    adata.X, adata.obs["batch"] = sp.csr_matrix(adata.X, dtype=np.float32), np.array(list("xyz"))[np.arange(90) % 3]
+    monkeypatch.setitem(finetuning.QUERIES, "toy", ("batch", ["z"]))
+    types, tuning = adata.obs["cell_type"].astype(str).to_numpy(), {"finetune": True, "epochs": 1, "context": 16}
+    hidden = script("integration").hidden_half(types, 0)
+    for fit, rows in ((finetuning.annotate, np.arange(90) % 3 == 2), (finetuning.integrate, hidden)):
+        other = adata.copy()
+        changed = types.copy()
+        changed[rows] = changed[rows][::-1]
+        other.obs["cell_type"] = changed
+        results = []
+        for cells in (adata.copy(), other):
+            found = fit(cells, "toy", "fine-tuned", tuning, 0)
+            results.append(found["embedding"] if "embedding" in found else found["tasks"][0]["predicted"])
+        np.testing.assert_array_equal(*results)
+    random, trained = finetuning.network("random weights"), sd.models.load_model("scdiva-paper-mini")
+    assert random.config == trained.config
+    assert not np.allclose(random.gene_weight.detach().numpy(), trained.gene_weight.detach().numpy())
+
+
 @pytest.mark.parametrize("by", ["single", "combination"])
 def test_held_out_perturbations_are_not_trained_on(script, by):
     perturbation, labels = script("perturbation"), ("control", *"ABCDE", "A+B", "B+C", "C+D", "D+E", "A+E")

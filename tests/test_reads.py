@@ -253,7 +253,7 @@ def by_line(passes: Passes):
     ("asked", "match"),
     [
         ({"predict": ["nowhere"]}, "1 of 1 perturbed genes or labels .*'nowhere'"),
-        ({"predict": []}, "predict names no perturbation"),
+        ({"predict": []}, "predict is empty"),
         ({"groups": ["nowhere"]}, "'nowhere'.*there are 'one', 'two'"),
         ({"groups": ["one", "one"]}, "groups holds 'one' more than once"),
         ({"dose": [1.0, 0.0]}, "dose must be a number above 0"),

@@ -303,7 +303,7 @@ def refuse_unwritable(out: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             return
     except OSError as error:
-        why = "is no folder" if not folder.is_dir() else "can't be written into"
+        why = "is not a folder" if not folder.is_dir() else "can't be written into"
         raise OSError(
             error.errno, f"{os.strerror(error.errno or 0)}: {str(folder)!r} {why}. Pass another path than", str(out)
         ) from error

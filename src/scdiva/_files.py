@@ -61,8 +61,8 @@ def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> int
         raise ValueError(f"{str(path)!r} is not a regular file. Copy its content to a file.")
     if limit is not None and status.st_size > limit:
         raise ValueError(
-            f"{str(path)!r} has {status.st_size:,} bytes, and at most {limit:,} are read: it is damaged or is no file "
-            "of this kind. Fetch or write it anew."
+            f"{str(path)!r} has {status.st_size:,} bytes; the maximum is {limit:,}. It is damaged or is not a file of "
+            "this kind. Fetch or write it again."
         )
     return status.st_size
 
@@ -125,7 +125,7 @@ def output_path(path: str | os.PathLike[str], name: str = "out") -> Path:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {type(path).__name__}.")
     if not os.fspath(path):
-        raise ValueError(f"{name}='' is no path: pass that of a file or folder.")
+        raise ValueError(f"{name}='' is not a path: pass that of a file or folder.")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # a Path merges the two slashes of a URL
         raise ValueError(
             f"{name}={str(path)!r} is a URL, and results are written to a local path: pass one, and copy the finished "

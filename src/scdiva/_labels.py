@@ -309,7 +309,7 @@ def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], la
     """
     wanted = list(present) if groups is None else listed(groups)
     if not wanted:
-        raise ValueError("groups names no group; leave it out to take all.")
+        raise ValueError("groups is empty; omit it to use all groups.")
     refuse_twice(wanted, "groups")
     refuse_absent(wanted, present, f"groups {lack}", f"; there are {', '.join(map(repr, present[:10]))}", ValueError)
     return wanted

@@ -127,7 +127,7 @@ KINDS = {
 }
 
 
-@pytest.mark.fault("labels that are no text")
+@pytest.mark.fault("labels that are not text")
 @pytest.mark.parametrize(
     ("kind", "store"), [*((kind, "h5ad") for kind in KINDS), ("int32", "zarr"), ("ordered", "zarr")]
 )

@@ -1,4 +1,4 @@
-"""Columns that are no genes of the species that is read: found by name and counts, and split off by the advice."""
+"""Columns that are not genes of the species that is read: found by name and counts, and split off by the advice."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_columns_that_are_no_genes_are_refused(column, kind):
     """An antibody against CD4 is called CD4, or CD4-1 once names are made unique, and would be added to its RNA."""
     var = pd.DataFrame({column: ["Gene Expression", "Gene Expression", kind]}, index=["CD4", "CD3E", "CD4-1"])
     said = kind if isinstance(kind, str) else kind.decode()
-    with pytest.raises(ValueError, match=rf"1 of 3 columns are no genes, but {said} .first: 'CD4-1'") as error:
+    with pytest.raises(ValueError, match=rf"1 of 3 columns are not genes, but {said} .first: 'CD4-1'") as error:
         gene_names(var)
     mended = {"adata": ad.AnnData(np.ones((2, 3), np.float32), var=var)}
     exec(str(error.value).split("Leave them out: ")[1], mended)

@@ -94,9 +94,9 @@ def test_another_vocabulary_is_refused(packed_path, vocabulary):
 def test_a_file_that_is_read_is_not_written(study_files, vocabulary, tmp_path):
     own = tmp_path / "own.h5ad"
     own.write_bytes(study_files[0].read_bytes())
-    with pytest.raises(NotADirectoryError, match=r"own.h5ad' is no folder"):
+    with pytest.raises(NotADirectoryError, match=r"own.h5ad' is not a folder"):
         pack_files([study_files[1], tmp_path], vocabulary, own)
-    with pytest.raises(FileExistsError, match=r"is a folder that holds 'own.h5ad' and is no corpus"):
+    with pytest.raises(FileExistsError, match=r"is a folder that holds 'own.h5ad' and is not a corpus"):
         pack_files([study_files[1]], vocabulary, tmp_path)
     assert own.read_bytes() == study_files[0].read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["own.h5ad"]
@@ -164,7 +164,7 @@ def test_a_damaged_folder_is_named(packed_path, tmp_path, name, cut):
 def test_foreign_files_and_wrong_calls_are_refused(packed_path, study_files, vocabulary, tmp_path):
     assert is_packed(packed_path)
     assert not is_packed(tmp_path)
-    with pytest.raises(ValueError, match="is no packed corpus"):
+    with pytest.raises(ValueError, match="is not a packed corpus"):
         PackedCells(study_files[0])
     with pytest.raises(FileNotFoundError, match="no file"):
         PackedCells(tmp_path / "absent.h5")

@@ -54,7 +54,7 @@ def test_processes_and_jobs_pack_the_same(files, vocabulary, straight, tmp_path)
     jobs = [pack_files(files, vocabulary, tmp_path / "corpus", shard=(i, 3), **HOW) for i in (2, 0, 2)]
     assert jobs == [None] * 3
     assert len(list((tmp_path / "corpus").glob("part-*"))) == 5
-    with pytest.raises(ValueError, match="is no packed corpus"):
+    with pytest.raises(ValueError, match="is not a packed corpus"):
         PackedCells(tmp_path / "corpus")
     assert pack_files(files, vocabulary, tmp_path / "corpus", shard=(1, 3), **HOW).n_obs == 214
     assert content(tmp_path / "corpus") == straight

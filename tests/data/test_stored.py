@@ -115,7 +115,7 @@ def short_names(root):
         (set_("X/indptr", lambda p: p + (np.arange(len(p)) == len(p) - 1)), "is damaged: indptr ends at"),
         (set_("X/indptr", lambda p: p[[*range(5), 9, 6, 7, 8, 5, *range(10, 58)]]), "is damaged: indptr descends"),
         (set_("X/indices", lambda i: i + 1), "column indices run from"),
-        (lambda root: root["X"].attrs.modify("encoding-type", "dict"), "is no matrix"),
+        (lambda root: root["X"].attrs.modify("encoding-type", "dict"), "is not a matrix"),
         (short_names, "is 57 × 30, but there are names of 57 cells and 29 genes"),
     ],
     ids=lambda one: getattr(one, "__name__", None),

@@ -191,7 +191,7 @@ FAULTS = {
     "cut": (ConnectionError, "the connection ended before the whole file was sent"),
     "cut, no length": (ValueError, "was cut off"),
     "stalled": (ConnectionError, r"sent nothing for 0\.3 seconds"),
-    "html": (ValueError, r"is no h5ad file, it begins with '<!DOCTYPE html>"),
+    "html": (ValueError, r"is not an h5ad file, it begins with '<!DOCTYPE html>"),
     403: (ConnectionError, "403 Forbidden"),
     404: (FileNotFoundError, "404 Not Found"),
     503: (ConnectionError, "503 Service Unavailable"),

@@ -90,7 +90,7 @@ def test_cell_of_token_counts_empty_cells():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": torch.tensor([3, MASK, 5])}, r"1 of 3 tokens are no genes .first: 1"),
+        ({"tokens": torch.tensor([3, MASK, 5])}, r"1 of 3 tokens are not genes .first: 1"),
         ({"tokens": torch.tensor([3.0, 4.0, 5.0])}, "integer tokens"),
         ({"values": torch.ones(2)}, "one shape"),
         ({"cu_seqlens": torch.tensor([0, 2])}, "rise from 0"),

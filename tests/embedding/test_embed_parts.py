@@ -274,7 +274,7 @@ def test_another_run_starts_anew_and_says_so(plain, file, tmp_path, starts, capl
     with info[0], info[1], cut_off(0), pytest.raises(KeyboardInterrupt):
         sd.tl.embed_file(copied, out, **changed)
     assert starts == [0, 0]
-    assert "of another run: starting anew" in caplog.text
+    assert "of another run: starting again" in caplog.text
 
 
 def test_a_file_that_changes_meanwhile_is_an_error(plain, file, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Faults of labels: missing keys and labels, types alone or unused, texts and numbers that are no labels."""
+"""Faults of labels: missing keys and labels, types alone or unused, texts and numbers that are not labels."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
         ({"fraction": 0.5}, r"fraction .*between=\(one, two\)"),
         ({"groups": "type A"}, "groups or between .*column"),
         ({"between": ("type A", "type B")}, "groups or between .*column"),
-        ({"groupby": "cell_type", "groups": []}, "groups names no group"),
+        ({"groupby": "cell_type", "groups": []}, "groups is empty"),
         ({"groupby": "cell_type", "groups": ["type A", "T"]}, "1 of 2 groups.*'T'; there are 'type A', 'type B'"),
         ({"groupby": "cell_type", "between": ("type A",)}, "between must name two groups, got 1"),
         (BETWEEN | {"groups": "type A"}, "Give groups or between, not both"),

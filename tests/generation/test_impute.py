@@ -167,7 +167,7 @@ def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, hea
 @pytest.mark.parametrize(
     ("genes", "arguments", "match"),
     [
-        ([], {}, "genes names no gene"),
+        ([], {}, "genes is empty"),
         (["nowhere", 3], {}, "1 of 2 genes .*adata.var_names.*'nowhere'"),
         ([3, 57], {}, "not know 1 of 2 genes"),
         (None, {"layer": "blank"}, "1 of 90 cells .*vocabulary"),

@@ -115,7 +115,7 @@ def test_controls_that_are_not_named_are_refused_with_the_call_that_names_them(r
         (["NT1", "NT2", "KLF1"], "control", ValueError, r"never is 'control'.* perhaps control=\['NT1', 'NT2'\]"),
         (["KLF1", "Control"], "control", ValueError, r"with control=, perhaps control='Control'\."),
         (["NT1", "NT2", "KLF1"], ["NT1", "NT2", "NT3"], ValueError, r"control holds 'NT3', which .* never is"),
-        (["NT1"], [], ValueError, "control names no label"),
+        (["NT1"], [], ValueError, "control is empty"),
         (["NT1", "KLF1"], np.array([["NT1", "NT2"]]), TypeError, r"a list of labels.*control=\['control'\]"),
         (["control", "CD4+"], "control", ValueError, r"'CD4\+' has an empty part"),
         *((["NTC_A", other, "KLF1"], "NTC_A", ValueError, re.escape(f"control=['NTC_A', {other!r}]"))

@@ -193,7 +193,7 @@ def test_a_group_that_the_screen_does_not_hold(fitted_groups, perturbed_cells, g
         ({"finetune": True}, "finetune cannot be used with a fitted model"),
         ({"lora": 2}, "lora cannot be used with a fitted model"),
         ({"key_added": "mine"}, r"uns\['mine'\] would be overwritten"),
-        ({"predict": ["drug", "control+control"]}, r"holds 'control\+control', which is no"),
+        ({"predict": ["drug", "control+control"]}, r"has 'control\+control', which is not a perturbation"),
         ({"predict": ["drug", "drug+control"]}, "holds 'drug' more than once"),
         ({"predict": ["drug+"]}, r"'drug\+' has an empty part"),
         ({"groups": ["a"]}, "groups requires"),
@@ -224,7 +224,7 @@ def test_what_is_no_screen_is_refused(one, fitted, data):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"groups": []}, "groups names no group"),
+        ({"groups": []}, "groups is empty"),
         ({"groups": ["a", "z"]}, r"1 of 2 groups .*control .*'z'; .*'a', 'b'"),
         ({"dose": [1.0, 2.0, 1]}, "dose holds 1.0 more than once"),
         *(({"dose": dose}, "dose must be a number above 0") for dose in ([1, np.nan], [1, np.inf], [])),

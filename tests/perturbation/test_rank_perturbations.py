@@ -183,7 +183,7 @@ def test_groups(fitted_groups, states, genes):
         ({"target": "from"}, "start and target are both 'from'"),
         ({"candidates": ["ALB", "drugg", "zz+ALB"]}, "2 of 3 perturbed .*'drugg'"),
         ({"candidates": ["drug", "drug"]}, "candidates holds 'drug' more than once"),
-        ({"candidates": []}, "candidates names no perturbation"),
+        ({"candidates": []}, "candidates is empty"),
         ({"dose": 3.0}, "dose requires"),
         ({"key_added": "mine"}, r"adata.uns\['mine'\] would be overwritten"),
     ],

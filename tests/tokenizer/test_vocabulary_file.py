@@ -40,10 +40,10 @@ def test_bytes_that_were_read_already_need_no_file(path, tmp_path, small):
     ("changes", "message"),
     [
         ({"scdiva_vocabulary": np.array([3])}, r"version \[3\]"),
-        ({"more": np.zeros(3)}, "is no vocabulary"),
-        ({"alias": None}, "is no vocabulary"),
+        ({"more": np.zeros(3)}, "is not a vocabulary"),
+        ({"alias": None}, "is not a vocabulary"),
         ({"alias": text("A", "B")}, "'alias': 2"),
-        ({"alias": np.zeros(3, dtype=np.float32)}, "is damaged or is no vocabulary"),
+        ({"alias": np.zeros(3, dtype=np.float32)}, "is damaged or is not a vocabulary"),
         ({"entropy": np.zeros(3)}, "entropy is float64"),
         ({"entropy": np.zeros((3, 1), dtype=np.float32)}, "entropy is float32"),
         ({"entropy": np.array([0, -1, 0], dtype=np.float32)}, "1 entropies are negative"),

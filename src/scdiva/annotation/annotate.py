@@ -208,7 +208,7 @@ def annotate(
     UserWarning
         If all cells of `adata` are labelled already, or it has a column `labels_key` without a label of the reference
         (left as it is); if fine-tuning did not lower the loss of the held-out cells; if rejected cells are missing, as
-        the labels are no text; if a word such as `"unknown"` is a batch; if far more cells are unknown than `reject`
+        the labels are not text; if a word such as `"unknown"` is a batch; if far more cells are unknown than `reject`
         allows (above three times the rate, and beyond binomial chance), as the reference lacks their types or there is
         a shift between query and reference.
 

@@ -151,7 +151,7 @@ class StoredRows:
 
 
 def _damaged(where: str, how: str) -> ValueError:
-    return ValueError(f"{where} is damaged: {how}. Copy or write the file anew.")
+    return ValueError(f"{where} is damaged: {how}. Copy or write the file again.")
 
 
 @contextmanager
@@ -319,8 +319,8 @@ def open_hdf5(path: Path) -> Any:
         return file
     except OSError as error:
         raise ValueError(
-            f"{str(path)!r} can't be opened: it is truncated, damaged, or being written ({error}). Copy it anew, or "
-            "write it anew from its source."
+            f"{str(path)!r} can't be opened: it is truncated, damaged, or being written ({error}). Copy it again, or "
+            "write it again from its source."
         ) from error
 
 
@@ -361,7 +361,7 @@ def check_contained(file: h5py.File, path: Path) -> None:
     if found := file.id.links.visit(link, info=True) or h5py.h5o.visit(file.id, array, info=True):
         file.close()
         raise ValueError(
-            f"{str(path)!r}: {found}, which is not read. If you trust it, write it anew: "
+            f"{str(path)!r}: {found}, which is not read. If you trust it, write it again: "
             "anndata.read_h5ad(path).write_h5ad(new_path)."
         )
 
@@ -388,12 +388,12 @@ def names_of(root: Any, axis: str, path: Path) -> Any:
     frame = root[axis]
     if not hasattr(frame, "keys"):
         raise ValueError(
-            f"{str(path)!r} was written by anndata before 0.7. Write it anew: "
+            f"{str(path)!r} was written by anndata before 0.7. Write it again: "
             "anndata.read_h5ad(path).write_h5ad(new_path)."
         )
     index = frame.attrs.get("_index")
     if index is None or index not in frame:
         what = {"obs": "cells", "var": "genes"}[axis]
-        raise ValueError(f"{str(path)!r} has no names of its {what} ({axis} lacks its index). Write it anew with them.")
+        raise ValueError(f"{str(path)!r} has no names of its {what} ({axis} lacks its index). Write them too.")
     names = frame[index]
     return names["values"] if hasattr(names, "keys") and "values" in names else names

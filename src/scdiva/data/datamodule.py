@@ -207,7 +207,7 @@ class CellDataModule(pl.LightningDataModule):
                 if corpus.max_length < asked:
                     raise ValueError(
                         f"{str(files[0])!r} holds {corpus.max_length} genes per cell, fewer than {option}={asked}; "
-                        f"lower the {option} or pack it anew with a larger max_length."
+                        f"lower the {option} or pack it again with a larger max_length."
                     )
             # by parts, as a mask of all cells of an atlas is large
             of = [(corpus.study[a], corpus.lengths[a:b]) for a, b in itertools.pairwise(corpus.bounds) if b > a]

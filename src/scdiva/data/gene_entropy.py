@@ -422,6 +422,6 @@ def _entropy_of_tokens(adata: AnnData, column: np.ndarray, key: str) -> np.ndarr
     if len(bad):
         raise ValueError(
             f"adata.var[{key!r}] is missing, infinite or negative for {len(bad)} of {len(measured)} known genes "
-            f"(first: {str(adata.var_names[bad.min()])!r}). Compute it anew with scdiva.pp.gene_entropy(adata)."
+            f"(first: {str(adata.var_names[bad.min()])!r}). Compute it again with scdiva.pp.gene_entropy(adata)."
         )
     return entropy

@@ -438,7 +438,7 @@ def gene_names(var: pd.DataFrame, reading: InputOptions = DEFAULT_INPUT) -> tupl
             load = "adata = adata.raw.to_adata(); " if reading.use_raw else ""
             listed, raw = list(kinds[others].unique()), list(var[column][others].unique())
             raise ValueError(
-                f"{int(others.sum())} of {len(var)} columns are no genes, but {', '.join(listed)} (first: "
+                f"{int(others.sum())} of {len(var)} columns are not genes, but {', '.join(listed)} (first: "
                 f"{str(var.index[others.argmax()])!r}): their counts would be mixed with RNA. Leave them out: {load}"
                 f"adata = adata[:, ~adata.var[{column!r}].isin({raw})].copy()"
             )

@@ -190,7 +190,7 @@ def _open_file(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
         if len(matrix.shape) == 2 and tuple(matrix.shape) != (len(obs_names), len(var)):
             raise ValueError(
                 f"{what} of {str(path)!r} is {matrix.shape[0]} × {matrix.shape[1]}, but there are names of "
-                f"{len(obs_names)} cells and {len(var)} genes. The file is damaged; write it anew from its source."
+                f"{len(obs_names)} cells and {len(var)} genes. The file is damaged; write it again from its source."
             )
     except BaseException:
         if file is not None:
@@ -208,7 +208,7 @@ def _stored_sparse(group: Any) -> Any:
     if kind.startswith("csc"):
         return anndata.io.sparse_dataset(group)
     raise ValueError(
-        f"{group.name.strip('/')} of {file_of(group)!r} is no matrix (encoding-type {kind!r}): expected a dense, "
+        f"{group.name.strip('/')} of {file_of(group)!r} is not a matrix (encoding-type {kind!r}): expected a dense, "
         "CSR or CSC matrix that AnnData wrote."
     )
 
@@ -277,7 +277,7 @@ def _csc_to_memory(matrix: Any) -> sp.csr_matrix:
     if n_bytes > CSC_LIMIT:
         raise ValueError(
             f"{group.name.strip('/')} of {file_of(group)!r} is compressed by columns (CSC) and cannot be read by rows; "
-            f"converting it would take about {2 * n_bytes / 2**30:.1f} GiB of memory. Write it anew by rows: "
+            f"converting it would take about {2 * n_bytes / 2**30:.1f} GiB of memory. Write it again by rows: "
             "adata = anndata.read_h5ad(path); adata.X = adata.X.tocsr(); adata.write_h5ad(new)."
         )
     return _csc_to_csr(matrix.to_memory(), f"{group.name.strip('/')} of {file_of(group)!r}")
@@ -295,7 +295,7 @@ def _check_pointers(indptr: np.ndarray, indices: np.ndarray, n: int, where: str)
     if len(indptr) != n + 1 or indptr[0] != 0 or indptr[-1] != len(indices) or bool((indptr[1:] < indptr[:-1]).any()):
         raise ValueError(
             f"{where}: indptr does not ascend from 0 to the {len(indices)} stored values. The file or matrix is "
-            "damaged; write it anew from its source."
+            "damaged; write it again from its source."
         )
 
 
@@ -305,7 +305,7 @@ def _check_indices(indices: np.ndarray, n: int, where: str, what: str) -> None:
     if len(indices) and int(indices.view(f"u{indices.dtype.itemsize}").max()) >= n:
         raise ValueError(
             f"{where}: sparse {what} indices run from {int(indices.min())} to {int(indices.max())}, but "
-            f"the matrix has {n} {what}s. The file or matrix is damaged; write it anew from its source."
+            f"the matrix has {n} {what}s. The file or matrix is damaged; write it again from its source."
         )
 
 
@@ -410,7 +410,7 @@ def _check_numbers(
         raise TypeError(f"{what}: the first missing value is at {cell}, {gene}. If these are missing counts: {fill}.")
     drop = f"adata = adata[:, adata.var_names != {'...' if var_names is None else str(var_names[column])!r}].copy()"
     mend = with_matrix(where, f"{drop.replace('{', '{{').replace('}', '}}')}; {numbers}")
-    raise TypeError(f"{what}: {value!r:.40} at {cell}, {gene}. If this column is no gene, leave it out: {mend}.")
+    raise TypeError(f"{what}: {value!r:.40} at {cell}, {gene}. If this column is not a gene, leave it out: {mend}.")
 
 
 def _first_text(matrix: Any) -> tuple[Any, int, int] | None:

@@ -101,7 +101,7 @@ class PackedCells:
     def __init__(self, path: str | Path, vocabulary: Vocabulary | None = None) -> None:
         self.path = str(path) if is_url(path) else Path(path)
         if not is_packed(path):
-            raise ValueError(f"{str(path)!r} is no packed corpus; make one with scdiva.data.pack_files.")
+            raise ValueError(f"{str(path)!r} is not a packed corpus; make one with scdiva.data.pack_files.")
         try:
             about, arrays = self._from_file() if os.path.isfile(self.path) else self._from_index()
             self.lengths, self.study, self.measured, self.denominator = (arrays[name] for name in ARRAYS)
@@ -181,13 +181,13 @@ class PackedCells:
         if vocabulary.fingerprint != self.fingerprint or self.n_tokens != vocabulary.n_genes + N_SPECIAL:
             raise ValueError(
                 f"{str(self.path)!r} was packed with another vocabulary (fingerprint {self.fingerprint[:12]}, not "
-                f"{vocabulary.fingerprint[:12]}). Pass that vocabulary (vocabulary=, --vocabulary), or pack it anew."
+                f"{vocabulary.fingerprint[:12]}). Pass that vocabulary (vocabulary=, --vocabulary), or pack it again."
             )
         if not np.array_equal(self.denominator, score_denominator(vocabulary.entropy, self.entropy_floor)):
-            raise ValueError(f"{str(self.path)!r} was packed with other entropies than the vocabulary's; pack it anew.")
+            raise ValueError(f"{str(self.path)!r} was packed with entropies of another vocabulary; pack it again.")
 
     def _damaged(self, how: str) -> ValueError:
-        return ValueError(f"{str(self.path)!r} is damaged: {how}. Pack it anew.")
+        return ValueError(f"{str(self.path)!r} is damaged: {how}. Pack it again.")
 
     def close(self) -> None:
         """Do nothing, as no file is kept open."""
@@ -332,7 +332,7 @@ def is_packed(path: str | Path) -> bool:
 def _in_folder(name: Any) -> str:
     """Check that a file name of the index is in the folder of the corpus."""
     if not isinstance(name, str) or not re.fullmatch(r"[^/\\\x00]+", name) or name in (".", ".."):
-        raise ValueError(f"{INDEX} names {name!r:.200}, which is no file in its folder")
+        raise ValueError(f"{INDEX} names {name!r:.200}, which is not a file in its folder")
     return name
 
 

@@ -233,7 +233,7 @@ def _before(job: _Job, names: Sequence[str], append: bool) -> dict[str, str]:
     """Parts of an existing corpus with their studies; raise an error if it must not be changed."""
     out = job.out
     if strange := sorted(path.name for path in out.glob("[!.]*") if not _OURS.fullmatch(path.name)):
-        raise FileExistsError(f"{str(out)!r} is a folder that holds {strange[0]!r} and is no corpus. Pass another out.")
+        raise FileExistsError(f"{str(out)!r} is a folder with {strange[0]!r} and is not a corpus. Pass another out.")
     if not (out / INDEX).exists():
         return {}
     old = read_index(out)

@@ -159,7 +159,7 @@ def check_key(key: object, argument: str = "a key that is written") -> None:
     elif len(encoded := key.encode(errors="replace")) > _MOST_BYTES:
         wrong = f"it has {len(encoded)} bytes, more than {_MOST_BYTES}"
     elif encoded.decode() != key:
-        wrong = "it is no valid Unicode"
+        wrong = "it is not valid Unicode"
     else:
         return
     raise ValueError(f"{argument} can't be {key[:60]!r}: h5ad and zarr could not hold it, since {wrong}.")

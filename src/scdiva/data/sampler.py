@@ -264,7 +264,7 @@ def n_batches(
 
 
 class Remaining(NamedTuple):
-    """Number of times that each cell is still to be seen in an epoch, by block: 59 million cells need no 59 MB.
+    """Number of times that each cell is still to be seen in an epoch, by block: 59 million cells do not take 59 MB.
 
     Attributes
     ----------
@@ -450,7 +450,7 @@ class Order:
             self._begins[stretch] = epoch, due, self.deal(stretch, epoch).n_batches
 
     def deal(self, stretch: int, epoch: int) -> Epoch:
-        """Epoch an epoch of a stretch; the last one is cached."""
+        """Order of the cells of a stretch in an epoch; the last order is cached."""
         kept = self._dealt  # read once, since the prefetching thread may replace it
         if kept is None or kept[0] != (stretch, epoch):
             kept = self._dealt = None  # free memory first

@@ -174,7 +174,7 @@ def _check(part: Path, address: str, sums: set[str], remedy: str) -> None:
     try:
         h5py.File(part, "r", locking=False).close()
     except OSError:
-        what = "was cut off" if h5py.is_hdf5(part) else f"is no h5ad file, it begins with {ascii(begins)[2:-1]!r}"
+        what = "was cut off" if h5py.is_hdf5(part) else f"is not an h5ad file, it begins with {ascii(begins)[2:-1]!r}"
         raise ValueError(f"The download from {address} {what}. {remedy}") from None
     if sums and (found := _sha256(part)) not in sums:
         raise ValueError(

@@ -188,8 +188,8 @@ def masked_cross_entropy(
     Raises
     ------
     ValueError
-        If there is not one target and weight for each row, `row_weight` requires a gradient, or a target is no row of
-        `weight`. On CUDA an invalid target triggers an assertion of the device instead, to avoid a synchronisation.
+        If there are more or fewer targets or weights than rows, `row_weight` requires a gradient, or a target is not a
+        row of `weight`. On CUDA an invalid target triggers an assertion of the device, to avoid a synchronisation.
     RuntimeError
         In backward under `create_graph=True`.
 
@@ -214,10 +214,10 @@ def masked_cross_entropy(
         )
     wrong = (targets < 0) | (targets >= weight.shape[0])
     if kind == "cuda":
-        torch._assert_async(~wrong.any(), f"targets are no gene of a head with {weight.shape[0]} genes")
+        torch._assert_async(~wrong.any(), f"targets are not genes of a head with {weight.shape[0]} genes")
     elif kind != "meta" and bool(wrong.any()):
         raise ValueError(
-            f"{int(wrong.sum())} targets are no gene of a head with {weight.shape[0]} genes "
+            f"{int(wrong.sum())} targets are not genes of a head with {weight.shape[0]} genes "
             f"(first: {int(targets[wrong][0])}). Targets are tokens minus {N_SPECIAL}."
         )
     compute_dtype = torch.promote_types(hidden.dtype, weight.dtype)

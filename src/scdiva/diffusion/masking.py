@@ -188,7 +188,7 @@ def mask_tokens(
     special = tokens < N_SPECIAL
     if bool(special.any()):
         raise ValueError(
-            f"{int(special.sum())} of {tokens.numel()} tokens are no genes (first: {int(tokens[special][0])}). Only "
+            f"{int(special.sum())} of {tokens.numel()} tokens are not genes (first: {int(tokens[special][0])}). Only "
             f"gene tokens, {N_SPECIAL} and up, can be masked; pass the cells as serialised."
         )
     draws = torch.rand(2, tokens.numel(), generator=generator, device=generator.device).to(tokens.device)

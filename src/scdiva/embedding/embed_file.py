@@ -277,7 +277,7 @@ def _embed_shard(
                 return made
             refuse_target(out, overwrite or is_joined, path)  # another call may have finished in the meantime
             for other in set(parts.folder.parent.glob("*/")) - {parts.folder} if shard is None else ():
-                logger.info("%s is of another run: starting anew", other)
+                logger.info("%s is of another run: starting again", other)
                 shutil.rmtree(other, ignore_errors=True)
             parts.folder.mkdir(parents=True, exist_ok=True)
             try:

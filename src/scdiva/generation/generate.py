@@ -144,7 +144,7 @@ def generate(
     reading = input_options(adata, layer, use_raw, input)
     names = reading.var(adata).index
     if absent := [name for name in fixed or {} if name not in names]:
-        raise ValueError(f"fixed names {absent[0]!r}, which is no gene of adata{or_in_raw(adata, absent[0], use_raw)}.")
+        raise ValueError(f"{absent[0]!r} of fixed is not a gene of adata{or_in_raw(adata, absent[0], use_raw)}.")
     if device is not None or precision is not None:
         resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
@@ -253,8 +253,8 @@ def _groups(
             name = str(texts[unknown][0])
             raise ValueError(
                 f"adata.obs[{groupby!r}] is {name!r} for {unknown.sum()} of {len(texts)} cells, the first is "
-                f"{adata.obs_names[unknown.argmax()]!r}. That names no group. Name the groups, groups=[...], or leave "
-                f"these cells out: adata = adata[adata.obs[{groupby!r}] != {name!r}].copy()."
+                f"{adata.obs_names[unknown.argmax()]!r}. This is not the name of a group. Pass groups=[...], or remove "
+                f"these cells: adata = adata[adata.obs[{groupby!r}] != {name!r}].copy()."
             )
     group = read_labels(adata, groupby, meant=named)
     present, lack = sorted(set(group.tolist())), f"are not in adata.obs[{groupby!r}]"

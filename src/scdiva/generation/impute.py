@@ -222,13 +222,13 @@ def _checked_names(adata: AnnData, genes: Sequence[str] | str, reading: InputOpt
     """Genes without duplicates, if all are names of genes that a file takes as names of columns."""
     genes = [genes] if isinstance(genes, str) else list(genes)
     if not genes:
-        raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
+        raise ValueError("genes is empty; omit it to impute all genes that the model knows.")
     names = reading.var(adata).index
     where = "adata.raw.var_names" if names is not adata.var_names else "adata.var_names"
     if no_text := [name for name in genes if not isinstance(name, str)]:
         raise TypeError(
-            f"genes takes names, such as {names[0]!r}, but {len(no_text)} of {len(genes)} are none, the first is of "
-            f"type {type(no_text[0]).__name__}. Of a mask or of positions: {where}[genes]."
+            f"genes must be names, such as {names[0]!r}, but {len(no_text)} of {len(genes)} are not text (first: "
+            f"{type(no_text[0]).__name__}). For a mask or positions pass {where}[genes]."
         )
     genes = list(dict.fromkeys(genes))
     hint = next((or_in_raw(adata, name, reading.use_raw) for name in genes if name not in names), "")

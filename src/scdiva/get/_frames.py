@@ -151,7 +151,7 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     if probability.shape != (adata.n_obs, len(labels)):
         raise ValueError(
             f"adata.obsm[{at!r}] has shape {probability.shape}, but there are {adata.n_obs} cells and {len(labels)} "
-            "labels: the two are of different annotations. Annotate the cells anew."
+            "labels: the two are of different annotations. Annotate the cells again."
         )
     rows = np.flatnonzero(~np.isnan(probability).any(axis=1))
     probability = probability[rows]
@@ -168,7 +168,7 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
                 f"adata.uns[{UNS!r}][{key!r}] describes {ours[key]['n_cells']} of {adata.n_obs} cells, and its labels "
                 f"do not fit {other.sum()} others (first: {adata.obs_names[rows[first]]!r}, {names.iloc[first]!r}): "
                 "different annotations were concatenated. Use anndata.concat(..., uns_merge='same') on cells annotated "
-                "with one annotator, scdiva.tl.annotate(adata, model=annotator), or annotate the cells anew."
+                "with one annotator, scdiva.tl.annotate(adata, model=annotator), or annotate the cells again."
             )
     k = best.shape[1]
     return pd.DataFrame(
@@ -597,7 +597,7 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
         raise ValueError(
             f"adata.layers[{f'{key}_{TRUE_RANK}'!r}] skips or repeats ranks in {len(cells):,} of {adata.n_obs:,} "
             f"cells (first: {adata.obs_names[cells[0]]!r}). Were genes dropped after scdiva.tl.reconstruct? Keep all "
-            "columns, or reconstruct the cells anew."
+            "columns, or reconstruct the cells again."
         )
     masked = _values_at(adata, f"{key}_{MASKED}", cell, gene).astype(bool)
     other = _entries(adata, f"{key}_{RANK}")
@@ -610,7 +610,7 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
         if not fits:
             raise ValueError(
                 f"adata.layers[{f'{key}_{ending}'!r}] holds other genes or ranks than the cells as they were: it was "
-                "changed since scdiva.tl.reconstruct wrote it. Reconstruct the cells anew."
+                "changed since scdiva.tl.reconstruct wrote it. Reconstruct the cells again."
             )
     gene_there, value_there = np.full(len(gene), -1, dtype=np.intp), np.full(len(gene), np.nan, dtype=np.float32)
     gene_there[at] = other.col

@@ -240,7 +240,7 @@ def keep_attention_plan(
     ValueError, ImportError
         As :func:`rope_attention` for `backend="triton"`.
     """
-    device = torch.empty(0, device=device).device  # "cuda" alone is no device in particular
+    device = torch.empty(0, device=device).device  # "cuda" alone is not a device in particular
     resolve_backend("triton", head_dim=head_dim, dtype=dtype, device=device)
     from scdiva.kernels import _triton
 
@@ -338,7 +338,7 @@ def longest_cell(cu_seqlens: Tensor, n_tokens: int, *also: Tensor) -> tuple[int,
     Raises
     ------
     ValueError
-        If they are no integers, of less than one cell, or don't rise from 0 to the number of tokens.
+        If they are not integers, of less than one cell, or don't rise from 0 to the number of tokens.
     """
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(

@@ -19,7 +19,7 @@ What the four kernels share:
   factors. Moved out of the loop, the rows that the loop doesn't change would fill the registers; so nothing is moved
   (Triton 3.6 moves them all the same, and spills; 3.9 leaves them there).
 - No atomics: two runs agree bit for bit.
-- What counts tokens or tiles is compiled as any number (`COUNTS`): by default Triton compiles anew for numbers that 16
+- What counts tokens or tiles is compiled as any number (`COUNTS`): by default Triton compiles again for numbers that 16
   divides, and for 1, so that a run would stop for seconds at the first batch of each kind.
 """
 

@@ -53,7 +53,7 @@ def softmax_kernel(
 
     A tile has rows of `WIDE` columns, the 16 bytes that one thread loads at once, each with a maximum and a sum of its
     own, so that the loop has no communication between threads and little more than one exponential for each logit.
-    Loads are masked by `n_columns`: a mask by `n_genes`, which is no multiple of `WIDE`, would split them. Columns are
+    Loads are masked by `n_columns`, because `n_genes` is not a multiple of `WIDE` and would split them. Columns are
     compared with `n_genes` and the target only in tiles that contain them.
     """
     row = tl.program_id(0).to(tl.int64)

@@ -181,10 +181,10 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
     Raises
     ------
     ValueError
-        If there are no masked genes; a gene occurs twice, is both masked and visible, is negative or is no row of
+        If there are no masked genes; a gene occurs twice, is both masked and visible, is negative or is not a row of
         `frequency`; or if a frequency is negative or not finite.
     TypeError
-        If genes are no integers.
+        If genes are not integers.
     """
     genes, seen = _sequence(true, "true", once=True), _sequence(shown, "shown", once=True)
     often = np.asarray(frequency, dtype=np.float64)
@@ -195,7 +195,7 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
         beyond = numbers[numbers >= len(often)]
         if len(beyond):
             raise ValueError(
-                f"{len(beyond)} of {len(numbers)} genes of {name} are no row of frequency (the first is {beyond[0]} of "
+                f"{len(beyond)} of {len(numbers)} genes of {name} are not rows of frequency (first: {beyond[0]} of "
                 f"{len(often)} genes). Pass row numbers, not tokens."
             )
     both = np.intersect1d(genes, seen)
@@ -239,7 +239,7 @@ def reconstruction_scores(
         If lengths differ, the cell is empty or holds a gene twice, a gene is negative, a value is not finite, or
         `masked` holds other than truth values.
     TypeError
-        If genes are no integers.
+        If genes are not integers.
 
     Examples
     --------
@@ -315,7 +315,7 @@ def _sequence(given: ArrayLike, name: str, *, once: bool = False) -> NDArray[np.
         return np.empty(0, dtype=np.int64)  # an empty list is float64
     if not np.issubdtype(genes.dtype, np.integer):
         raise TypeError(f"{name} must hold genes as integers, not {genes.dtype} such as {genes[0]!r}.")
-    refuse_where(genes < 0, f"genes of {name} are negative", "Leave out what is no gene.")
+    refuse_where(genes < 0, f"genes of {name} are negative", "Remove positions that are not genes.")
     if once:
         numbers, times = np.unique(genes, return_counts=True)
         if len(numbers) < len(genes):

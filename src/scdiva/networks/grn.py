@@ -155,7 +155,7 @@ def grn(
     `None`, or the copy if `copy=True`. Results are
 
     `adata.varp[key_added]`
-        float32 CSR `(n_vars, n_vars)`: row = source, column = target. Values that are not stored are no edges. With
+        float32 CSR `(n_vars, n_vars)`: row = source, column = target. Values that are not stored are not edges. With
         `groupby`, `adata.varp[f"{key_added}_{group}"]` for each group instead (a slash in its name becomes an
         underscore).
     `adata.uns["scdiva"][key_added]`
@@ -337,7 +337,7 @@ def _choose_genes(
             return np.flatnonzero(frequent)
         wanted = [names] if isinstance(names, str) else [str(name) for name in names]
         if not wanted:
-            raise ValueError(f"{what} names no gene; leave it out to take all.")
+            raise ValueError(f"{what} is empty; omit it to use all genes.")
         tokens = cells.vocabulary.match(wanted, cells.reading.species).tokens.astype(np.int64)
         if missing := [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not measured[token]]:
             if missing[0] in raw_only:

@@ -335,7 +335,7 @@ def regulon(
     at = np.flatnonzero((network.names == source) & network.sources)
     if not len(at):
         raise KeyError(
-            f"{source!r} is no source of the network {key!r}: call scdiva.tl.grn(adata, sources=[{source!r}], ...) "
+            f"{source!r} is not a source of the network {key!r}: call scdiva.tl.grn(adata, sources=[{source!r}], ...) "
             "first; a gene that too few cells express takes part with a lower min_fraction."
         )
     modes = None if known is None else _modes(known, source)

@@ -88,7 +88,7 @@ class ScreenDesign:
         TypeError
             If `control` is an array of other than one dimension.
         ValueError
-            If `control` names no label, or one twice.
+            If `control` is empty or repeats a label.
         """
         if getattr(control, "ndim", 1) != 1:
             raise TypeError(
@@ -100,7 +100,7 @@ class ScreenDesign:
         labels = [label.decode() if isinstance(label, bytes) else str(label) for label in listed]
         labels = sorted(labels) if isinstance(control, Set) else labels
         if not labels:
-            raise ValueError("control names no label. Pass the label of the control cells, or a list of labels.")
+            raise ValueError("control is empty. Pass the label of the control cells, or a list of labels.")
         refuse_twice(labels, "control")
         return cls(perturbation_key or "", tuple(labels), separator, groupby or "", dose_key or "")
 

@@ -147,11 +147,11 @@ def distinct_parts(
         contains a part twice.
     """
     if not names:
-        raise ValueError(f"{argument} names no perturbation: name one or more.")
+        raise ValueError(f"{argument} is empty; pass at least one perturbation.")
     parts = [tuple(sorted({renamed.get(part, part) for part in design.parts(name)})) for name in names]
     if () in parts:
         raise ValueError(
-            f"{argument} holds {names[parts.index(())]!r}, which is no perturbation: name genes or labels that are not "
+            f"{argument} has {names[parts.index(())]!r}, which is not a perturbation. Pass genes or labels other than "
             "the control."
         )
     for name, of_one in zip(names, parts, strict=True):

@@ -118,10 +118,10 @@ def read_prediction(predicted: AnnData, key: str = PREDICTED) -> Prediction:
         var = var[~var.index.duplicated()].reindex(genes)
     else:
         if is_prediction(predicted.uns.get(PREDICTED)):
-            raise KeyError(f"adata.uns[{key!r}] is no prediction: pass key={PREDICTED!r}.")
+            raise KeyError(f"adata.uns[{key!r}] is not a prediction: pass key={PREDICTED!r}.")
         where = f"uns[{UNS!r}] has no {PERTURBATION!r}" if notes is None else f"varm has no {VARM_MEAN!r}"
         raise KeyError(
-            f"this is no prediction: it has no uns[{key!r}], and its {where}. Pass the result of "
+            f"this is not a prediction: it has no uns[{key!r}], and its {where}. Pass the result of "
             "scdiva.tl.predict_perturbation, or the adata that it was called on."
         )
     columns = {name: _text(notes[name]) if name in _TEXT else np.asarray(notes[name]) for name in _OF_CONDITIONS}

@@ -177,7 +177,7 @@ def checked_species(species: Any) -> str | dict[str, str] | None:
         missing = not isinstance(human, str) and pd.api.types.is_scalar(human) and pd.isna(human)
         found = "" if missing else human
         if not isinstance(found, str):
-            raise ValueError(f"species gives {gene!r} the human gene {human!r}, which is no name: symbols and ids are.")
+            raise ValueError(f"species maps {gene!r} to {human!r}, which is not a gene symbol or Ensembl id.")
         name, found = str(gene).strip(), found.strip()
         if table.setdefault(name, found) != found:
             raise ValueError(f"species gives {name!r} two human genes, {table[name]!r} and {found!r}: keep one.")

@@ -61,7 +61,7 @@ def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: fl
     denominator = np.maximum(entropy.astype(np.float32), np.float32(floor)) + np.float32(eps)
     if not ((denominator > 0) & (denominator < np.inf)).all():
         raise ValueError(
-            f"floor={floor} and eps={eps} leave scores divided by zero or by what is no finite number; both must be "
+            f"floor={floor} and eps={eps} give scores that are not finite; both must be "
             "finite and one of them positive."
         )
     return denominator

@@ -121,7 +121,7 @@ class Vocabulary:
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is damaged, is no vocabulary or has more than 256 MiB; the message names the file.
+            If it is damaged, is not a vocabulary or has more than 256 MiB; the message names the file.
         """
         path = Path(path)
         if data is None and not path.is_file():
@@ -166,7 +166,7 @@ class Vocabulary:
         outside = wanted[(wanted < N_SPECIAL) | (wanted >= N_SPECIAL + self.n_genes)]
         if outside.size:
             last = N_SPECIAL + self.n_genes - 1
-            raise ValueError(f"{outside.size} tokens are no genes ({N_SPECIAL} to {last}) here, first: {outside[0]}")
+            raise ValueError(f"{outside.size} tokens are not genes ({N_SPECIAL} to {last}) here, first: {outside[0]}")
         unique = np.unique(wanted)
         if unique.size != wanted.size:
             raise ValueError(f"{wanted.size - unique.size} tokens stand more than once")
@@ -307,7 +307,7 @@ class Vocabulary:
         TypeError
             If `names` is a single name, whose letters would be looked up.
         ValueError
-            If `species` is none of these, or `"human"` of a vocabulary of mice.
+            If `species` is not one of these, or `"human"` of a vocabulary of mice.
         """
         if isinstance(names, str):
             raise TypeError(f"names={names!r} must be a list of names.")
@@ -478,7 +478,7 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
         wrong = [i for i, value in enumerate(checked[name].tolist()) if not isinstance(value, str) or "\n" in value]
         if wrong:
             raise ValueError(
-                f"column {name!r} holds {len(wrong)} values that are no strings or hold a line break, first in row "
+                f"column {name!r} holds {len(wrong)} values that are not strings or hold a line break, first in row "
                 f"{wrong[0]}"
             )
     if not pd.api.types.is_float_dtype(checked["entropy"].dtype):
@@ -531,10 +531,10 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
         held = load(data)
         texts = {name: array.tobytes().decode() for name, array in held.items() if array.dtype == np.uint8}
     except (SafetensorError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged or is no vocabulary: {printable(f'{error!s:.300}')}") from error
+        raise ValueError(f"{path} is damaged or is not a vocabulary: {printable(f'{error!s:.300}')}") from error
     wanted = sorted([*COLUMNS, _VERSION, _FOREIGN])
     if sorted(held) != wanted:
-        raise ValueError(f"{path} is no vocabulary: it holds {sorted(held)!s:.300}, not {wanted}")
+        raise ValueError(f"{path} is not a vocabulary: it holds {sorted(held)!s:.300}, not {wanted}")
     if held[_VERSION].tolist() != [_FORMAT]:
         raise ValueError(f"{path} states version {held[_VERSION].tolist()!s:.40} of the format, not {_FORMAT}")
     entropy, foreign = held["entropy"], texts.pop(_FOREIGN, "")
@@ -543,8 +543,8 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
     fits = set(counts) == set(TEXTS) and entropy.dtype == np.float32 and entropy.ndim == 1
     if not fits or set(counts.values()) != {len(entropy)}:
         raise ValueError(
-            f"{path} is damaged or is no vocabulary: entropy is {entropy.dtype} {entropy.shape}, and there are names "
-            f"{counts}"
+            f"{path} is damaged or is not a vocabulary: entropy is {entropy.dtype} {entropy.shape}, and the numbers of "
+            f"names are {counts}"
         )
     return pd.DataFrame({**lines, "entropy": entropy}), foreign.split("\n") if foreign else []
 

@@ -135,7 +135,7 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the file is damaged or is no checkpoint of a scdiva task. The message names the file.
+        If the file is damaged or is not a checkpoint of a scdiva task. The message names the file.
     """
     remedy = "Remove it, or choose another folder."
     try:
@@ -144,10 +144,10 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch raises EINVAL for a truncated file
             raise
         # the message of torch advises to run the code in the file
-        raise ValueError(f"{str(file)!r} is damaged or is no checkpoint. {remedy}") from None
+        raise ValueError(f"{str(file)!r} is damaged or is not a checkpoint. {remedy}") from None
     saved = content.get(CHECKPOINT_KEY) if isinstance(content, dict) else None
     if not isinstance(saved, dict):
-        raise ValueError(f"{str(file)!r} is no checkpoint of a scdiva training task. {remedy}")
+        raise ValueError(f"{str(file)!r} is not a checkpoint of a scdiva training task. {remedy}")
     lacks = [key for key in _OF_CHECKPOINT if key not in content] + [key for key in _OF_TASK if key not in saved]
     if lacks or not isinstance(saved["batches_seen"], int):
         raise ValueError(f"{str(file)!r} is damaged: it lacks {', '.join(lacks) or 'a number of batches'}. {remedy}")

@@ -33,7 +33,7 @@ def check_logger(logger: Any) -> None:
     if not isinstance(logger, str | bool) and not all(hasattr(one, "log_metrics") for one in several):
         raise TypeError(f"logger must be one of {LOGGERS}, a logger of Lightning or several, or False; got {logger!r}.")
     if logger is True:
-        raise TypeError(f"logger=True is no logger: pass one of {LOGGERS}, or False for none.")
+        raise TypeError(f"logger=True is not a logger: pass one of {LOGGERS}, or False for none.")
     if isinstance(logger, str):
         check_choices(logger=(logger, LOGGERS))
         if logger != "csv" and find_spec(logger) is None:

@@ -329,7 +329,7 @@ def fit(
             kept = f"{keeper.file} is from before" if saved else "there is no checkpoint yet"
             raise FloatingPointError(
                 f"{error} The weights were left as they were, and {kept}. Inspect the batch's cells "
-                "(CellDataModule.cells_of_batch), start anew with a lower learning_rate, or resume with "
+                "(CellDataModule.cells_of_batch), start again with a lower learning_rate, or resume with "
                 "precision='fp32', which on a GPU takes many times as long."
             ) from error
         finally:

@@ -87,7 +87,7 @@ def test_another_vocabulary_is_refused(packed_path, vocabulary):
     with pytest.raises(ValueError, match="packed with another vocabulary"):
         PackedCells(packed_path, vocabulary.subset(vocabulary.tokens[:-1]))
     other = vocabulary.with_entropy(vocabulary.entropy[3:] + 1)
-    with pytest.raises(ValueError, match="packed with other entropies"):
+    with pytest.raises(ValueError, match="packed with entropies of another vocabulary"):
         PackedCells(packed_path, other)
 
 
@@ -96,7 +96,7 @@ def test_a_file_that_is_read_is_not_written(study_files, vocabulary, tmp_path):
     own.write_bytes(study_files[0].read_bytes())
     with pytest.raises(NotADirectoryError, match=r"own.h5ad' is not a folder"):
         pack_files([study_files[1], tmp_path], vocabulary, own)
-    with pytest.raises(FileExistsError, match=r"is a folder that holds 'own.h5ad' and is not a corpus"):
+    with pytest.raises(FileExistsError, match=r"is a folder with 'own.h5ad' and is not a corpus"):
         pack_files([study_files[1]], vocabulary, tmp_path)
     assert own.read_bytes() == study_files[0].read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["own.h5ad"]
@@ -156,7 +156,7 @@ def test_a_damaged_folder_is_named(packed_path, tmp_path, name, cut):
     file.unlink()
     if cut:
         file.write_bytes(content[: len(content) // 2])
-    said = "corpus'.* or it is of another version" if cut or name != "index.json" else "no packed corpus"
+    said = "corpus'.* or it is of another version" if cut or name != "index.json" else "not a packed corpus"
     with pytest.raises(ValueError, match=said):
         PackedCells(tmp_path / "corpus").read(0, 60)
 

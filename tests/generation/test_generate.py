@@ -173,7 +173,7 @@ def test_raw_values_layers_and_other_names_are_read(adata, headed):
     other.raw = adata
     other = other[:, :40].copy()
     assert same_cells(drawn(other, headed, use_raw=True), plain)
-    with pytest.raises(ValueError, match=r"no gene of adata; adata\.raw has it: pass use_raw=True"):
+    with pytest.raises(ValueError, match=r"not a gene of adata; adata\.raw has it: pass use_raw=True"):
         drawn(other, headed, fixed={adata.var_names[50]: 1.5})
     renamed = adata.copy()
     renamed.var["symbol"], renamed.var_names = adata.var_names.to_numpy(), [f"g{i}" for i in range(60)]

@@ -64,7 +64,7 @@ def test_what_is_no_vocabulary_is_refused_in_brief(path, changes, message):
 
 def test_a_large_file_is_refused_before_it_is_read(path, monkeypatch):
     monkeypatch.setattr("scdiva.tokenizer.vocabulary.MOST_BYTES", 100)
-    with pytest.raises(ValueError, match="at most 100 are read"):
+    with pytest.raises(ValueError, match="the maximum is 100"):
         Vocabulary.read(path)
 
 

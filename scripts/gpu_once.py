@@ -1,23 +1,31 @@
 """Measure kernels, training and embedding on a GPU, then train a model, within ten minutes.
 
     PYTHONPATH=src python scripts/gpu_once.py [--corpus CARRIED] [--init FOLDER] [--seconds 540] [--skip STEP ...]
-                                              [--commit SHA]
+                                              [--train paper reader] [--commit SHA]
     PYTHONPATH=src python scripts/gpu_once.py --dry-run      # on a CPU, at toy sizes
 
 The steps run in the order of STEPS, each in processes of its own and within its own seconds. A step that fails or is
-cut off loses only itself; steps for which no time is left are skipped. Training takes the rest: it continues
-scdiva-paper-mini, or the model `--init`, on the whole corpus by `scripts/train_paper.py`, for as many steps as the
-measured rate allows. The returned folder is the `--init` of the next call.
+cut off loses only itself; steps for which no time is left are skipped. Training takes the rest, for as many steps as
+the measured rate allows, in the order of `--train`:
+
+- paper: `scripts/train_paper.py` continues scdiva-paper-mini, or the model `--init`, on the whole corpus.
+- reader: `scripts/train_reader.py` trains the reader of scdiva-mini, and readers of about 4 and 16 times its weights,
+  on the same corpus. It continues those in the folder `--init`, else the bundled one. Its rows in `gpu.json` are the
+  score of each on the validation studies before and after, its weights, steps, cells and seconds.
+
+Both share the time equally, but where each would have less than LEAST_TRAINING, only the first is trained. The returned
+folder is the `--init` of the next call.
 
 Needs torch, triton, numpy, scipy, pandas, pyyaml, h5py, safetensors and pytorch-lightning; no AnnData. CARRIED is a
 folder of `scripts/carry_corpus.py pack`; without it nothing is trained. Results are written to the folder $OUT, or to
-runs/gpu: `gpu.json`, the log of the training, and the model in half precision, or without one the last checkpoint in
-pieces of at most 15 MiB (`cat last.ckpt.* > last.ckpt`). There are at most eight files.
+runs/gpu: `gpu.json`, `readers.safetensors`, the log of scdiva-paper-mini, and the model in half precision, or without
+one the last checkpoint. Files above 15 MiB come in pieces (`cat last.ckpt.* > last.ckpt`). There are at most eight.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -33,7 +41,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import carry_corpus
 import gpu
-from _record import commit
+from _record import commit, report
+from train_reader import FILE as READERS
+from train_reader import SIZES, Runs, read_readers
 
 ROOT = Path(__file__).parents[1]
 STEPS = {
@@ -43,8 +53,8 @@ STEPS = {
 """Sections of benchmarks/gpu.py in the order of their priority, and the most seconds of each."""
 LIMIT = 540.0
 """Maximum number of seconds of the call."""
-LEAST_TRAINING = 60.0
-"""Minimum number of seconds for training."""
+LEAST_TRAINING = {"paper": 60.0, "reader": 120.0}
+"""Minimum number of seconds of each training."""
 CLOSING = 15.0
 """Seconds reserved for copying results."""
 PIECE = 15 * 2**20
@@ -64,13 +74,14 @@ def measure(setting: gpu.Setting, names: list[str], out: Path, seconds: float, o
     return gpu.run_all(setting, names, write, seconds)
 
 
-def train(prepared: Path, run: Path, seconds: float, *options: str) -> Path | None:
-    """Train for `seconds` at most; return the model folder, or None if the training did not reach its end.
+def train(name: str, prepared: Path, run: Path, seconds: float, *options: str, most: float = LIMIT) -> bool:
+    """Run `train_<name>.py` for `seconds`, and train for `most` at most; return whether it reached its end.
 
     The process is stopped by SIGTERM at the end of its time and then writes a checkpoint.
     """
-    command = [sys.executable, str(ROOT / "scripts" / "train_paper.py"), "--prepared", str(prepared), "--out", str(run)]
-    command += ["--seconds", str(round(seconds - CLOSING)), *options]
+    script = ROOT / "scripts" / f"train_{name}.py"
+    command = [sys.executable, str(script), "--prepared", str(prepared), "--out", str(run)]
+    command += ["--seconds", str(round(min(seconds - CLOSING, most))), *options]
     process = subprocess.Popen(command, env=os.environ, start_new_session=True)
     try:
         process.wait(seconds)
@@ -81,19 +92,49 @@ def train(prepared: Path, run: Path, seconds: float, *options: str) -> Path | No
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    model = run / "gpu" / "model"
-    return model if model.exists() else None
+    return process.returncode == 0
 
 
-def give(run: Path, model: Path | None, out: Path) -> None:
-    """Copy results of the training to `out`: the model, or else the checkpoint, and the log."""
-    files = sorted((run / "gpu" / "log").rglob("*.csv"))[-2:]
-    if model is not None:
-        files += sorted(model.iterdir())
-    for file in files:
-        cut(file, out)
-    if model is None and (checkpoint := run / "gpu" / "last.ckpt").exists():
-        cut(checkpoint, out)
+def train_all(arguments: argparse.Namespace, work: Path, end: float) -> int:
+    """Train the models one after the other for equal shares of the time; return how many did not reach their end."""
+    models, dry, failed = arguments.train, arguments.dry_run, 0
+    shared = ["--accelerator", "cpu", "--toy"] if dry else ["--accelerator", "gpu"]
+    options = {"paper": shared, "reader": [*shared, "--sizes", *SIZES, "--batch-size", "8" if dry else "64"]}
+    for name, file in (("paper", "."), ("reader", READERS)):
+        if arguments.init and (arguments.init / file).exists():
+            options[name] = [*options[name], "--init", str(arguments.init / file)]
+    while len(models) > 1 and not dry and (end - time.monotonic()) / len(models) < max(map(LEAST_TRAINING.get, models)):
+        print(f"No time is left to train {models[-1]}.")
+        models = models[:-1]
+    for number, name in enumerate(models):
+        seconds, most = (end - time.monotonic()) / (len(models) - number), 15.0 if dry else LIMIT
+        failed += not train(name, work / "prepared", work / "run", seconds, *options[name], most=most)
+    return failed
+
+
+def reader_rows(file: Path, earlier: Runs) -> list[dict]:
+    """Size, last training and scores of each reader that was trained since `earlier`."""
+    rows = []
+    for size, runs in read_readers(file)[1].items():
+        if runs == earlier.get(size):
+            continue
+        run = {name: runs[-1][name] for name in ("parameters", "steps", "cells", "seconds", "before", "after")}
+        scores = {f"{name} {when}": value for when in ("before", "after") for name, value in run.pop(when).items()}
+        of_before = {
+            "section": "reader",
+            "what": f"reader, {size}",
+            "earlier_steps": sum(r["steps"] for r in runs[:-1]),
+        }
+        rows.append({**of_before, **run, **scores})
+    return rows
+
+
+def give(run: Path, out: Path) -> None:
+    """Copy results of the trainings to `out`: readers, the log, and the model or else its checkpoint."""
+    log, model = sorted((run / "gpu" / "log").rglob("*.csv"))[-1:], sorted((run / "gpu" / "model").glob("*"))
+    for file in [*log, run / READERS, *(model or [run / "gpu" / "last.ckpt"])]:
+        if file.exists():
+            cut(file, out)
     n_files = len(list(out.iterdir()))
     if n_files > MOST_FILES:
         print(f"{n_files} files in {out}, of which only {MOST_FILES} may come back")
@@ -115,7 +156,10 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, help="folder of carry_corpus.py pack; default: no training")
     parser.add_argument("--init", type=Path, help="model folder to continue; default: the bundled scdiva-paper-mini")
     parser.add_argument("--seconds", type=float, default=LIMIT)
-    parser.add_argument("--skip", nargs="+", default=[], choices=[*STEPS, "training"])
+    parser.add_argument("--skip", nargs="+", default=[], choices=list(STEPS))
+    parser.add_argument(
+        "--train", nargs="*", default=list(LEAST_TRAINING), choices=list(LEAST_TRAINING), help="models, in this order"
+    )
     parser.add_argument("--commit", help="commit of the code, where there is no git")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes on a CPU")
     arguments = parser.parse_args()
@@ -124,20 +168,25 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     setting = gpu.dry_setting() if arguments.dry_run else gpu.Setting(torch.device("cuda"))
     names = [name for name in STEPS if name not in arguments.skip]
-    wanted = arguments.corpus is not None and "training" not in arguments.skip
-    left = arguments.seconds - CLOSING - (LEAST_TRAINING + CLOSING) * wanted
-    rows, failed = measure(setting, names, out, left, arguments.commit or commit())
+    trains, of, left = (
+        bool(arguments.corpus and arguments.train),
+        arguments.commit or commit(),
+        arguments.seconds - CLOSING,
+    )
+    reserved = LEAST_TRAINING[arguments.train[0]] + CLOSING if trains else 0.0
+    rows, failed = measure(setting, names, out, left - reserved, of)
     if not rows:
         print("There is no CUDA device. Pass --dry-run to try every step on a CPU.")
         return gpu.NO_DEVICE
-    left = arguments.seconds - CLOSING - (time.monotonic() - begun)
-    if wanted:
+    if trains:
         carry_corpus.unpack(arguments.corpus, work / "prepared")
-        options = ["--accelerator", "cpu", "--toy"] if arguments.dry_run else ["--accelerator", "gpu"]
-        options += ["--init", str(arguments.init)] if arguments.init else []
-        model = train(work / "prepared", work / "run", min(left, 40.0) if arguments.dry_run else left, *options)
-        give(work / "run", model, out)
-        failed += model is None
+        failed += train_all(arguments, work, begun + left)
+        readers, earlier = work / "run" / READERS, arguments.init and arguments.init / READERS
+        if readers.exists():
+            rows = reader_rows(readers, read_readers(earlier)[1] if earlier and earlier.exists() else {})
+            report(rows)
+            gpu.keep(rows, json.loads((out / "gpu.json").read_text())["machine"], of, out)
+        give(work / "run", out)
     print(f"{failed} steps failed, {time.monotonic() - begun:.0f} s; results: {out}")
     return int(failed > 0)
 

@@ -54,34 +54,15 @@ Around = tuple[Tensor, Counts, Tensor] | None
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorConfig(OptimiserConfig):
-    """Training of the set encoder alone (:class:`AnchorModule`), before the transformer.
-
-    The paper has no such stage; its figure shows a latent encoder and its text none. Defaults are ours.
-
-    Attributes
-    ----------
-    genes_weight, contrast_weight
-        Weights of the two objectives.
-    contrast_temperature
-        Of InfoNCE.
-    max_time
-        A view leaves out at most this share of a cell's genes in expectation, t ~ U(0, max_time) per cell.
-    panel_rate
-        Share of the views of a batch that go through a random gene panel, one for all its cells, as targeted and
-        filtered data do.
-    min_panel
-        Smallest panel, as a share of the genes; the share is drawn log-uniformly up to 1.
-    study_power
-        Cells are weighted by the size of their study to minus this power.
-    """
+    """Training of the set encoder alone (:class:`AnchorModule`), before the transformer; not in the paper."""
 
     genes_weight: float = 1.0
     contrast_weight: float = 0.2
     contrast_temperature: float = 0.1
-    max_time: float = 0.8
-    panel_rate: float = 0.3
-    min_panel: float = 0.05
-    study_power: float = 0.5
+    max_time: float = 0.8  # a view lacks a share t ~ U(0, max_time) of the genes of a cell, in expectation
+    panel_rate: float = 0.3  # share of the views with a random gene panel, the same for all cells of a batch
+    min_panel: float = 0.05  # minimum share of the genes in a panel; the share is log-uniform up to 1
+    study_power: float = 0.5  # cells are weighted by the size of their study to minus this power
 
 
 def contrast_loss(one: Tensor, other: Tensor, study: Tensor, temperature: float) -> Tensor:
@@ -89,19 +70,7 @@ def contrast_loss(one: Tensor, other: Tensor, study: Tensor, temperature: float)
 
     Mean over cells and both directions of `-log exp(s_ii / τ) / Σ_j exp(s_ij / τ)` with cosine similarity s and j over
     the cells of i's study (van den Oord et al. 2018; the restriction takes away the reward for distinguishing studies).
-
-    Parameters
-    ----------
-    one, other
-        States `(B, dim)` of the same cells.
-    study
-        `(B,)`.
-    temperature
-        τ.
-
-    Returns
-    -------
-    A scalar in nats; 0 without cells.
+    States are `(B, dim)`, studies `(B,)`; without cells the loss is 0.
     """
     high = torch.promote_types(one.dtype, torch.float32)
     similarity = F.normalize(one.to(high), dim=1) @ F.normalize(other.to(high), dim=1).T / temperature
@@ -116,19 +85,9 @@ class AnchorModule(TaskModule):
 
     Each batch is seen in two views, each with genes left out at random (as dropout does) and now and then through a
     random gene panel. From the learned part of one view a linear decoder with the study as covariate predicts all genes
-    of the cell; and the two views of a cell must be nearer to each other than to other cells of the study.
-
-    Parameters
-    ----------
-    model
-        With `anchor="encoder"`; trained in place. All weights but the learned part's are frozen, and stay so:
-        `model.requires_grad_(True)` before another training.
-    config
-        See :class:`AnchorConfig`.
-    linear_map
-        Of the same corpus; its directions become the linear part, its frequencies the decoder's start.
-    study_sizes
-        Cells of each study, `(n_studies,)`.
+    of the cell; and the two views of a cell must be nearer to each other than to other cells of the study. The linear
+    map is that of the same corpus: its directions become the linear part, its frequencies the decoder's start.
+    `study_sizes` are numbers of cells. All other weights are frozen, and stay so.
     """
 
     config: AnchorConfig
@@ -151,15 +110,7 @@ class AnchorModule(TaskModule):
         self.register_buffer("study_weight", torch.from_numpy(weight.astype(np.float32)), persistent=False)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weighted mean over cells of the genes' cross-entropy, plus the contrast; parts `genes` and `contrast`.
-
-        Parameters
-        ----------
-        batch
-            Complete cells with their `study` (-1: one that is not trained on).
-        generator
-            Source of the views.
-        """
+        """Weighted mean over cells of the genes' cross-entropy, plus the contrast; parts `genes` and `contrast`."""
         c = self.config
         one, other = (self._learned(self._view(batch, generator)) for _ in range(2))
         assert batch.study is not None
@@ -191,15 +142,7 @@ class AnchorModule(TaskModule):
 
 @dataclass(frozen=True, kw_only=True)
 class StateHeadConfig(OptimiserConfig):
-    """Training of the state head alone (:class:`StateHeadModule`). Ours, not the paper's.
-
-    Attributes
-    ----------
-    value_weight
-        λ of the value term.
-    min_time
-        Least diffusion time.
-    """
+    """Training of the state head alone (:class:`StateHeadModule`); not in the paper."""
 
     value_weight: float = 1.0
     min_time: float = 1e-3
@@ -210,15 +153,8 @@ class StateHeadModule(TaskModule):
 
     Genes are masked as in pretraining. From the state of what is left of a cell, the head alone predicts which of the
     genes not visible are masked, and how much of each there is (:class:`~scdiva.models.StateHead`). All positions of a
-    cell share one prediction, so a batch of hundreds of cells takes a fraction of a second.
-
-    Parameters
-    ----------
-    model
-        With a state head and an anchor that is made of the cell's genes; trained in place. All other weights are
-        frozen, and stay so: `model.requires_grad_(True)` before another training.
-    config
-        See :class:`StateHeadConfig`.
+    cell share one prediction, so a batch of hundreds of cells takes a fraction of a second. All other weights are
+    frozen, and stay so.
     """
 
     config: StateHeadConfig
@@ -231,19 +167,7 @@ class StateHeadModule(TaskModule):
         model.state_head.requires_grad_(True)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean over cells of the cross-entropy of a masked gene plus λ times the squared error of its value.
-
-        Parameters
-        ----------
-        batch
-            Complete cells.
-        generator
-            Source of times and masks.
-
-        Returns
-        -------
-        The loss, and its parts `identity` (nats) and `value`.
-        """
+        """Mean over cells of the cross-entropy of masked genes plus λ times the squared error of their values."""
         c, head = self.config, self.model.state_head
         assert head is not None
         times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device)
@@ -271,17 +195,7 @@ class StateHeadModule(TaskModule):
 
 @torch.no_grad()
 def start_state_head(model: ScDiVa, tokens: np.ndarray, values: np.ndarray, n_cells: int) -> None:
-    """Start the biases of a model's state head from how often genes are expressed, and how much.
-
-    Parameters
-    ----------
-    model
-        With a state head; changed in place. Nothing else of the head changes.
-    tokens, values
-        Of all cells, one after the other.
-    n_cells
-        Their number.
-    """
+    """Start the biases of a model's state head from how often genes are expressed in all cells, and how much."""
     head = model.state_head
     assert head is not None
     n = np.bincount(tokens, minlength=model.config.n_tokens)[N_SPECIAL:]
@@ -316,11 +230,6 @@ class SingleQueries(QueryHead):
 
     Of a gene that is not detected in a half of the counts it reads how often cells of the context that miss it in one
     half of theirs show it in the other, :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}`.
-
-    Parameters
-    ----------
-    state_dim, read_dim, n_genes
-        As for the base.
     """
 
     def forward(
@@ -394,35 +303,18 @@ class SingleQueries(QueryHead):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryConfig(OptimiserConfig):
-    """Training of a query head (:class:`QueryModule`). Ours, not the paper's.
+    """Training of a query head (:class:`QueryModule`); not in the paper."""
 
-    Attributes
-    ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        With defaults of their own; the first counts the cells of a batch that are queried.
-    context_cells
-        Most cells of the study around them.
-    queries
-        Queries of presence, and of values, of a cell, at most.
-    value_weight
-        λ of the value term.
-    alone_rate
-        Share of the batches without context. In these the errors of the state head have a random scale: how far a study
-        is from those that it knows can't be seen.
-    captured_rate
-        Share of the batches whose genes are captured with efficiencies of their own.
-    """
-
-    batch_size: int = 24
+    batch_size: int = 24  # queried cells
     learning_rate: float = 2e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    context_cells: int = 256
-    queries: int = 320
+    context_cells: int = 256  # maximum number of other cells of the study in a batch
+    queries: int = 320  # maximum number of queries of presence, and of values, in a cell
     value_weight: float = 1.0
-    alone_rate: float = 0.3
-    captured_rate: float = 0.5
+    alone_rate: float = 0.3  # share of the batches without context; the state head's errors then have a random scale
+    captured_rate: float = 0.5  # share of the batches in which each gene has its own capture efficiency
 
 
 class Asked(NamedTuple):
@@ -451,18 +343,9 @@ class Asked(NamedTuple):
 
 
 def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator) -> tuple[Asked, Around]:
-    """Draw queries for the first cells of a batch of one study; the other cells are the context, or None.
+    """Draw queries for the first cells of a batch of one study, on the CPU; the other cells are the context, or None.
 
-    Parameters
-    ----------
-    batch
-        On the CPU.
-    measured
-        bool `(n_studies, n_tokens)`, genes that each study has a column for.
-    config
-        Of the training.
-    generator
-        Source of every draw.
+    `measured` is bool `(n_studies, n_tokens)`: genes that each study has a column for.
     """
     assert batch.study is not None
     tokens, bounds = batch.tokens, batch.cu_seqlens
@@ -562,16 +445,7 @@ class QueryModule(TaskModule):
     (:func:`draw_queries`, `thinned`), in the others a part of their genes. In half, genes are captured with
     efficiencies of their own, :math:`\min(1, e^x)` with x ~ N(0, 1), the same for all cells of the batch: a study that
     no one has measured. What the state head predicts of a gene gets a random error, the same for the batch, as it has
-    in a study that it was not trained on.
-
-    Parameters
-    ----------
-    model
-        With a state head and a set encoder. All of its weights are frozen.
-    config
-        See :class:`QueryConfig`.
-    measured
-        bool `(n_studies, n_tokens)`, genes that each study has a column for.
+    in a study that it was not trained on. All weights of the model are frozen; `measured` as for :func:`draw`.
     """
 
     config: QueryConfig
@@ -656,18 +530,8 @@ class StudyBatches(IterableDataset[CellBatch]):
     """Endless batches of one study each, the first cells asked about, the others their context.
 
     Batch s is a function of (cells, sizes, seed, s) and of nothing else. Of the context there are as many cells as are
-    drawn log-uniformly from 16 to `context_cells`, fewer in a small study.
-
-    Parameters
-    ----------
-    cells
-        A packed corpus, read into memory.
-    batch_size, context_cells
-        Cells asked about, fewer in a small study, and the most around them.
-    seed
-        Of the draws.
-    start_step
-        First batch.
+    drawn log-uniformly from 16 to `context_cells`, and up to `batch_size` others; both are fewer in a small study. The
+    packed corpus is read into memory.
     """
 
     def __init__(self, cells: PackedCells, batch_size: int, context_cells: int, seed: int, start_step: int = 0) -> None:

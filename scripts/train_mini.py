@@ -171,15 +171,13 @@ def config_of(name: str, steps: int, **options: Any) -> Any:
     return kind(steps=steps, warmup_steps=int(min(most, max(1, steps // share))), **fields, **options)
 
 
-def with_state_head(model: ScDiVa, cells: PackedCells, seed: int) -> ScDiVa:
-    """The model with a state head that says how often and how much each gene is expressed, whatever the cell."""
-    full = ScDiVa(replace(model.config, state_head=True), generator=step_generator(seed, 0, "state head"))
-    missing, unexpected = full.load_state_dict(model.state_dict(), strict=False)
+def with_part(model: ScDiVa, part: str, seed: int) -> ScDiVa:
+    """The model with a new `state_head`, `query_head` or `reader`."""
+    new = ScDiVa(replace(model.config, **{part: True}), generator=step_generator(seed, 0, part.replace("_", " ")))
+    missing, unexpected = new.load_state_dict(model.state_dict(), strict=False)
     assert not unexpected
-    assert all(name.startswith("state_head.") for name in missing)
-    _, tokens, values = cells.read(0, cells.n_obs)
-    start_state_head(full, tokens, values, cells.n_obs)
-    return full
+    assert all(name.startswith(f"{part}.") for name in missing)
+    return new
 
 
 @torch.no_grad()
@@ -191,14 +189,6 @@ def start_long(model: ScDiVa) -> None:
     model.requires_grad_(True)
     for part in (model.embedding.gene, model.anchor, model.state_head):
         part.requires_grad_(False)
-
-
-def with_query_head(model: ScDiVa, module: QueryModule) -> ScDiVa:
-    """The model with a trained query head."""
-    new = ScDiVa(replace(model.config, query_head=True), generator=step_generator(0, 0, "replaced"))
-    head = {f"query_head.{name}": value for name, value in module.head.state_dict().items()}
-    new.load_state_dict({**model.state_dict(), **head})
-    return new
 
 
 # training
@@ -267,7 +257,9 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
     reading = {"batch_size": arguments.batch_size, "context": arguments.context}
     run("transformer", partial(PretrainingModule, model), reading, **reading, precision=arguments.precision)
 
-    model = with_state_head(model, cells, seed)
+    model = with_part(model, "state_head", seed)
+    _, tokens, values = cells.read(0, cells.n_obs)
+    start_state_head(model, tokens, values, cells.n_obs)
     run("state_head", partial(StateHeadModule, model), {"batch_size": 256, "context": config.input_length})
 
     start_long(model)
@@ -286,7 +278,8 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
         torch.manual_seed(seed)
         module = QueryModule(model.train(), query, torch.from_numpy(cells.measured))
     parts["query_head"] = fitted("query_head", module, StudyDataModule(folder / "train.h5", vocabulary, query))
-    model = with_query_head(model.cpu(), module.cpu())
+    model = with_part(model.cpu(), "query_head", seed)
+    model.query_head.load_state_dict(module.head.cpu().state_dict())
 
     metadata = {
         "command": " ".join(["python", *sys.argv]),

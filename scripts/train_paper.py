@@ -45,7 +45,7 @@ from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVaConfig, load_model, save_model
 from scdiva.tokenizer.serialize import score_denominator
-from scdiva.train import PretrainingConfig, PretrainingModule, fit, pretrain
+from scdiva.train import PretrainingConfig, PretrainingModule, TaskModule, fit, pretrain
 from scdiva.train.base import learning_rate_factor
 
 N_GENES = 18_000
@@ -74,7 +74,7 @@ ON_CPU = {
 }  # fmt: skip
 """A run by time on a CPU."""
 MEASURED = (50, 150)
-"""Steps between which the rate of a run by time is measured."""
+"""Steps between which the rate of a run by time is first measured."""
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-paper-mini"
 
 
@@ -108,10 +108,10 @@ def train(arguments: argparse.Namespace, prepared: Path) -> Path:
 
 
 class ByTime(Callback):
-    """Set the number of steps, and so the decay of the learning rate, by the time that is left."""
+    """Count cells, and set the number of steps, and so the decay of the learning rate, by the time that is left."""
 
-    def __init__(self, seconds: float, measured: tuple[int, int]) -> None:
-        self.end, (self.first, self.last), self.begun = time.monotonic() + seconds, measured, 0.0
+    def __init__(self, end: float | None, measured: tuple[int, int]) -> None:
+        self.end, (self.first, self.last), self.begun = end, measured, 0.0
         self.n_cells = 0
 
     def on_train_batch_end(
@@ -120,7 +120,7 @@ class ByTime(Callback):
         self.n_cells += batch.n_cells
         if trainer.global_step == self.first:
             self.begun = time.monotonic()
-        if trainer.global_step != self.last:
+        if self.end is None or trainer.global_step != self.last:
             return
         a_step = (time.monotonic() - self.begun) / (self.last - self.first)
         steps = self.last + max(1, int(0.95 * (self.end - time.monotonic()) / a_step))
@@ -128,12 +128,28 @@ class ByTime(Callback):
         scheduler = trainer.lr_scheduler_configs[0].scheduler
         scheduler.lr_lambdas = [partial(learning_rate_factor, config=config)] * len(scheduler.lr_lambdas)
         trainer.fit_loop.epoch_loop.max_steps = steps
+        self.last *= 2  # measured again then
         print(f"{1e3 * a_step:.1f} ms a step: {steps:,} steps", flush=True)
+
+
+def fit_and_record(
+    module: TaskModule, data: pl.LightningDataModule, out: Path, *, end: float | None, measured: tuple[int, int],
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Train until a time of `time.monotonic`, or by steps if `end` is None; return what to record of the run."""
+    begun, by_time = time.monotonic(), ByTime(end, measured)
+    trainer = fit(module, data, out_dir=out, callbacks=[by_time], progress=False, **options)
+    on_gpu = trainer.strategy.root_device.type == "cuda"
+    return {
+        "steps": trainer.global_step, "cells": by_time.n_cells, "seconds": round(time.monotonic() - begun),
+        "device": torch.cuda.get_device_name() if on_gpu else "one CPU core", "training": module.config.to_dict(),
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    }  # fmt: skip
 
 
 def train_by_time(arguments: argparse.Namespace, prepared: Path) -> Path:
     """Continue a model for a number of seconds; return the folder of the new one."""
-    begun, folder = time.monotonic(), arguments.out / "gpu"
+    end, folder = time.monotonic() + arguments.seconds, arguments.out / "gpu"
     if folder.exists():
         raise SystemExit(f"{folder} holds an earlier run. Pass another --out.")
     toy = {"batch_tokens": 2048, "context": 64, "warmup_steps": 1, "precision": "fp32"} if arguments.toy else {}
@@ -151,17 +167,10 @@ def train_by_time(arguments: argparse.Namespace, prepared: Path) -> Path:
     data.setup()
     denominator = score_denominator(model.vocabulary.entropy, model.config.entropy_floor)
     module = PretrainingModule(model.train(), config, data.n_studies, None, denominator)
-    seconds = arguments.seconds - (time.monotonic() - begun)
-    by_time = ByTime(seconds, (1, 3) if arguments.toy else MEASURED)
-    trainer = fit(
-        module, data, out_dir=folder, accelerator=arguments.accelerator, callbacks=[by_time], progress=False
-    )  # fmt: skip
+    run = fit_and_record(
+        module, data, folder, end=end, measured=(1, 3) if arguments.toy else MEASURED, accelerator=arguments.accelerator
+    )
     data.close()
-    run = {
-        "steps": trainer.global_step, "cells": by_time.n_cells, "seconds": round(time.monotonic() - begun),
-        "device": torch.cuda.get_device_name() if on_gpu else "one CPU core", "training": module.config.to_dict(),
-        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-    }  # fmt: skip
     metadata = {**before, "corpus": corpus_of(PackedCells(prepared / "train.h5")), "by_time": [*runs, run]}
     return save_model(module.model.cpu(), model.vocabulary, folder / "model", metadata=metadata, dtype="float16")
 

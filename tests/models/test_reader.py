@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -25,8 +27,8 @@ from scdiva.models.reader import (
 N_GENES, N_QUERIES, CODE = 60, 9, 12
 
 
-@pytest.fixture(scope="module")
-def task():
+@pytest.fixture(scope="module", params=[(1, 1), (2, 3)], ids=["small", "wide and deep"])
+def task(request):
     """A reader of random weights, and counts of 24 context cells and 5 predicted ones."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.poisson(3 * torch.rand(29, N_GENES + N_QUERIES, generator=generator), generator=generator)
@@ -35,7 +37,7 @@ def task():
     codes = gene_codes(torch.randn(N_GENES + N_QUERIES, CODE, generator=generator))
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        reader = Reader(CODE).eval()
+        reader = Reader(CODE, *request.param).eval()
         torch.nn.init.normal_(reader.out.weight, std=0.3)
         torch.nn.init.normal_(reader.component_weight)
     return reader, counts[:, N_GENES:], total, values, codes
@@ -98,7 +100,8 @@ def test_attention_weights_follow_the_formula(task):
             for other in range(24):
                 squared = (cells.components[cell] - study.components[other]).square()
                 distance = (weight * squared).sum() / (2 * weight.sum()) * reader.distance_sharpness[head].exp()
-                part = slice(16 * head, 16 * head + 16)
+                width = reader.state_query.out_features // HEADS
+                part = slice(width * head, width * head + width)
                 query, key = reader.state_query(cells.state[cell])[part], reader.state_key(study.state[other])[part]
                 cosine = F.cosine_similarity(query, key, dim=0)
                 near.append(cosine * reader.state_sharpness[head].exp() - distance)
@@ -109,7 +112,7 @@ def test_attention_weights_follow_the_formula(task):
 
 def test_without_training_a_prediction_is_a_shrunk_mean_of_similar_cells(task):
     reader, counts, total, values, codes = task
-    plain = Reader(CODE)
+    plain = copy.deepcopy(reader)
     plain.load_state_dict({**reader.state_dict(), "out.weight": torch.zeros(2, reader.out.in_features)})
     with torch.no_grad():
         plain.line[:] = F.one_hot(torch.tensor(2), len(plain.line))

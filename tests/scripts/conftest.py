@@ -38,10 +38,10 @@ def prepared(tmp_path_factory):
     adata.var_names = genes.symbols[:150]
     adata.X.data[:7] = 400  # above a byte
     adata.X.data[7] = 70_000
-    cells = {"one": adata[:60].copy(), "two": adata[60:100].copy(), "odd": adata[100:130].copy()}
+    cells = {"one": adata[:60].copy(), "two": adata[60:100].copy(), "odd": adata[100:125].copy()}
     # no counts: every number of a cell is its own
     cells["odd"].X.data = np.log1p(np.random.default_rng(0).gamma(2.0, size=cells["odd"].X.nnz)).astype(np.float32)
-    cells["held_out"] = adata[130:].copy()
+    cells["held_out"] = adata[125:].copy()
     for name, part in cells.items():
         part.write_h5ad(folder / f"{name}.h5ad")
     names = {"train": ("one", "two", "odd"), "validation": ("held_out",)}

@@ -17,5 +17,5 @@ def test_every_bit_comes_back(script, prepared, tmp_path):
         }
     genes = [folder / "vocabulary.safetensors" for folder in (prepared, tmp_path / "again")]
     assert genes[0].read_bytes() == genes[1].read_bytes()
-    assert PackedCells(tmp_path / "again" / "train.h5").n_obs == 130
+    assert PackedCells(tmp_path / "again" / "train.h5").n_obs == 125
     assert size == sum(file.stat().st_size for file in (tmp_path / "carried").iterdir())

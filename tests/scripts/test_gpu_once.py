@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from train_reader import read_readers
 
 from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
@@ -26,7 +27,7 @@ def carried(script, tmp_path):
     """A corpus of two small studies that is packed for another machine."""
     genes, prepared = load_vocabulary("scdiva-paper-mini"), tmp_path / "prepared"
     prepared.mkdir()
-    for part, n_cells in (("train", 120), ("validation", 30)):
+    for part, n_cells in (("train", 120), ("validation", 40)):
         cells = toy(n_cells, 150, rng=n_cells)
         cells.var_names = genes.symbols[:150]
         cells.write_h5ad(tmp_path / f"{part}.h5ad")
@@ -62,21 +63,29 @@ def test_runs_by_time_continue_a_model_and_are_summed_in_its_card(carried, scrip
 
 
 def test_steps_run_without_anndata_and_return_small_files(carried, script, tmp_path, monkeypatch):
-    """Two sections and the training; test_gpu_script.py runs all sections."""
+    """Two sections and both trainings; test_gpu_script.py runs all sections."""
     monkeypatch.syspath_prepend(str(_of_gpu.ROOT / "benchmarks"))
     site, out, once = _of_gpu.bare_site(tmp_path / "site"), tmp_path / "out", script("gpu_once")
     assert set(once.STEPS) <= set(once.gpu.SECTIONS)
-    command = ("scripts/gpu_once.py", "--dry-run", "--corpus", str(carried), "--seconds", "130", "--commit", "none")
+    command = ("scripts/gpu_once.py", "--dry-run", "--corpus", str(carried), "--seconds", "240", "--commit", "none")
     answer = _of_gpu.bare(site, out, *command, "--skip", *(set(once.STEPS) - {"parity", "head"}))
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
     rows = json.loads((out / "gpu.json").read_text())["rows"]
-    assert {row["section"] for row in rows} == {"checks", "parity", "head"}
+    assert {row["section"] for row in rows} == {"checks", "parity", "head", "reader"}
     assert not [row for row in rows if "error" in row]
+    weights, runs = read_readers(out / "readers.safetensors")
+    assert list(weights) == ["1x", "4x", "16x"]
+    for size, row in zip(weights, [row for row in rows if row["section"] == "reader"], strict=True):
+        assert (row["what"], row["steps"]) == (f"reader, {size}", runs[size][-1]["steps"])
+        assert row["parameters"] == sum(weight.numel() for weight in weights[size].values())
+        assert row["nll after"] != row["nll before"]
+        assert row["base after"] == row["base before"], "the same cells and genes"
+        assert row["earlier_steps"] == (5698 if size == "1x" else 0), "only the bundled reader has been trained"
     files = list(out.rglob("*"))
     assert len(files) <= 8
     assert all(file.is_file() and file.stat().st_size <= 15 * 2**20 for file in files)
     steps = json.loads((out / "config.json").read_text())["metadata"]["by_time"][-1]["steps"]
-    assert f" step: {steps} steps" in answer.stdout, "the number of steps follows from the rate"
+    assert f" step: {steps:,} steps" in answer.stdout, "the number of steps follows from the rate"
 
 
 def test_a_large_file_is_cut_into_pieces(tmp_path, monkeypatch):

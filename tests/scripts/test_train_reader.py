@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from mini_objectives import StudyBatches
-from train_reader import ReaderConfig, ReaderModule, draw_task, main, with_reader
+from train_reader import SIZES, ReaderConfig, codes_of, draw_task, main, read_readers
 
 from scdiva._constants import N_SPECIAL
 from scdiva.data.packed import PackedCells
@@ -44,19 +44,21 @@ def test_masked_genes_are_not_visible_and_their_counts_are_asked(prepared, model
     assert parts
 
 
-def test_only_the_reader_is_trained_and_a_run_continues(prepared, model, tmp_path, monkeypatch, same):
+@pytest.fixture
+def run(prepared, model, tmp_path, monkeypatch):
+    """Run the script with a small model; return the model that it wrote."""
     folder = save_model(model, load_vocabulary(prepared / "vocabulary.safetensors"), tmp_path / "model")
-    module = ReaderModule(with_reader(load_model(folder)), ReaderConfig())
-    assert {name.split(".")[0] for name, weight in module.model.named_parameters() if weight.requires_grad} == {
-        "reader"
-    }
 
-    def run(out, *options):
-        command = ["train_reader.py", "--model", str(folder), "--prepared", str(prepared), "--out", str(out)]
+    def call(out, *options, on=prepared):
+        command = ["train_reader.py", "--model", str(folder), "--prepared", str(on), "--out", str(out), "--toy"]
         monkeypatch.setattr(sys, "argv", [*command, "--accelerator", "cpu", "--batch-size", "8", *options])
         main()
         return load_model(out / "model")
 
+    return call
+
+
+def test_only_the_reader_is_trained_and_a_run_continues(model, run, tmp_path, same):
     trained = run(tmp_path / "one", "--steps", "4")
     assert trained.metadata["reader"][0]["steps"] == 4
     before, after = model.state_dict(), trained.state_dict()
@@ -64,3 +66,34 @@ def test_only_the_reader_is_trained_and_a_run_continues(prepared, model, tmp_pat
     assert trained.reader.out.weight.abs().sum() > 0
     again = run(tmp_path / "one", "--steps", "4", "--resume")
     assert same({**trained.state_dict()}, {**again.state_dict()})
+
+
+def test_readers_of_all_sizes_are_trained_stored_and_continued(run, tmp_path, same):
+    first = run(tmp_path / "one", "--steps", "3", "--sizes", *SIZES)
+    weights, runs = read_readers(tmp_path / "one" / "readers.safetensors")
+    assert list(weights) == list(runs) == list(SIZES)
+    assert same({name: value.float() for name, value in weights["1x"].items()}, {**first.reader.state_dict()})
+    numbers = [stored[0]["parameters"] for stored in runs.values()]
+    assert numbers == sorted(numbers)
+    assert len({stored[0]["before"]["base"] for stored in runs.values()}) == 1, "all are scored on the same queries"
+    init = "--init", str(tmp_path / "one" / "readers.safetensors")
+    run(tmp_path / "two", "--steps", "2", "--sizes", "4x", "1x", *init)
+    weights, runs = read_readers(tmp_path / "two" / "readers.safetensors")
+    assert {size: [one["steps"] for one in stored] for size, stored in runs.items()} == {
+        "1x": [3, 2], "4x": [3, 2], "16x": [3],
+    }  # fmt: skip
+    for size in ("1x", "4x"):
+        earlier, later = runs[size]
+        assert later["before"]["nll"] == pytest.approx(earlier["after"]["nll"], abs=1e-3), "half precision"
+        assert later["training"]["seed"] == 3
+    again = run(tmp_path / "three", "--steps", "0", *init, on=tmp_path / "no corpus")
+    assert same({**again.state_dict()}, {**first.state_dict()})
+    assert again.metadata["reader"] == first.metadata["reader"]
+
+
+def test_gene_codes_are_found_by_name(prepared, model, tmp_path):
+    genes, human = load_vocabulary(prepared / "vocabulary.safetensors"), load_vocabulary("human")
+    loaded = load_model(save_model(model, genes, tmp_path / "model"))
+    codes = codes_of(loaded, human.subset([4, *human.match(genes.ensembl_ids[5:9], "human").tokens]))
+    assert not codes[0].any(), "the model has no such gene"
+    assert torch.equal(codes[1:], gene_codes(model.anchor.table.weight)[N_SPECIAL + 5 : N_SPECIAL + 9])

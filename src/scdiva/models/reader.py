@@ -116,7 +116,8 @@ def study_of(values: Tensor, codes: Tensor, counts: Tensor, total: Tensor) -> St
     """
     mean = values.mean(dim=0)
     centred, n = values - mean, len(values)
-    variance, vectors = torch.linalg.eigh(centred @ centred.T)
+    variance, vectors = torch.linalg.eigh((centred @ centred.T).cpu())  # of one small matrix, GPUs are slower
+    variance, vectors = variance.to(values.device), vectors.to(values.device)
     k = min(COMPONENTS, n - 1)
     variance, vectors = variance.flip(0)[:k].clamp_min(1e-6), vectors.flip(1)[:, :k]
     parts = centred.T @ (vectors / variance) * n**0.5, variance / variance.sum(), vectors * n**0.5
@@ -207,12 +208,17 @@ class Reader(nn.Module):
     ----------
     code_dim
         Width of the gene codes.
+    scale
+        Factor of the widths of keys, tokens, genes and hidden layers.
+    depth
+        Number of transformer blocks over the latent vectors.
     """
 
-    def __init__(self, code_dim: int) -> None:
+    def __init__(self, code_dim: int, scale: int = 1, depth: int = 1) -> None:
         super().__init__()
-        self.state_query = nn.Linear(code_dim, HEADS * KEY_DIM, bias=False)
-        self.state_key = nn.Linear(code_dim, HEADS * KEY_DIM, bias=False)
+        keys, width, gene_dim, hidden = (scale * size for size in (KEY_DIM, WIDTH, GENE_DIM, HIDDEN))
+        self.state_query = nn.Linear(code_dim, HEADS * keys, bias=False)
+        self.state_key = nn.Linear(code_dim, HEADS * keys, bias=False)
         with torch.no_grad():  # attention starts as similarity of states in random directions
             self.state_key.weight.copy_(self.state_query.weight)
         # torch.linspace would import sympy on the meta device, which takes half a second
@@ -222,21 +228,25 @@ class Reader(nn.Module):
         self.component_weight = nn.Parameter(torch.zeros(HEADS, COMPONENTS))
         self.prior = nn.Parameter(torch.ones(HEADS))
         self.slope = nn.Parameter(torch.tensor([[-1.0], [-2.0]]).expand(REGRESSIONS, COMPONENTS).clone())
-        self.gene = nn.Linear(code_dim, GENE_DIM)
-        self.token = nn.Linear(code_dim, 2 * WIDTH)
-        self.token_value = nn.Linear(2, WIDTH)
-        self.latent = nn.Parameter(torch.empty(LATENTS, WIDTH).normal_(std=0.3))
-        self.pool = nn.MultiheadAttention(WIDTH, TOKEN_HEADS, batch_first=True)
-        self.block = nn.TransformerEncoderLayer(
-            WIDTH, TOKEN_HEADS, 2 * WIDTH, dropout=0.0, activation=F.silu, batch_first=True, norm_first=True
+        self.gene = nn.Linear(code_dim, gene_dim)
+        self.token = nn.Linear(code_dim, 2 * width)
+        self.token_value = nn.Linear(2, width)
+        self.latent = nn.Parameter(torch.empty(LATENTS, width).normal_(std=0.3))
+        self.pool = nn.MultiheadAttention(width, TOKEN_HEADS, batch_first=True)
+        self.block, *more = (
+            nn.TransformerEncoderLayer(
+                width, TOKEN_HEADS, 2 * width, dropout=0.0, activation=F.silu, batch_first=True, norm_first=True
+            )
+            for _ in range(depth)
         )
-        self.gene_query = nn.Linear(GENE_DIM, WIDTH)
-        self.latent_key_value = nn.Linear(WIDTH, 2 * WIDTH)
+        self.more_blocks = nn.Sequential(*more)
+        self.gene_query = nn.Linear(gene_dim, width)
+        self.latent_key_value = nn.Linear(width, 2 * width)
         self.line = nn.Parameter(torch.tensor([0.7 / HEADS] * HEADS + [0.1] * REGRESSIONS))
         self.n_features = 2 * HEADS + REGRESSIONS + EXTRA
-        self.first = nn.Linear(self.n_features + GENE_DIM + WIDTH, HIDDEN)
-        self.second = nn.Linear(HIDDEN, HIDDEN)
-        self.out = nn.Linear(HIDDEN, 2)
+        self.first = nn.Linear(self.n_features + gene_dim + width, hidden)
+        self.second = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, 2)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
@@ -266,9 +276,10 @@ class Reader(nn.Module):
         shape = (len(keys), LATENTS, TOKEN_HEADS, -1)
         query = self.gene_query(gene).view(len(gene), TOKEN_HEADS, -1)
         near = torch.einsum("qhd,blhd->bhql", query, keys.view(shape)) / query.shape[2] ** 0.5
-        of_features, of_gene, of_latents = self.first.weight.split([self.n_features, GENE_DIM, WIDTH], dim=1)
+        widths = [self.n_features, gene.shape[1], keys.shape[2]]
+        of_features, of_gene, of_latents = self.first.weight.split(widths, dim=1)
         # the values pass the first layer before the attention: once for each latent vector, not once for each query
-        values = torch.einsum("blhd,ohd->bhlo", values.view(shape), of_latents.view(HIDDEN, TOKEN_HEADS, -1))
+        values = torch.einsum("blhd,ohd->bhlo", values.view(shape), of_latents.view(len(of_latents), TOKEN_HEADS, -1))
         hidden = torch.einsum("bnq,on->bqo", features, of_features) + (gene @ of_gene.T + self.first.bias)
         hidden = hidden + torch.einsum("bhql,bhlo->bqo", near.softmax(dim=3), values)
         out = self.out(F.silu(self.second(F.silu(hidden))))
@@ -281,8 +292,8 @@ class Reader(nn.Module):
         distance = (weight @ one.square().T)[:, :, None] + (weight @ two.square().T)[:, None]
         distance = distance - 2 * (weight[:, None] * one) @ two.T
         distance = distance / (2 * weight.sum(dim=1)[:, None, None]) * self.distance_sharpness.exp()[:, None, None]
-        query = F.normalize(self.state_query(cells.state).view(-1, HEADS, KEY_DIM), dim=2)
-        key = F.normalize(self.state_key(study.state).view(-1, HEADS, KEY_DIM), dim=2)
+        query = F.normalize(self.state_query(cells.state).unflatten(1, (HEADS, -1)), dim=2)
+        key = F.normalize(self.state_key(study.state).unflatten(1, (HEADS, -1)), dim=2)
         near = torch.einsum("bhd,mhd->bhm", query, key) * self.state_sharpness.exp()[:, None]
         near = near - distance.transpose(0, 1)
         if own is not None:
@@ -332,13 +343,13 @@ class Reader(nn.Module):
         return torch.cat(parts, dim=1), log_pooled
 
     def _latents(self, cells: Cells) -> Tensor:
-        """Summaries of the visible genes of each cell, `(B, LATENTS, WIDTH)`."""
+        """Summaries of the visible genes of each cell, `(B, LATENTS, width)`."""
         plain, scaled = self.token(cells.codes)[cells.genes].chunk(2, dim=2)
         tokens = plain + scaled * cells.change[:, :, None]
         tokens = tokens + self.token_value(torch.stack([cells.values, cells.change], dim=2))
         query = self.latent.expand(len(tokens), -1, -1)
         pooled, _ = self.pool(query, tokens, tokens, key_padding_mask=~cells.shown, need_weights=False)
-        latents: Tensor = self.block(query + pooled)
+        latents: Tensor = self.more_blocks(self.block(query + pooled))
         return latents
 
 

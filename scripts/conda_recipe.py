@@ -8,9 +8,9 @@ sdist that was uploaded; conda-forge also requires `extra: recipe-maintainers`, 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
-import sys
 import tarfile
 import tomllib
 from pathlib import Path
@@ -64,4 +64,6 @@ def recipe(sdist: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(yaml.safe_dump(recipe(Path(sys.argv[1])), sort_keys=False, width=120), end="")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sdist", type=Path)
+    print(yaml.safe_dump(recipe(parser.parse_args().sdist), sort_keys=False, width=120), end="")

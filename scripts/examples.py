@@ -8,6 +8,7 @@ that it imports is not installed; `make recipes` installs all of them.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import doctest
 import importlib
@@ -37,7 +38,9 @@ QUICKER = {
 
 
 def main() -> None:
-    if sys.argv[1:] == ["recipes"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("examples", "recipes"), default="examples")
+    if parser.parse_args().what == "recipes":
         sys.exit(run_recipes())
     failed = []
     for part in PARTS:

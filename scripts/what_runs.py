@@ -8,6 +8,7 @@ the weights of a part are replaced by noise. The table is written into `docs/met
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
 from collections.abc import Callable
@@ -178,6 +179,7 @@ def table() -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     start, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(start + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -115,6 +117,26 @@ def test_a_cell_with_a_single_gene_has_finite_values(adata, headed):
     mean, spread = imputed(data, headed)
     assert np.isfinite(mean[:, :55]).all()
     assert np.isfinite(spread[:, :55]).all()
+
+
+def test_one_gene_has_all_counts_of_each_cell(adata, reading):
+    data = adata[:, :1].copy()
+    data = data[data.X.toarray().ravel() > 0].copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        mean, spread = imputed(data, reading, keep_observed=False)
+    np.testing.assert_allclose(mean, np.log1p(1e4), rtol=0.02)
+    assert (spread >= 0).all()
+
+
+def test_identical_cells_have_the_same_values(adata, headed):
+    data = ad.AnnData(sp.vstack([adata.X[:1]] * 20, format="csr"), var=adata.var)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        mean, _ = imputed(data, headed, keep_observed=False)
+    mean, observed = mean[:, :55], log_normalised(adata[:1])[0].toarray()[0, :55]
+    np.testing.assert_allclose(mean, np.broadcast_to(mean[0], mean.shape), rtol=1e-3, atol=1e-4)
+    assert mean[0, observed > 0].min() > mean[0, observed == 0].max()
 
 
 def test_expected_values_follow_the_truth_better_than_means_do():

@@ -238,7 +238,8 @@ def fit_corrections(
     the states, with the model's log-odds as offset and a quadratic penalty on all coefficients but the bias. Each cell
     has a shift of its log-odds, by which its expected number of expressed genes equals the observed one (a conditional
     likelihood given the number, to first order). The values of expressed genes are fitted by ridge regression with the
-    model's values as offset. So the means of the dataset are met gene by gene.
+    model's values as offset. So the means of the dataset are met gene by gene. States that are all equal have no
+    components, and only biases are fitted.
 
     Parameters
     ----------
@@ -262,7 +263,8 @@ def fit_corrections(
 
     n, dim = states.shape
     pca = PCA(max(1, min(N_COMPONENTS, n - 1, dim)), svd_solver="randomized", random_state=int(rng.integers(2**31)))
-    components = pca.fit_transform(states.astype(np.float64))
+    with np.errstate(invalid="ignore"):  # equal states have no variance, and sklearn divides by it
+        components = pca.fit_transform(states.astype(np.float64))
     scale = components.std(axis=0)
     kept = scale > EPS * max(float(scale.max(initial=0.0)), EPS)
     design = (components[:, kept] / scale[kept]).astype(np.float32)

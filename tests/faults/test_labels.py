@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from functools import partial
 
 import anndata as ad
 import numpy as np
@@ -54,12 +55,10 @@ def test_missing_labels_are_counted_and_named(cells, model, refused, name, how):
 # --- few labels -------------------------------------------------------------------------------------------------------
 @pytest.mark.fault("one batch")
 @pytest.mark.parametrize("labels", [None, "cell_type"])
-def test_one_batch_is_left_as_it_is(cells, model, labels):
+def test_one_batch_is_not_integrated(cells, model, refused, labels):
     cells.obs["all"] = "the same"
-    with pytest.warns(UserWarning, match="are of one batch of .*: there is nothing to integrate"):
-        CALLS["tl.integrate"](cells, model, batch_key="all", labels_key=labels)
-    sd.tl.embed(cells, model)
-    assert np.array_equal(cells.obsm["X_scdiva_integrated"], cells.obsm["X_scdiva"])
+    call = partial(CALLS["tl.integrate"], batch_key="all", labels_key=labels)
+    refused(lambda a: call(a, model), cells, ValueError, "are of one batch of .*'all'", "nothing to integrate", "adapt")
 
 
 def alone(cells):

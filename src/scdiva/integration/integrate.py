@@ -118,14 +118,13 @@ def integrate(
     from the embedding. It writes
 
     `adata.obsm[key_added]`
-        float32 array of shape `(n_cells, dim)`, rows of length 1 unless fine-tuned or with one batch only; NaN for a
-        cell without a known gene.
+        float32 array of shape `(n_cells, dim)`, rows of length 1 unless fine-tuned; NaN for a cell without a known
+        gene.
     `adata.uns["scdiva"]["integrate"]`
         `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `fit_cells` (number of cells that were fitted to),
-        `n_components` (width of the embedding; 0 if fine-tuned or with one batch only), `steps`, `seconds`, `stopped`
-        (`"converged"`, `"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays with a value for each step:
-        `loss`, `denoising`, not of fine-tuning, `reversal` and `contrast`, 0 without labels unless fine-tuned),
-        `finetuned`, `model` and `seed`.
+        `n_components` (width of the embedding; 0 if fine-tuned), `steps`, `seconds`, `stopped` (`"converged"`,
+        `"steps"` or `"interrupted"`), `history` (arrays with a value for each step: `loss`, `denoising`, not of
+        fine-tuning, `reversal` and `contrast`, 0 without labels unless fine-tuned), `finetuned`, `model` and `seed`.
 
     Raises
     ------
@@ -133,9 +132,9 @@ def integrate(
         If a column, layer or gene does not exist.
     ValueError
         If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, there is
-        one batch only and `finetune=True`, each batch has one cell or the cells are identical within batches without
-        fine-tuning, `checkpoint_dir` holds another run, the model has integrated batches before, or the matrix is
-        refused as by :func:`embed`.
+        one batch only, each batch has one cell or the cells are identical within batches without fine-tuning,
+        `checkpoint_dir` holds another run, the model has integrated batches before, or the matrix is refused as by
+        :func:`embed`.
     TypeError
         If `adata` is not an AnnData object.
     FloatingPointError
@@ -144,10 +143,9 @@ def integrate(
     Warns
     -----
     UserWarning
-        If training is interrupted (Ctrl-C): the embedding at that step is written. If there is one batch only: nothing
-        is fitted, and the embedding of the unchanged model is written. If no cell has the `unlabeled_category`. If
-        batch and label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be separated from
-        its effect.
+        If training is interrupted (Ctrl-C): the embedding at that step is written. If no cell has the
+        `unlabeled_category`. If batch and label are confounded (Cramér's V above 0.5): types that one batch alone has
+        cannot be separated from its effect.
 
     References
     ----------
@@ -188,7 +186,7 @@ def integrate(
 
     from scdiva.data.batch import LEAST_CELLS, read_cells
     from scdiva.embedding.dataset_pcs import every_nth, with_dataset_components
-    from scdiva.integration.objective import HISTORY, IntegrationObjective, components_of, integrate_model, with_head
+    from scdiva.integration.objective import IntegrationObjective, components_of, integrate_model, with_head
     from scdiva.models.pretrained import load_for
     from scdiva.train.finetune import finetune as finetune_model
     from scdiva.train.finetune import finetune_config, network_for, planned
@@ -222,10 +220,13 @@ def integrate(
             f"the {cells.n_cells} cells with known genes, to which the model would be fitted, have fewer than two "
             f"labels: {larger}omit labels_key."
         )
-    if tuning is not None and cells.n_batches == 1:
+    if cells.n_batches == 1:
+        what, instead = "embed them by their own components", "sd.tl.embed(adata, sd.tl.adapt(adata))"
+        if tuning is not None:
+            what, instead = "fine-tune on labels", "sd.tl.annotate(query, labels_key, adata, finetune=True)"
         raise ValueError(
-            f"the {cells.n_cells} cells with known genes are of one batch, so there is nothing to integrate. To "
-            "fine-tune on labels: sd.tl.annotate(query, labels_key, adata, finetune=True)."
+            f"the {cells.n_cells} cells with known genes are of one batch of adata.obs[{keys[0]!r}], so there is "
+            f"nothing to integrate. To {what}: {instead}."
         )
     if is_sample and (n_lost := len(np.unique(combined_batch)) - cells.n_batches):
         warn(
@@ -239,21 +240,14 @@ def integrate(
             "between cells: name a column with several cells in each batch"
             f"{', or pass a larger fit_cells' * is_sample}."
         )
-    if cells.n_batches > 1 and association > CONFOUNDED:
+    if association > CONFOUNDED:
         warn(
             f"batch and label are confounded (Cramér's V {association:.2f}): differences between types that come from "
             "one batch each may be taken for batch effects, or the other way round."
         )
     result: dict[str, Any]
     embedding: np.ndarray | None = None
-    if cells.n_batches == 1:
-        warn(
-            f"cells with known genes are of one batch of adata.obs[{keys[0]!r}]: there is nothing to integrate, and "
-            "the embedding of the unchanged model is written."
-        )
-        new, embedding = pretrained, None if is_sample else embed_all(pretrained, cells, run_config)
-        result = {"n_components": 0, "steps": 0, "stopped": "one batch", "history": {name: [] for name in HISTORY}}
-    elif tuning is not None:
+    if tuning is not None:
         logger.info("fine-tuning on %d cells of %d batches on %s", adata.n_obs, cells.n_batches, run_config.device)
         config = planned(tuning, cells.n_cells, seed, run_config.precision)
         new = network_for(pretrained, config, seed)

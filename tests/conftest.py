@@ -347,32 +347,6 @@ def plain(build):
     return build(anchor="encoder", anchor_residual=False)
 
 
-@pytest.fixture(scope="session")
-def contents():
-    """All that an AnnData object holds, to be compared."""
-
-    def contents_of(adata):
-        return {
-            "X": adata.X.toarray().tobytes(),
-            "obs": adata.obs.to_csv(),
-            "var": adata.var.to_csv(),
-            "uns": repr(adata.uns),
-            **{
-                f"{part}/{key}": np.asarray(value).tobytes()
-                for part in ("obsm", "layers", "varm")
-                for key, value in getattr(adata, part).items()
-                if key is not None  # X, which anndata 0.13 lists among the layers
-            },
-            **{
-                f"{part}/{key}": sp.csr_matrix(value).toarray().tobytes()
-                for part in ("obsp", "varp")
-                for key, value in getattr(adata, part).items()
-            },
-        }
-
-    return contents_of
-
-
 def _bytes_of(value):
     """Every byte of what an AnnData object may hold, and of its type and shape."""
     if isinstance(value, ad.AnnData):

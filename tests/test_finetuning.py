@@ -39,7 +39,7 @@ def trained(result) -> list:
     return [value for module in modules for value in module.state_dict().values()]
 
 
-def test_a_resumed_run_gives_the_same_bits(data, learned, contents, tmp_path, monkeypatch, name):
+def test_a_resumed_run_gives_the_same_bits(data, learned, hashed, tmp_path, monkeypatch, name):
     call, objective = CALLS[name]
     whole, cells = trained(call(data.copy(), model=learned, lora=2, **TUNE)), data.copy()
     how = TUNE | {"model": learned, "lora": 2, "checkpoint_dir": tmp_path / "run"}
@@ -53,7 +53,7 @@ def test_a_resumed_run_gives_the_same_bits(data, learned, contents, tmp_path, mo
         patch.setattr(objective, "forward", stops_in_the_second_epoch)
         with pytest.raises(Stopped):
             call(cells, **how)
-    assert contents(cells) == contents(data)
+    assert hashed(cells) == hashed(data)
     assert (tmp_path / "run" / "last.ckpt").exists()
     resumed = trained(call(cells, **how))
     assert len(resumed) == len(whole)
@@ -67,18 +67,18 @@ def test_a_resumed_run_gives_the_same_bits(data, learned, contents, tmp_path, mo
 @pytest.mark.parametrize(
     ("given", "match"), [({"epochs": 2}, "finetune=True"), ({"finetune": True, "freeze": 3}, "freeze=3")]
 )
-def test_arguments_are_refused_before_anything_is_read(data, learned, contents, monkeypatch, name, given, match):
+def test_arguments_are_refused_before_anything_is_read(data, learned, hashed, monkeypatch, name, given, match):
     for place in ("perturbation.screen", "models.inference", "annotation.annotate"):
         monkeypatch.setattr(f"scdiva.{place}.open_cells", None)
     cells = data.copy()
     with pytest.raises(ValueError, match=match):
         CALLS[name][0](cells, model=learned, **given)
-    assert contents(cells) == contents(data)
+    assert hashed(cells) == hashed(data)
 
 
-def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(data, learned, contents, weights, same, name):
+def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(data, learned, hashed, weights, same, name):
     cells, before = data.copy(), weights(learned)
     with pytest.raises(FloatingPointError, match="lower learning rate"):
         CALLS[name][0](cells, model=learned, **TUNE | {"lr": 1e30})
-    assert contents(cells) == contents(data)
+    assert hashed(cells) == hashed(data)
     assert same(weights(learned), before)

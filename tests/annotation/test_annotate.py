@@ -38,10 +38,10 @@ def annotate(data, reference, model, method="linear", **arguments):
 
 
 @pytest.mark.parametrize("method", SHORT)
-def test_what_is_documented_is_written(plain, query, reference, method, contents):
-    data, given = query.copy(), contents(reference)
+def test_what_is_documented_is_written(plain, query, reference, method, hashed):
+    data, given = query.copy(), hashed(reference)
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, batch_key="batch", rng=3, **SHORT[method])
-    assert contents(reference) == given
+    assert hashed(reference) == given
     assert list(data.obs) == [*query.obs, *KEYS]
     assert set(data.uns["scdiva"]) == {"scdiva_label", "written"}
     notes, names = data.uns["scdiva"]["scdiva_label"], ["type A", "type B", "type C", "type D"]
@@ -82,9 +82,7 @@ def test_what_is_documented_is_written(plain, query, reference, method, contents
         ({"labels_key": "with unknown", "reject": 0.1}, "unlabeled_category='unknown'"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_changed(
-    plain, query, reference, arguments, match, contents, weights, same
-):
+def test_what_is_wrong_is_said_and_nothing_is_changed(plain, query, reference, arguments, match, hashed, weights, same):
     data, known = query.copy(), reference.copy()
     types = known.obs["cell_type"].astype(str)
     known.obs["hole"], known.obs["one"] = types.where(~np.isin(np.arange(160), [5, 7, 9]), None), "a"
@@ -92,11 +90,11 @@ def test_what_is_wrong_is_said_and_nothing_is_changed(
     data.obs["twice"] = np.resize(["x", "y"], 80)
     for one in (data, known):
         one.uns["scdiva"] = {"kept": 1}
-    before, given = (contents(data), contents(known)), weights(plain)
+    before, given = (hashed(data), hashed(known)), weights(plain)
     call = {"labels_key": "cell_type", "reference": known, "model": plain, "rng": 0} | arguments
     with pytest.raises(ValueError, match=match):
         sd.tl.annotate(data, **call)
-    assert (contents(data), contents(known)) == before
+    assert (hashed(data), hashed(known)) == before
     assert same(weights(plain), given)
 
 
@@ -125,40 +123,40 @@ def test_a_fault_of_the_reference_is_said_of_it(plain, query, reference, fault):
         annotate(query, names["reference"], plain, **reading.get(fault, {}))
 
 
-def test_genes_must_overlap(plain, query, reference, contents):
+def test_genes_must_overlap(plain, query, reference, hashed):
     data = query.copy()
     with pytest.raises(ValueError, match=r"30 genes .*30 of adata's 30, 55 of .*60"):
         annotate(data[:, :30].copy(), reference, plain)
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, rng=0)
     few = query[:, :30].copy()
-    before = contents(few)
+    before = hashed(few)
     with pytest.raises(ValueError, match=r"adata has 30 of the 55 .*50"):
         sd.tl.annotate(few, model=annotator)
-    assert contents(few) == before
+    assert hashed(few) == before
 
 
-def test_an_annotator_takes_no_labels(plain, query, reference, contents):
+def test_an_annotator_takes_no_labels(plain, query, reference, hashed):
     data = query.copy()
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, method="knn", rng=0)
-    before = contents(data)
+    before = hashed(data)
     for more in ({"labels_key": "cell_type"}, {"reference": reference}, {"method": "probe"}, {"epochs": 2}):
         with pytest.raises(ValueError, match=f"This annotator is fitted: leave {next(iter(more))} out"):
             sd.tl.annotate(data, model=annotator, **more)
     with pytest.raises(ValueError, match="lacks, the first is 'T'"):
         sd.tl.annotate(data, model=annotator, parents={"T": "x"})
-    assert contents(data) == before
+    assert hashed(data) == before
 
 
-def test_what_fails_late_changes_nothing(plain, query, reference, monkeypatch, contents):
+def test_what_fails_late_changes_nothing(plain, query, reference, monkeypatch, hashed):
     def fails(*_):
         raise MemoryError
 
     data = query.copy()
-    before = contents(data)
+    before = hashed(data)
     monkeypatch.setattr(_annotate, "name_cells", fails)
     with pytest.raises(MemoryError):
         sd.tl.annotate(data, "cell_type", reference, model=plain)
-    assert contents(data) == before
+    assert hashed(data) == before
 
 
 @pytest.mark.parametrize("method", ["linear", "finetune"])

@@ -22,10 +22,10 @@ def batched(adata):
     return data
 
 
-def test_components_make_the_embedding_and_nothing_else_is_touched(plain, batched, contents, weights):
-    before, data = weights(plain), contents(batched)
+def test_components_make_the_embedding_and_nothing_else_is_touched(plain, batched, hashed, weights):
+    before, data = weights(plain), hashed(batched)
     new = sd.tl.adapt(batched, plain, batch_key="donor", rng=3)
-    assert contents(batched) == data
+    assert hashed(batched) == data
     assert new is not plain
     assert new.vocabulary.fingerprint == plain.vocabulary.fingerprint
     after = weights(new)

@@ -38,10 +38,10 @@ def made(adata, headed):
     return drawn(adata, headed, groupby="cell_type")
 
 
-def test_what_is_documented_is_returned(adata, headed, contents):
-    was = contents(adata)
+def test_what_is_documented_is_returned(adata, headed, hashed):
+    was = hashed(adata)
     made = drawn(adata, headed, groupby="cell_type", groups=["type C", "type A"], n_cells=4)
-    assert contents(adata) == was
+    assert hashed(adata) == was
     assert made.shape == (8, 55)
     assert isinstance(made.X, sp.csr_matrix)
     assert made.X.dtype == made.layers["counts"].dtype == np.float32
@@ -208,13 +208,13 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
         ({"prompt": "genes"}, "leave out prompt"),
     ],
 )
-def test_refused_calls_say_why(adata, headed, contents, arguments, match):
+def test_refused_calls_say_why(adata, headed, hashed, arguments, match):
     data = adata.copy()
     data.obs["known"] = np.where(np.arange(90) < 5, "no", "yes")
     data.layers["blank"] = data.X.toarray() * ((np.arange(90) > 4)[:, None] | (np.arange(60) > 54))
     if "fixed" in arguments:
         arguments = arguments | {"fixed": {data.var_names[k]: value for k, value in arguments["fixed"].items()}}
-    was = contents(data)
+    was = hashed(data)
     with pytest.raises(ValueError, match=match):
         sd.tl.generate(data, **{"n_cells": 2, "model": headed} | arguments)
-    assert contents(data) == was
+    assert hashed(data) == was

@@ -218,20 +218,20 @@ def test_without_ranks_the_cell_is_ranked_by_its_own_values(few, headed):
         ({"layer": "blank"}, "1 of 12 cells .*counts .*cell0"),
     ],
 )
-def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, match):
+def test_a_refused_call_leaves_all_as_it_was(few, headed, hashed, arguments, match):
     data = few.copy()
     data.layers["blank"] = sp.csr_matrix(data.X.toarray() * (np.arange(12) > 0)[:, None])
-    was = contents(data)
+    was = hashed(data)
     with pytest.raises(ValueError, match=match):
         sd.tl.reconstruct(data, headed, **arguments)
-    assert contents(data) == was
+    assert hashed(data) == was
 
 
-def test_a_model_without_a_state_head_keeps_ranks(few, one, contents):
-    data, was = few.copy(), contents(few)
+def test_a_model_without_a_state_head_keeps_ranks(few, one, hashed):
+    data, was = few.copy(), hashed(few)
     with pytest.raises(ValueError, match=r"state_head=False.*leave out use_ranks=False"):
         sd.tl.reconstruct(data, one, use_ranks=False)
-    assert contents(data) == was
+    assert hashed(data) == was
     assert reconstructed(few, one).uns["scdiva"][KEY]["use_ranks"] is True
 
 

@@ -136,7 +136,7 @@ def test_transcription_factors_are_sources_on_request():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_cells_without_genes_have_no_part(cells, infer, one, edges, contents, method):
+def test_cells_without_genes_have_no_part(cells, infer, one, edges, hashed, method):
     known = one.vocabulary.match(list(cells.var_names)).tokens >= 0
     without = np.arange(36) >= 34
     cells.X = sp.csr_matrix(cells.X.multiply(~without[:, None] | ~known))
@@ -148,10 +148,10 @@ def test_cells_without_genes_have_no_part(cells, infer, one, edges, contents, me
     near(edges(rest), edges(cells), method)
     assert rest.uns["scdiva"]["scdiva_grn"]["cells"] == cells.uns["scdiva"]["scdiva_grn"]["cells"] == [34]
     cells.obs["kind"] = np.where(np.arange(36) > 24, "few", "many")  # eleven, two of them empty
-    before = contents(cells)
+    before = hashed(cells)
     with pytest.raises(ValueError, match=r"1 of 2 groups .*10 cells .*'few', 9"):
         infer(cells, method, groupby="kind", empty="nan")
-    assert contents(cells) == before
+    assert hashed(cells) == before
 
 
 def test_a_gene_that_only_raw_holds_is_said_to_be_there(cells, infer):

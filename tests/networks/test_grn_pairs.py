@@ -49,24 +49,24 @@ def rare(c):
         (None, {"min_fraction": 1.0, "sources": "tf"}, "no transcription factor.*at least 100"),
     ],
 )
-def test_bad_input_is_refused_and_changes_nothing(cells, infer, contents, spoil, options, said):
+def test_bad_input_is_refused_and_changes_nothing(cells, infer, hashed, spoil, options, said):
     if spoil:
         spoil(cells)
         cells.X = sp.csr_matrix(cells.X)
     if options.get("sources") == ["3"]:
         options = options | {"sources": [cells.var_names[3]]}
-    before = contents(cells)
+    before = hashed(cells)
     with pytest.raises(ValueError, match=said):
         infer(cells, **options)
-    assert contents(cells) == before
+    assert hashed(cells) == before
 
 
-def test_only_what_fits(cells, infer, contents, monkeypatch):
-    before = contents(cells)
+def test_only_what_fits(cells, infer, hashed, monkeypatch):
+    before = hashed(cells)
     monkeypatch.setattr("scdiva.networks.grn.MAX_BYTES", 55 * 55 * 8 * 2)
     with pytest.raises(ValueError, match="55 sources × 55 targets and 3 groups would take"):
         infer(cells, groupby="kind")
-    assert contents(cells) == before
+    assert hashed(cells) == before
     infer(cells, groupby="kind", groups=["plain", "β δ"])
     assert len(cells.varp) == 2
 

@@ -131,9 +131,9 @@ def test_layers_and_raw(cells):
         ({"known": pd.DataFrame({"gene": ["A"]})}, ValueError, "known .*source .*target; .*gene"),
     ],
 )
-def test_what_is_not_there_is_refused(cells, contents, change, kind, said):
+def test_what_is_not_there_is_refused(cells, hashed, change, kind, said):
     data = cells()
-    before = contents(data)
+    before = hashed(data)
     with pytest.raises(kind, match=said):
         sd.tl.regulon(data, data.var_names[change.pop("source", 3)], **{"key": "whole"} | change)
-    assert contents(data) == before
+    assert hashed(data) == before

@@ -19,13 +19,13 @@ def fit(data, model, **arguments):
     return sd.tl.fit_perturbation(data, "perturbation", model=model, **{"rng": 3} | arguments)
 
 
-def test_what_is_found(one, data, contents, weights, same):
-    before, theirs = contents(data), weights(one)
+def test_what_is_found(one, data, hashed, weights, same):
+    before, theirs = hashed(data), weights(one)
     state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     fitted = fit(data, one)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
-    assert contents(data) == before
+    assert hashed(data) == before
     assert same(weights(one), theirs)
     assert set(fitted.notes) == {"validation", "labels", "model", "seed", "seconds"}
     assert fitted.notes["model"] == "ScDiVa"
@@ -58,17 +58,17 @@ def test_the_seed_determines_every_bit(one, data):
         ({"finetune": True, "context": 1}, "context=1 leaves no room"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nothing_changed(one, data, arguments, match, contents, weights, same):
+def test_what_makes_no_sense_is_refused_and_nothing_changed(one, data, arguments, match, hashed, weights, same):
     data = data.copy()
     label = data.obs["perturbation"].astype(object)
     data.obs["hole"] = label.where(~np.isin(np.arange(80), [40, 41, 79]), None)
     data.obs["plus"] = label.where(np.arange(80) != 17, "CD4+")
     data.layers["nan"] = data.X.copy()
     data.layers["nan"].data[7] = np.nan
-    before, theirs, state = contents(data), weights(one), torch.random.get_rng_state()
+    before, theirs, state = hashed(data), weights(one), torch.random.get_rng_state()
     with pytest.raises(ValueError, match=match):
         sd.tl.fit_perturbation(data, **{"perturbation_key": "perturbation", "model": one, "rng": 3} | arguments)
-    assert contents(data) == before
+    assert hashed(data) == before
     assert same(weights(one), theirs)
     assert torch.equal(torch.random.get_rng_state(), state)
 

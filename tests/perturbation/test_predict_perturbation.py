@@ -26,14 +26,14 @@ def ours(predicted) -> dict:
     return predicted.uns["scdiva"]["perturbation"]
 
 
-def test_what_is_documented_is_there_and_nothing_else(one, data, genes, contents, weights, same, tmp_path):
+def test_what_is_documented_is_there_and_nothing_else(one, data, genes, hashed, weights, same, tmp_path):
     cells, theirs, state = data.copy(), weights(one), torch.random.get_rng_state()
     asked = [genes[0], f"{genes[0]}+{genes[4]}", f"drug+{genes[3]}+{genes[1]}"]
     found = sd.tl.predict_perturbation(cells, "perturbation", predict=asked, model=one, n_cells=7, rng=3)
     assert torch.equal(torch.random.get_rng_state(), state)
     kept = cells.uns.pop("scdiva_perturbation")
     assert set(cells.uns.pop("scdiva")) == {"written"}
-    assert contents(cells) == contents(data)  # and nothing else was written
+    assert hashed(cells) == hashed(data)  # and nothing else was written
     assert same(weights(one), theirs)
     assert (found.shape, found.X.dtype) == ((21, 60), np.float32)
     assert np.isfinite(found.X).all()
@@ -200,13 +200,13 @@ def test_a_group_that_the_screen_does_not_hold(fitted_groups, perturbed_cells, g
         ({"dose": 3.0}, "dose requires"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nothing_changed(fitted, data, arguments, match, contents):
+def test_what_makes_no_sense_is_refused_and_nothing_changed(fitted, data, arguments, match, hashed):
     cells = data.copy()
     cells.uns["mine"] = {"params": 1}
-    before, state = contents(cells), torch.random.get_rng_state()
+    before, state = hashed(cells), torch.random.get_rng_state()
     with pytest.raises(ValueError, match=match):
         sd.tl.predict_perturbation(cells, model=fitted, **{"rng": 0} | arguments)
-    assert contents(cells) == before
+    assert hashed(cells) == before
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

@@ -95,13 +95,13 @@ def test_a_pair_that_was_not_measured_comes_first(fitted, states, genes):
     assert found.loc[0, ["n_parts", "n_seen", "trained"]].tolist() == [2, 2, False]
 
 
-def test_what_is_documented_is_there_and_nothing_else(fitted, states, contents, weights, same, tmp_path):
+def test_what_is_documented_is_there_and_nothing_else(fitted, states, hashed, weights, same, tmp_path):
     cells = states("2")
-    before, theirs, state = contents(cells), weights(fitted.model), torch.random.get_rng_state()
+    before, theirs, state = hashed(cells), weights(fitted.model), torch.random.get_rng_state()
     found = rank(cells, fitted, combinations=True)
     kept = cells.uns.pop("scdiva_ranked_perturbations")
     assert set(cells.uns.pop("scdiva")) == {"written"}
-    assert contents(cells) == before  # and nothing else was written
+    assert hashed(cells) == before  # and nothing else was written
     assert same(weights(fitted.model), theirs)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert {name: np.asarray(found[name]).dtype.kind for name in found} == COLUMNS
@@ -188,13 +188,13 @@ def test_groups(fitted_groups, states, genes):
         ({"key_added": "mine"}, r"adata.uns\['mine'\] would be overwritten"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nothing_changed(fitted, states, arguments, match, contents):
+def test_what_makes_no_sense_is_refused_and_nothing_changed(fitted, states, arguments, match, hashed):
     cells = states("1", n=4)
     cells.uns["mine"] = {"cosine": 1}
-    before = contents(cells)
+    before = hashed(cells)
     with pytest.raises(ValueError, match=match):
         rank(cells, fitted, **arguments)
-    assert contents(cells) == before
+    assert hashed(cells) == before
 
 
 def test_data_and_models_that_make_no_sense_are_refused(fitted, one, states):

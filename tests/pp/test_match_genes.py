@@ -72,10 +72,10 @@ def test_raw_has_genes_of_its_own(adata, human):
         (None, {"vocabulary": "no model"}, FileNotFoundError, "no vocabulary 'no model'"),
     ],
 )
-def test_a_failed_call_leaves_adata_as_it_was(adata, contents, spoil, arguments, error, message):
+def test_a_failed_call_leaves_adata_as_it_was(adata, hashed, spoil, arguments, error, message):
     if spoil:
         adata.var.index = spoil(adata)
-    before = contents(adata)
+    before = hashed(adata)
     with pytest.raises(error, match=message):
         match_genes(adata, **arguments)
-    assert contents(adata) == before
+    assert hashed(adata) == before

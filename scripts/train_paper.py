@@ -139,10 +139,12 @@ def fit_and_record(
     """Train until a time of `time.monotonic`, or by steps if `end` is None; return what to record of the run."""
     begun, by_time = time.monotonic(), ByTime(end, measured)
     trainer = fit(module, data, out_dir=out, callbacks=[by_time], progress=False, **options)
-    on_gpu = trainer.strategy.root_device.type == "cuda"
+    n_threads = torch.get_num_threads()
+    cores = "one CPU core" if n_threads == 1 else f"{n_threads} CPU cores"
     return {
         "steps": trainer.global_step, "cells": by_time.n_cells, "seconds": round(time.monotonic() - begun),
-        "device": torch.cuda.get_device_name() if on_gpu else "one CPU core", "training": module.config.to_dict(),
+        "device": torch.cuda.get_device_name() if trainer.strategy.root_device.type == "cuda" else cores,
+        "training": module.config.to_dict(),
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }  # fmt: skip
 

@@ -45,6 +45,8 @@ from _record import commit, report
 from train_reader import FILE as READERS
 from train_reader import SIZES, Runs, read_readers
 
+from scdiva.models.storage import CONFIG
+
 ROOT = Path(__file__).parents[1]
 STEPS = {
     "parity": 60, "ceilings": 10, "tuning": 40, "train": 70, "fit": 45, "sdpa": 37, "embed": 80, "head": 12,
@@ -100,9 +102,10 @@ def train_all(arguments: argparse.Namespace, work: Path, end: float) -> int:
     models, dry, failed = arguments.train, arguments.dry_run, 0
     shared = ["--accelerator", "cpu", "--toy"] if dry else ["--accelerator", "gpu"]
     options = {"paper": shared, "reader": [*shared, "--sizes", *SIZES, "--batch-size", "8" if dry else "64"]}
-    for name, file in (("paper", "."), ("reader", READERS)):
-        if arguments.init and (arguments.init / file).exists():
-            options[name] = [*options[name], "--init", str(arguments.init / file)]
+    if arguments.init and (arguments.init / CONFIG).exists():
+        options["paper"] = [*shared, "--init", str(arguments.init)]
+    if arguments.init and (arguments.init / READERS).exists():
+        options["reader"] += ["--init", str(arguments.init / READERS)]
     while len(models) > 1 and not dry and (end - time.monotonic()) / len(models) < max(map(LEAST_TRAINING.get, models)):
         print(f"No time is left to train {models[-1]}.")
         models = models[:-1]
@@ -154,7 +157,7 @@ def main() -> int:
     begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="folder of carry_corpus.py pack; default: no training")
-    parser.add_argument("--init", type=Path, help="model folder to continue; default: the bundled scdiva-paper-mini")
+    parser.add_argument("--init", type=Path, help="returned folder to continue; default: the bundled models")
     parser.add_argument("--seconds", type=float, default=LIMIT)
     parser.add_argument("--skip", nargs="+", default=[], choices=list(STEPS))
     parser.add_argument(
@@ -163,6 +166,8 @@ def main() -> int:
     parser.add_argument("--commit", help="commit of the code, where there is no git")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes on a CPU")
     arguments = parser.parse_args()
+    if arguments.init and not any((arguments.init / name).exists() for name in (CONFIG, READERS)):
+        parser.error(f"--init {arguments.init} contains neither {CONFIG} nor {READERS}")
     out = Path(os.environ.get("OUT", ROOT / "runs" / "gpu"))
     work = Path(tempfile.mkdtemp())
     out.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,6 +88,38 @@ def test_steps_run_without_anndata_and_return_small_files(carried, script, tmp_p
     assert all(file.is_file() and file.stat().st_size <= 15 * 2**20 for file in files)
     steps = json.loads((out / "config.json").read_text())["metadata"]["by_time"][-1]["steps"]
     assert f" step: {steps:,} steps" in answer.stdout, "the number of steps follows from the rate"
+
+
+@pytest.mark.parametrize(
+    ("order", "seconds", "trained"),
+    [
+        (["paper", "reader"], 400, {"paper": 200, "reader": 400}),
+        (["reader", "paper"], 400, {"reader": 200, "paper": 400}),
+        (["paper", "reader"], 200, {"paper": 200}),
+        (["reader"], 100, {"reader": 100}),
+    ],
+)
+def test_trainings_share_the_time_in_the_given_order(script, monkeypatch, tmp_path, order, seconds, trained):
+    """A training that ends at once leaves its share to the next."""
+    monkeypatch.syspath_prepend(str(_of_gpu.ROOT / "benchmarks"))
+    once, calls = script("gpu_once"), {}
+
+    def train(name, prepared, run, seconds, *options, most):
+        calls[name] = seconds, " ".join(options)
+        return name == "paper"
+
+    monkeypatch.setattr(once, "train", train)
+    for name in ("config.json", "readers.safetensors"):
+        (tmp_path / name).touch()
+    arguments = SimpleNamespace(train=order, dry_run=False, init=tmp_path)
+    failed = once.train_all(arguments, tmp_path, time.monotonic() + seconds)
+    assert {name: round(given) for name, (given, _) in calls.items()} == trained
+    assert list(calls) == list(trained)
+    assert failed == ("reader" in trained)
+    init = {"paper": tmp_path, "reader": f"{tmp_path}/readers.safetensors"}
+    assert all(options.endswith(f"--init {init[name]}") for name, (_, options) in calls.items())
+    if "reader" in calls:
+        assert "--sizes 1x 4x 16x --batch-size 64" in calls["reader"][1]
 
 
 def test_a_large_file_is_cut_into_pieces(tmp_path, monkeypatch):

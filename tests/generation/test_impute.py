@@ -331,7 +331,7 @@ def test_a_reader_does_not_run_without_other_genes(adata, reading):
 def test_a_mask_names_no_genes(adata, headed):
     mask = np.arange(adata.n_vars) < 3
     with pytest.raises(
-        TypeError, match=rf"{adata.n_vars} of {adata.n_vars} are none.*adata\.var_names\[genes\]"
+        TypeError, match=rf"{adata.n_vars} of {adata.n_vars} are not text.*adata\.var_names\[genes\]"
     ) as said:
         imputed(adata, headed, mask)
     assert "did you mean" not in str(said.value)

@@ -200,17 +200,20 @@ def card(metadata: dict[str, Any], n_parameters: int, n_genes: int) -> str:
     lines = [
         f"| {name} | {stage['context']:,} | {stage['steps_done']:,} of {stage['steps']:,} x {stage['batch_size']} "
         f"| {stage['steps_done'] * stage['batch_size']:,} | {stage['validation']['val/perplexity']:,.0f} |"
-        for name, stage in metadata.get("stages", {}).items()
+        for name, stage in sorted(metadata.get("stages", {}).items(), key=lambda item: item[1]["context"])
     ]
     if runs:
         steps, cells, seconds = (sum(run[name] for run in runs) for name in ("steps", "cells", "seconds"))
         last = runs[-1]["training"]
-        perplexity = np.exp(runs[-1]["metrics"]["train/identity_per_token"])
+        metrics = runs[-1]["metrics"]
+        perplexity = f"{np.exp(metrics['train/identity_per_token']):,.0f} (training cells)"
+        if "val/perplexity" in metrics:
+            perplexity = f"{metrics['val/perplexity']:,.0f}"
         devices = ", ".join(dict.fromkeys(run["device"] for run in runs))
-        time_spent += f" and {seconds / 60:.1f} minutes ({devices})"
+        time_spent += f" and {seconds / 60:.0f} minutes on {devices}"
         lines.append(
             f"| {len(runs)} by time | {last['context']:,} | {steps:,} x up to {last['batch_tokens']:,} tokens "
-            f"| {cells:,} | {perplexity:,.0f} (training cells) |"
+            f"| {cells:,} | {perplexity} |"
         )
     return Path(__file__).with_name("paper_card.md").read_text(encoding="utf-8").format(
         time_spent=time_spent, n_parameters=n_parameters, n_genes=n_genes, n_studies=len(corpus["studies"]),

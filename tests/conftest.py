@@ -263,9 +263,20 @@ def reconstruct():
     return make
 
 
+SETTINGS = {"progress": False, "device": "cpu", "precision": "fp32"}
+"""Of all tests: results of CPUs with and without bfloat16 arithmetic are equal."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _same_settings():
+    """Settings of fixtures of modules and sessions."""
+    with sd.settings.override(**SETTINGS):
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _quiet():
-    with sd.settings.override(progress=False, device="cpu", precision="fp32"):
+def _quiet(_same_settings):
+    with sd.settings.override(**SETTINGS):
         yield
 
 

@@ -272,7 +272,7 @@ def test_what_is_to_be_predicted_is_judged_before_any_cell_is_read(fitted_by_lin
     ("asked", "match"),
     [
         ({"candidates": ["nowhere"]}, "1 of 1 perturbed genes or labels .*'nowhere'"),
-        ({"candidates": ["control"]}, "candidates holds 'control'"),
+        ({"candidates": ["control"]}, "candidates has 'control'"),
         ({"dose": 0.0}, "dose must be a number above 0"),
         ({"dose": [1.0, 2.0]}, "dose must be a number"),
     ],

@@ -136,7 +136,7 @@ def test_annotate_and_the_annotator_again(run, small, tmp_path):
         (["integrate", "cells.h5ad", "--batch_key", "batch", "--threads", "0"], "settings.threads"),
         (["integrate", "cells.h5ad", "--batch_key", "batch", "--steps", "0"], "steps"),
         (["embed", "cells.h5ad", "--model", "nothing"], "no model 'nothing'"),
-        (["integrate", "broken.h5ad", "--batch_key", "batch"], "'broken.h5ad' is no HDF5 file"),
+        (["integrate", "broken.h5ad", "--batch_key", "batch"], "'broken.h5ad' is not an HDF5 file"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line_and_leaves_nothing(refused, cells, words, message):
@@ -159,9 +159,9 @@ def test_a_folder_of_another_kind_is_refused_before_the_work(refused, small, tmp
     (tmp_path / "kept" / "mine.txt").write_text("mine")
     monkeypatch.setattr("scdiva.cli._calls._opened", None)
     words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--model", small, "--overwrite", "--save"]
-    assert "it is no model folder; choose another path" in refused(*words, tmp_path / "kept")
+    assert "it is not a saved model; choose another path" in refused(*words, tmp_path / "kept")
     annotate = ["annotate", "cells.h5ad", "--labels_key", "cell_type", "--model", small, "--overwrite", "--save"]
-    assert f"{str(small)!r} exists already: it is no annotator folder" in refused(*annotate, small)
+    assert f"{str(small)!r} exists already: it is not a saved annotator" in refused(*annotate, small)
     assert "is the --out" in refused(*words, tmp_path / "out.zarr", out="out.zarr")
     assert (tmp_path / "kept" / "mine.txt").read_text() == "mine"
 

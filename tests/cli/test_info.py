@@ -85,7 +85,7 @@ def test_what_was_fitted_is_described(described, small, cells, tmp_path):
     [
         ("nothing", "no model 'nothing'"),
         ("nothing.h5ad", "no file 'nothing.h5ad'"),
-        ("text.h5ad", "is no HDF5 file"),
+        ("text.h5ad", "is not an HDF5 file"),
         ("folder", "lacks README.md"),
     ],
 )

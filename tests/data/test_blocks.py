@@ -178,7 +178,7 @@ def test_the_remedy_for_other_dtypes_gives_the_numbers(kind, place):
         ("file", {"use_raw": True}, ValueError, "has no raw"),
         ("file", {}, ValueError, r"has no X\. Pass layer='counts'"),
         ("absent", {}, FileNotFoundError, r"no file .*absent\.h5ad"),
-        ("text", {}, ValueError, "is no HDF5 file"),
+        ("text", {}, ValueError, "is not an HDF5 file"),
     ],
 )
 def test_choosing_a_matrix_names_what_exists(x, tmp_path, of, reading, error, said):

@@ -88,7 +88,7 @@ def test_a_table_decides_alone(human):
         (pd.DataFrame({"a": ["b"]}), "got DataFrame"),
         ({}, "a table of 0 genes without a human one"),
         ({"Rt1": np.nan}, "a table of 1 genes without a human one"),
-        ({"Rt1": 7}, "'Rt1' the human gene 7"),
+        ({"Rt1": 7}, "'Rt1' to 7, which is not a gene symbol"),
         (pd.Series(["CD3D", "CD4"], ["Rt1", "Rt1"]), "'Rt1' two.*'CD3D' and 'CD4'"),
     ],
 )

@@ -85,7 +85,9 @@ def test_what_stands_where_a_model_is_saved_stays(model, annotator, tmp_path, ma
     make(tmp_path / "taken", model=model, annotator=annotator)
     before = state_of(tmp_path)
     what = {"model": model, "annotator": annotator}[kind]
-    said = "pass overwrite=True" if make.__name__ == f"other_{kind}" else f"it is no {kind}.*choose another path"
+    said = (
+        "pass overwrite=True" if make.__name__ == f"other_{kind}" else f"it is not a saved {kind}.*choose another path"
+    )
     with pytest.raises(FileExistsError, match=said):
         what.save(tmp_path / "taken", overwrite=bool(overwrite))
     assert state_of(tmp_path) == before

@@ -115,7 +115,9 @@ def test_a_folder_where_a_file_should_be(name, drawn, model, file, tmp_path):
     for suffix in ("", ".h5ad", ".zarr", ".h5", ".png"):
         (tmp_path / f"out{suffix}").mkdir()
         (tmp_path / f"out{suffix}" / "thesis.txt").write_text("years of work")
-    with pytest.raises((FileExistsError, IsADirectoryError), match=r"is a folder|it is no model folder|exists\. Pass"):
+    with pytest.raises(
+        (FileExistsError, IsADirectoryError), match=r"is a folder|it is not a saved model|exists\. Pass"
+    ):
         WRITES[name](tmp_path / "out", drawn, model, file)
     assert len(list(tmp_path.glob("*/thesis.txt"))) == len(list(tmp_path.iterdir())) == 5
 

@@ -77,7 +77,7 @@ def test_an_index_that_lies(packed, what):
     np.arange(9999, dtype=np.uint16).tofile(packed.parent / "secret.bin")
     index(packed, lambda i: LIES[what](i, packed))
     elsewhere = what in [*LIES][:4]
-    said = r": index\.json names .* no file in its folder" if elsewhere else ""
+    said = r": index\.json names .* not a file in its folder" if elsewhere else ""
     with pytest.raises(ValueError, match=rf"packed' is damaged{said}"):
         read(packed)
 
@@ -169,7 +169,7 @@ def test_a_file_larger_than_any_is_refused_before_it_is_read(folder, name):
     [
         ("[" * 900 + "]" * 900, "nested more than 64 deep"),
         ("[" + "[]," * 1_500_000 + "0]", "more than 2,000,000 values"),
-        ('"' + "x" * MOST_TEXT + '"', "at most 16,777,216 are read"),
+        ('"' + "x" * MOST_TEXT + '"', "the maximum is 16,777,216"),
     ],
 )
 def test_a_configuration_that_costs_more_than_it_says(folder, text, said):
@@ -186,7 +186,7 @@ def test_a_configuration_that_costs_more_than_it_says(folder, text, said):
     [
         ("a: &a [x, x]\nb: &b [*a, *a]\ngroups: [*b, *b]\n", "has an alias"),
         ("groups: " + "[" * 100_000 + "]" * 100_000, "nested more than 64 deep"),
-        ("groups: [" + "x," * 600_000 + "]", "at most 1,048,576 are read"),
+        ("groups: [" + "x," * 600_000 + "]", "the maximum is 1,048,576"),
     ],
 )
 def test_options_that_cost_more_than_they_say(tmp_path, capsys, text, said):

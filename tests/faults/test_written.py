@@ -103,7 +103,7 @@ BAD = {
     "..": "keep something of their own",
     "_index": "keep something of their own",
     "x" * 300: "300 bytes",
-    "\ud800": "no valid Unicode",
+    "\ud800": "not valid Unicode",
     3: "must be text",
 }
 

@@ -154,6 +154,6 @@ def test_nothing_damaged_is_pushed(hub, folder, model):
     with pytest.raises(ValueError, match="leave @v1 out"):
         push(model, "hf://lab/atlas@v1")
     for address in ("lab/atlas", "hf://atlas", ""):
-        with pytest.raises(ValueError, match="no address"):
+        with pytest.raises(ValueError, match="not the address"):
             push(model, address)
     assert hub.repos == {}

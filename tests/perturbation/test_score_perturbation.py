@@ -146,7 +146,7 @@ def test_what_cannot_be_scored_is_refused(screen, by_hand, change, error, messag
 
 def test_other_objects_are_refused(screen, by_hand):
     observed = screen()
-    with pytest.raises(KeyError, match=r"no prediction.*scdiva\.tl\.predict_perturbation"):
+    with pytest.raises(KeyError, match=r"not a prediction.*scdiva\.tl\.predict_perturbation"):
         sd.tl.score_perturbation(observed, by_hand(observed))
     with pytest.raises(TypeError, match="expected an AnnData object"):
         sd.tl.score_perturbation(by_hand(observed), "observed.h5ad")

@@ -145,7 +145,7 @@ def test_clipping_and_accumulation(run, tmp_path, precision):
 def test_resuming_needs_a_checkpoint_that_fits(run, tmp_path, tiny, config):
     for number, (content, said) in enumerate(
         [
-            ({"state_dict": {}}, "no checkpoint of a scdiva training task"),
+            ({"state_dict": {}}, "not a checkpoint of a scdiva training task"),
             ({"scdiva": {"batches_seen": 2}}, "is damaged: it lacks"),
         ]
     ):

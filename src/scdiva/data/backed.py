@@ -283,7 +283,7 @@ def open_root(path: Path) -> tuple[Any, Any]:
     if not os.access(path, os.R_OK):
         raise PermissionError(f"{str(path)!r} may not be read by this user.")
     if not h5py.is_hdf5(path):
-        raise ValueError(f"{str(path)!r} is no HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
+        raise ValueError(f"{str(path)!r} is not an HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
     file = open_hdf5(path)
     return file, file
 

@@ -65,7 +65,7 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True.")
     if out.is_dir() and not out.is_symlink() and (foreign := _foreign(out)):
         raise FileExistsError(
-            f"{str(out)!r} contains {foreign!r}, which is no part of a .zarr: overwrite would delete it. Move it, or "
+            f"{str(out)!r} contains {foreign!r}, which is not part of a .zarr: overwrite would delete it. Move it, or "
             "pass another out."
         )
     if is_zarr(out) and not out.is_dir():

@@ -112,7 +112,7 @@ def adapt(
     KeyError
         If `layer`, `batch_key` or the column of gene names does not exist.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is not an AnnData object.
 
     Warns
     -----

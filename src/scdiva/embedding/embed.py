@@ -89,7 +89,7 @@ def embed(
     KeyError
         If `layer` or the column of gene names does not exist.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is not an AnnData object.
 
     Warns
     -----
@@ -172,7 +172,7 @@ def gene_embedding(
     ValueError
         If `adata.raw.var_names` are not unique with `use_raw`, and as :func:`embed`.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is not an AnnData object.
 
     Examples
     --------

@@ -56,7 +56,7 @@ def umap(adata: AnnData, basis: str = OBSM_EMBEDDING, *, rng: int | None = None,
     ValueError
         If fewer than five cells have a finite embedding.
     TypeError
-        If `adata` is no AnnData object.
+        If `adata` is not an AnnData object.
 
     Warns
     -----

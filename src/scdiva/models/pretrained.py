@@ -177,7 +177,9 @@ def _model_config(folder: Path, config: dict[str, Any]) -> ScDiVaConfig:
     try:
         return ScDiVaConfig.from_dict(config["model"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
+        raise ValueError(
+            f"{folder / CONFIG}: the entry 'model' is not a ScDiVaConfig of this version: {error}"
+        ) from error
 
 
 def _filled(config: ScDiVaConfig, data: bytes, file: Path) -> ScDiVa:

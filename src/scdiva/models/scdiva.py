@@ -476,7 +476,7 @@ class ScDiVa(nn.Module):
         Raises
         ------
         FileExistsError
-            If `path` exists and is no model, contains files that scdiva did not write, or `overwrite` is False.
+            If `path` exists and is not a saved model, contains other files, or `overwrite` is False.
         ValueError
             If `path` is a URL, the model has no vocabulary, or weights are not finite.
 

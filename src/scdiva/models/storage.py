@@ -98,7 +98,7 @@ def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") 
     """
     if (other := kind_of(folder)) not in (None, kind):
         inner = f". The model in it is {str(folder / MODEL)!r}" if kind == "model" else ""
-        raise ValueError(f"{str(folder)!r} is no {in_words(kind)}, it holds {_HOLDS[str(other)]}{inner}.")
+        raise ValueError(f"{str(folder)!r} is not a saved {in_words(kind)}, it holds {_HOLDS[str(other)]}{inner}.")
     for name in (*names, CHECKSUMS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -183,7 +183,7 @@ def check_folder(folder: Path, overwrite: bool, kind: str) -> None:
     """Check that a saved object can be written to a folder; arguments and errors as for :func:`written_beside`."""
     ours = kind_of(folder) == kind
     if folder.exists() and not (overwrite and ours):
-        hint = "pass overwrite=True" if ours else f"it is no {in_words(kind)} folder; choose another path"
+        hint = "pass overwrite=True" if ours else f"it is not a saved {in_words(kind)}; choose another path"
         raise FileExistsError(f"{str(folder)!r} exists already: {hint}.")
     refuse_unwritable(folder)
     if folder.is_symlink() or not folder.is_dir():  # a link is replaced itself
@@ -238,7 +238,7 @@ def save_model(
     Raises
     ------
     FileExistsError
-        If `path` exists and is no model folder, contains files that scdiva did not write, or `overwrite` is False.
+        If `path` exists and is not a saved model, contains files that scdiva did not write, or `overwrite` is False.
     ValueError
         If `path` is a URL, the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata`
         is not JSON.
@@ -508,7 +508,9 @@ def parsed(address: str) -> tuple[str, str | None]:
     """Split an address into repository and revision."""
     repository, _, revision = str(address).removeprefix(SCHEME).partition("@")
     if not str(address).startswith(SCHEME) or repository.count("/") != 1 or not all(repository.split("/")):
-        raise ValueError(f'{address!r} is no address of a model: write "hf://owner/name" or "hf://owner/name@revision"')
+        raise ValueError(
+            f'{address!r} is not the address of a model: write "hf://owner/name" or "hf://owner/name@revision"'
+        )
     return repository, revision or None
 
 
@@ -528,7 +530,7 @@ def _hub_errors(address: str) -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError as error:
-        raise ValueError(f"{address!r} is no address of a model: {_first_line(error)}") from error
+        raise ValueError(f"{address!r} is not the address of a model: {_first_line(error)}") from error
     except broken as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, absent) and not isinstance(error, errors.GatedRepoError):

@@ -91,7 +91,7 @@ def test_what_is_not_there_is_said_in_one_line(hub, folder):
         ("hf://lab/atlas@v2", FileNotFoundError, "hf://lab/atlas@v2 is not there"),
         ("hf://lab/data", FileNotFoundError, "no model of scdiva"),
         *(
-            (name, ValueError, "no address of a model")
+            (name, ValueError, "not the address of a model")
             for name in ("hf://lab/at las", "hf://", "hf://a/b/c", "hf:///b")
         ),
     ):

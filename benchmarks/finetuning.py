@@ -3,10 +3,11 @@
     python benchmarks/finetuning.py --data FOLDER [--part annotation integration perturbation] [--sets NAME ...]
         [--arms default "scdiva-paper-mini, fine-tuned" ...] [--seeds 0 1 2] [--epochs 3] [--again]
 
-At most 1,000 cells of a dataset. Hidden labels, folds and scores are those of the scripts of the tasks: macro-F1 of one
-query (annotation.py), accuracy of a hidden half of the labels by 15 labelled neighbours (integration.py), Pearson
-correlation of the change of held-out doubles (perturbation.py). "random weights" is the network of scdiva-paper-mini
-before training.
+At most 1,000 cells of a labelled dataset, and 500 of a perturbation. Hidden labels, folds and scores are those of the
+scripts of the tasks: macro-F1 of one query (annotation.py), accuracy of a hidden half of the labels by 15 labelled
+neighbours (integration.py; PCA-20, Harmony and the frozen model use labels for this only), Pearson correlation of the
+change of held-out doubles (perturbation.py). "random weights" is the network of scdiva-paper-mini with random weights.
+`--model` is ignored.
 """
 
 from __future__ import annotations

@@ -278,6 +278,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.resume and arguments.seconds is not None:
+        parser.error("--resume continues a run by steps: pass --init to continue by --seconds")
     warnings.filterwarnings("ignore", message=".*are left out.*")
     begun, out, loaded = time.monotonic(), arguments.out, load_model(arguments.model, device="cpu")
     prepared, metadata = arguments.prepared or out / "prepared", loaded.metadata or {}

@@ -182,6 +182,12 @@ def test_raw_values_layers_and_other_names_are_read(adata, headed):
     np.testing.assert_allclose(found[:, "g2"].X.toarray(), 1.5)
 
 
+def test_cells_of_one_gene_are_not_generated(adata, headed):
+    data = adata[adata.X[:, [0]].toarray().ravel() > 0, :1].copy()
+    with pytest.raises(ValueError, match=r"^adata has 1 of the genes that the model knows\. "):
+        drawn(data, headed, n_cells=2)
+
+
 BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
 
 

@@ -158,13 +158,14 @@ def test_one_batch_is_refused_and_the_call_in_the_message_embeds_it(plain, cells
         ({"batch_key": []}, "batch_key must name a column"),
         ({"batch_key": ["batch", "batch"]}, "each once"),
         ({"labels_key": "one"}, "240 cells with 1 type"),
+        ({"batch_key": ["one", "two"]}, r"one batch of adata\.obs\['one'\] and adata\.obs\['two'\]"),
         ({"unlabeled_category": "unknown"}, "labels_key"),
         ({"fit_cells": 19}, "fit_cells must be at least 20"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_changed(plain, cells, arguments, match, hashed, weights, same):
     data = cells.copy()
-    data.obs["one"], data.uns["scdiva"] = "a", {"kept": 1}
+    data.obs["one"], data.obs["two"], data.uns["scdiva"] = "a", "b", {"kept": 1}
     before, given = hashed(data), weights(plain)
     with pytest.raises(ValueError, match=match):
         sd.tl.integrate(data, **{"batch_key": "batch", "model": plain, **QUICK, **arguments})

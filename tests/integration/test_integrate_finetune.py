@@ -94,8 +94,11 @@ def test_one_batch_or_label_of_cells_with_genes_is_refused(learned, data, hashed
     data.X[0] = 0
     data.obs["one"] = np.where(np.arange(data.n_obs) == 0, "empty", "a")
     before = hashed(data)
-    keys = {"batch_key": "one"} if key == "batch" else {"batch_key": "batch", "labels_key": "one"}
-    with pytest.raises(ValueError, match="are of one batch" if key == "batch" else "fewer than two labels: omit"):
+    keys, match = {"batch_key": "batch", "labels_key": "one"}, "fewer than two labels: omit"
+    if key == "batch":
+        keys = {"batch_key": "one", "labels_key": "cell_type"}
+        match = r"are of one batch .*sd\.tl\.annotate\(query, 'cell_type', adata, finetune=True\)"
+    with pytest.raises(ValueError, match=match):
         sd.tl.integrate(data, model=learned, **keys, **TUNE)
     with pytest.raises(ValueError, match=r"steps=1000 .* pass epochs"):
         sd.tl.integrate(data, "batch", model=learned, finetune=True, steps=1000)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import scdiva as sd
+from scdiva.perturbation.response import similarities_of
 
 from .conftest import predict
 
@@ -92,6 +93,17 @@ def test_a_screen_with_other_labels_is_the_same_screen(plain, one, genes, ids, c
         one_of = sd.pp.split_perturbations(plain, "perturbation", **how)
         other = sd.pp.split_perturbations(other, "perturbation", **how, **options)
         assert other.obs["scdiva_split"].tolist() == one_of.obs["scdiva_split"].tolist()
+
+
+def test_the_first_column_of_a_repeated_gene_is_used(plain, one, genes, ids):
+    repeat = plain[:, [7]].copy()
+    repeat.var_names = [f"{genes[0]}-1"]
+    data = ad.concat([plain, repeat], axis=1, merge="same")
+    data = relabelled(data, lambda part, i: ids[0] if part == genes[0] else part)
+    screen = fit(data, one).screen
+    no_states = np.zeros((0, screen.states.shape[1]), dtype=np.float32)
+    found = similarities_of(one, screen, screen.conditions, no_states, None).columns
+    assert found == {ids[0]: 0, **{gene: number for number, gene in enumerate(genes[:4]) if number}}
 
 
 def test_a_gene_whose_name_contains_the_separator(one, plain, genes, tmp_path):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from train_reader import read_readers
@@ -42,6 +43,7 @@ def carried(script, tmp_path):
 def test_runs_by_time_continue_a_model_and_are_summed_in_its_card(carried, script, tmp_path, monkeypatch):
     paper = script("train_paper")
     init = paper.BUNDLED
+    n_bundled = len(load_model(init).metadata.get("by_time", []))
     monkeypatch.setattr(paper, "BUNDLED", tmp_path / "installed")
     weights = []
     for number in range(2):
@@ -53,12 +55,14 @@ def test_runs_by_time_continue_a_model_and_are_summed_in_its_card(carried, scrip
         weights.append(load_model(init).embedding.gene.weight)
     assert not torch.equal(*weights)
     runs = load_model(init).metadata["by_time"]
-    assert [run["training"]["seed"] for run in runs] == [0, runs[0]["cells"]]
+    assert len(runs) == n_bundled + 2
+    seen = np.cumsum([0, *(run["cells"] for run in runs)])
+    assert [run["training"]["seed"] for run in runs] == seen[:-1].tolist(), "each run sees the cells in another order"
     monkeypatch.setattr("sys.argv", ["train_paper.py", "--init", str(init), "--install"])
     paper.main()
     card = (tmp_path / "installed" / "README.md").read_text()
     steps, cells = (sum(run[name] for run in runs) for name in ("steps", "cells"))
-    assert f"| 2 by time | 64 | {steps:,} x up to 2,048 tokens | {cells:,} | " in card
+    assert f"| {len(runs)} by time | 64 | {steps:,} x up to 2,048 tokens | {cells:,} | " in card
     assert "| short | 256 | 1,258 of 1,600 x 32 |" in card, "stages of the bundled model"
     assert "120 human cells of 1 public studies" in card
     assert torch.equal(load_model(tmp_path / "installed").embedding.gene.weight, weights[1])

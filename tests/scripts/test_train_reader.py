@@ -68,6 +68,12 @@ def test_only_the_reader_is_trained_and_a_run_continues(model, run, tmp_path, sa
     assert same({**trained.state_dict()}, {**again.state_dict()})
 
 
+def test_a_run_by_time_is_not_resumed(run, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, "--seconds", "4", "--resume")
+    assert "--init" in capsys.readouterr().err
+
+
 def test_readers_of_all_sizes_are_trained_stored_and_continued(run, tmp_path, same):
     first = run(tmp_path / "one", "--steps", "3", "--sizes", *SIZES)
     weights, runs = read_readers(tmp_path / "one" / "readers.safetensors")

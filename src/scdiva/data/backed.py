@@ -394,6 +394,8 @@ def names_of(root: Any, axis: str, path: Path) -> Any:
     index = frame.attrs.get("_index")
     if index is None or index not in frame:
         what = {"obs": "cells", "var": "genes"}[axis]
-        raise ValueError(f"{str(path)!r} has no names of its {what} ({axis} lacks its index). Write them too.")
+        raise ValueError(
+            f"{str(path)!r} has no names of its {what} ({axis} lacks its index). Write the file again with them."
+        )
     names = frame[index]
     return names["values"] if hasattr(names, "keys") and "values" in names else names

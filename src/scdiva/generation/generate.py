@@ -281,7 +281,8 @@ def _fixed_tokens(fixed: Mapping[str, float], source: CellSource, max_length: in
             raise ValueError(f"fixed[{name!r}] must be a log-normalised value of 0 or more, got {value!r}.")
         by_token[token] = float(value)
     if (left := len(set(source.tokens[source.tokens >= 0].tolist()) - set(by_token))) < 2:
-        raise ValueError(f"fixed leaves {left} of the genes that the model knows to be drawn: leave at least 2.")
+        what = "fixed leaves" if fixed else "adata has"
+        raise ValueError(f"{what} {left} of the genes that the model knows. Generated cells require at least 2.")
     if (total := sum(map(np.expm1, by_token.values()))) >= C.TARGET_SUM:
         raise ValueError(
             f"The values of fixed stand for {total:,.0f} of the {C.TARGET_SUM:,.0f} counts to which a cell is "

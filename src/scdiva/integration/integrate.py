@@ -222,11 +222,12 @@ def integrate(
         )
     if cells.n_batches == 1:
         what, instead = "embed them by their own components", "sd.tl.embed(adata, sd.tl.adapt(adata))"
-        if tuning is not None:
-            what, instead = "fine-tune on labels", "sd.tl.annotate(query, labels_key, adata, finetune=True)"
+        if tuning is not None and labels_key is not None:
+            what, instead = "fine-tune on labels", f"sd.tl.annotate(query, {labels_key!r}, adata, finetune=True)"
+        columns = " and ".join(f"adata.obs[{key!r}]" for key in keys)
         raise ValueError(
-            f"the {cells.n_cells} cells with known genes are of one batch of adata.obs[{keys[0]!r}], so there is "
-            f"nothing to integrate. To {what}: {instead}."
+            f"the {cells.n_cells} cells with known genes are of one batch of {columns}, so there is nothing to "
+            f"integrate. To {what}: {instead}."
         )
     if is_sample and (n_lost := len(np.unique(combined_batch)) - cells.n_batches):
         warn(

@@ -77,7 +77,7 @@ class Similarities(NamedTuple):
     groups
         `(n_groups, n_groups)`, see :func:`group_similarity`.
     columns
-        Column of the screen that measures each perturbed gene; None: the column of the same name.
+        Column of the screen that measures each perturbed gene, the first of several; None: the column of that name.
     """
 
     names: tuple[str, ...]
@@ -159,10 +159,13 @@ def similarities_of(
     """
     names = tuple(sorted({*screen.conditions.part_names, *targets.part_names}))
     groups = group_similarity(np.vstack([screen.states, states]), len(screen.groups))
-    of_token = {token: name for name, token in gene_tokens(model, screen.genes, species).items()}
+    tokens = gene_tokens(model, screen.genes, species)
+    of_token: dict[int, int] = {}
+    for j, name in enumerate(screen.genes):
+        if name in tokens:
+            of_token.setdefault(tokens[name], j)  # the first column of a repeated gene
+    columns = {name: of_token[token] for name, token in gene_tokens(model, names, species).items() if token in of_token}
     of_name = {name: j for j, name in enumerate(screen.genes)}
-    columns = {name: of_name[of_token[token]] for name, token in gene_tokens(model, names, species).items()
-               if token in of_token}  # fmt: skip
     columns |= {name: of_name[name] for name in names if name in of_name}
     return Similarities(names, part_similarity(model, names, species), groups, columns)
 

@@ -83,7 +83,7 @@ def parse_json(path: str | os.PathLike[str], data: bytes) -> Any:
         If it is not JSON, has too many values or is nested too deeply.
     """
     if sum(map(data.count, (b"[", b"{", b","))) > MOST_VALUES:
-        raise ValueError(f"{path} is not JSON that is read: it has more than {MOST_VALUES:,} values.")
+        raise ValueError(f"{path} has more than {MOST_VALUES:,} values of JSON, the maximum.")
     try:
         content = json.loads(data.decode("utf-8"))
     except (
@@ -95,7 +95,7 @@ def parse_json(path: str | os.PathLike[str], data: bytes) -> Any:
     level, depth = [content], 0
     while level:
         if (depth := depth + 1) > MOST_DEPTH:
-            raise ValueError(f"{path} is not JSON that is read: it is nested more than {MOST_DEPTH} deep.")
+            raise ValueError(f"{path} has more than {MOST_DEPTH} nested levels of JSON, the maximum.")
         nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
         level = [part for one in nested for part in one]
     return content

@@ -167,7 +167,7 @@ def test_a_file_larger_than_any_is_refused_before_it_is_read(folder, name):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[" * 900 + "]" * 900, "nested more than 64 deep"),
+        ("[" * 900 + "]" * 900, "more than 64 nested levels"),
         ("[" + "[]," * 1_500_000 + "0]", "more than 2,000,000 values"),
         ('"' + "x" * MOST_TEXT + '"', "the maximum is 16,777,216"),
     ],

@@ -195,8 +195,8 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
         beyond = numbers[numbers >= len(often)]
         if len(beyond):
             raise ValueError(
-                f"{len(beyond)} of {len(numbers)} genes of {name} are not rows of frequency (first: {beyond[0]} of "
-                f"{len(often)} genes). Pass row numbers, not tokens."
+                f"{len(beyond)} of {len(numbers)} genes of {name} are not rows of frequency, which has {len(often)} "
+                f"(first: {beyond[0]}). Pass row numbers, not tokens."
             )
     both = np.intersect1d(genes, seen)
     if len(both):

@@ -417,7 +417,7 @@ def fetch(address: str) -> Path:
         for name in SUMMED:
             read_checked(folder, name, sums)
     except ValueError as error:
-        raise ValueError(f"{address}: {error}. To fetch it anew: {command}") from error
+        raise ValueError(f"{address}: {error}. To download it again: {command}") from error
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{address} holds no model of scdiva, or only a part of one: {error}") from error
     return folder

@@ -180,7 +180,7 @@ def test_repeated_genes_and_other_numbers_are_refused():
         ([], [1], [1, 1], "true holds no gene"),
         ([0], [1, 1], [1, 1], "genes of shown occur"),
         ([0, 1], [1], [1, 1], r"1 of 2 masked .*visible .*gene 1\)"),
-        ([2, 0], [], [1, 1], "1 of 2 genes of true .*frequency .*2 of 2"),
+        ([2, 0], [], [1, 1], "1 of 2 genes of true .*frequency, which has 2 .first: 2"),
         ([0], [5], [1, 1], "1 of 1 genes of shown .*frequency"),
         ([0], [], [[1, 1]], r"frequency has shape \(1, 2\)"),
         ([0], [], [1, np.nan], r"1 of 2 frequencies .*number 1\)"),

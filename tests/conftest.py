@@ -263,20 +263,19 @@ def reconstruct():
     return make
 
 
-SETTINGS = {"progress": False, "device": "cpu", "precision": "fp32"}
-"""Of all tests: results of CPUs with and without bfloat16 arithmetic are equal."""
+SETTINGS = {"device": "cpu", "precision": "fp32"}
+"""Of all tests and fixtures: results of CPUs with and without bfloat16 arithmetic are equal."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _same_settings():
-    """Settings of fixtures of modules and sessions."""
     with sd.settings.override(**SETTINGS):
         yield
 
 
 @pytest.fixture(autouse=True)
 def _quiet(_same_settings):
-    with sd.settings.override(**SETTINGS):
+    with sd.settings.override(progress=False, **SETTINGS):
         yield
 
 

@@ -56,7 +56,7 @@ def runs(tmp_path_factory):
     import scdiva as sd
 
     here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
-    with contextlib.chdir(here), sd.settings.override(seed=5, progress=False):
+    with contextlib.chdir(here), sd.settings.override(seed=5, progress=False, precision="auto"):
         exec(SCRIPT, {"sd": sd})
     begin = "import numpy as np, random, torch\nrandom.seed(1), np.random.seed(2), torch.manual_seed(3)\n"
     begin += "import scdiva as sd\nsd.settings.seed = 5\nsd.settings.progress = False\n"

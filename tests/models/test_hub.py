@@ -134,7 +134,7 @@ def test_a_file_that_was_damaged_is_refused_with_the_call_that_mends_it(hub, fol
     cached.resolve().write_bytes(data)
     with pytest.raises(ValueError, match=r"SHA256SUMS.*: huggingface_hub\.") as info:
         load("hf://lab/atlas")
-    exec("import huggingface_hub; " + str(info.value).split("anew: ")[1])
+    exec("import huggingface_hub; " + str(info.value).split("again: ")[1])
     load("hf://lab/atlas", device="cpu")
 
     # swapped on the hub itself

@@ -26,6 +26,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 import scdiva as sd
+from scdiva._constants import N_SPECIAL
 from scdiva.metrics.annotation import labelled
 from scdiva.models import ScDiVa, load_model
 
@@ -105,12 +106,15 @@ def integrate(adata: ad.AnnData, name: str, arm: str, tuning: dict[str, Any], se
 
 
 def perturb(adata: ad.AnnData, name: str, arm: str, tuning: dict[str, Any], seed: int) -> _run.Result:
-    """Scored doubles of all folds by one method."""
+    """Scored doubles of all folds by one method; without those of genes that scdiva-paper-mini lacks."""
     model, options = (TUNED[arm], tuning) if arm in TUNED else (MINI, {})
     frames = []
+    known = load_model(PAPER).vocabulary.match
     for fold in range(perturbation.FOLDS):
         task = perturbation.task_of(adata, SPLIT, seed, fold)
-        predicted = perturbation.ours(task, network(model), seed, **options)
+        genes = [name.split(perturbation.SEPARATOR) for name in task.predict]
+        predict = [perturbation.SEPARATOR.join(of) for of in genes if (known(of).tokens >= N_SPECIAL).all()]
+        predicted = perturbation.ours(task._replace(predict=predict), network(model), seed, **options)
         frames.append(perturbation.scored(predicted, task.observed))
     frame = pd.concat(frames, ignore_index=True)
     return {"frame": frame[frame["method"] == (arm if arm in ("additive", "matching_mean") else perturbation.NETWORK)]}

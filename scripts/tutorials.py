@@ -1,6 +1,6 @@
 """Run the tutorials and save their outputs in place, and the figures that README and front page show.
 
-    python scripts/tutorials.py                # run and save
+    python scripts/tutorials.py [NAME ...]     # run and save, by default all
     python scripts/tutorials.py --figures       # only copy figures from the saved notebooks to docs/_static
 
 `make docs` runs the tutorials too, but saves nothing. Run times and stderr (progress bars) are not saved, so that
@@ -37,9 +37,11 @@ PICTURES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="tutorials to run, without .ipynb")
     parser.add_argument("--figures", action="store_true", help="run nothing, only copy the figures")
-    code, files = 0, sorted(TUTORIALS.glob("*.ipynb"))
-    if not parser.parse_args().figures:
+    arguments, code = parser.parse_args(), 0
+    files = [TUTORIALS / f"{name}.ipynb" for name in arguments.names] or sorted(TUTORIALS.glob("*.ipynb"))
+    if not arguments.figures:
         command = [sys.executable, "-m", "pytest", "-q", "--nbmake", "--overwrite", *map(str, files)]
         code = subprocess.run(command, check=False).returncode
         for file in files:

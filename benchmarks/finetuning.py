@@ -3,8 +3,8 @@
     python benchmarks/finetuning.py --data FOLDER [--part annotation integration perturbation] [--sets NAME ...]
         [--arms default "scdiva-paper-mini, fine-tuned" ...] [--seeds 0 1 2] [--epochs 3] [--again]
 
-At most 1,000 cells of a labelled dataset, and 500 of a perturbation. Hidden labels, folds and scores are those of the
-scripts of the tasks: macro-F1 of one query (annotation.py), accuracy of a hidden half of the labels by 15 labelled
+Datasets have at most 1,000 cells, and perturbations at most 500. Hidden labels, folds and scores are the same as in the
+benchmarks of the tasks: macro-F1 of one query (annotation.py), accuracy of a hidden half of the labels by 15 labelled
 neighbours (integration.py; PCA-20, Harmony and the frozen model use labels for this only), Pearson correlation of the
 change of held-out doubles (perturbation.py). "random weights" is the network of scdiva-paper-mini with random weights.
 `--model` is ignored.
@@ -124,7 +124,7 @@ FITS = {"annotation": annotate, "integration": integrate, "perturbation": pertur
 
 
 def scores(adata: ad.AnnData, part: str, name: str, result: _run.Result, seed: int) -> dict[str, Any]:
-    """Mean score, and the score of each type or double in `units`."""
+    """Mean score, and in `units` the score of each cell type or pair of perturbed genes."""
     if part == "annotation":
         tasks = annotation.tasks(adata, QUERIES[name][0], {"query": QUERIES[name][1]}, None, seed)
         found = annotation.scores(adata, tasks, result["tasks"])

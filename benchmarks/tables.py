@@ -154,7 +154,8 @@ COMPARISONS = {
         "mean", brief=True,
     ),
     "tuned_integration": Comparison(
-        "Integration with half of the labels, accuracy of the other half", "finetuning", {"task": "integration"},
+        "Integration with half of the labels: 15-NN accuracy on cells with hidden labels", "finetuning",
+        {"task": "integration"},
         {"default": "default"}, {**TUNED, "PCA-20": "PCA-20", "Harmony on PCA-20": "Harmony on PCA-20"}, "mean",
         brief=True,
     ),

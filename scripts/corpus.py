@@ -30,7 +30,8 @@ def by_tissue(packed: PackedCells) -> dict[str, list[int]]:
 
 def tissue_table(tissues: dict[str, list[int]]) -> str:
     """The section of a card."""
-    rows = {**tissues, "all": np.sum(list(tissues.values()), axis=0).tolist()}
+    by_cells = dict(sorted(tissues.items(), key=lambda item: -item[1][1]))
+    rows = {**by_cells, "all": np.sum(list(tissues.values()), axis=0).tolist()}
     lines = [f"| {name} | {' | '.join(f'{number:,}' for number in row)} |\n" for name, row in rows.items()]
     header = "| tissue | studies | cells | detected genes, summed over cells |\n|---|--:|--:|--:|\n"
     return f"{HEADING}{header}{''.join(lines)}"

@@ -77,7 +77,7 @@ class Reporting(AtomicIO):
 
 
 class Counting(pl.Callback):
-    """Report the number of completed steps; from step `full_at` on, limit files to 20 kB as on a full disk."""
+    """Report the number of completed steps. After step `full_at`, limit files to 20 kB to simulate a full disk."""
 
     def __init__(self, board: Board, full_at: int | None) -> None:
         self.board, self.full_at = board, full_at

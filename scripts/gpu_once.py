@@ -13,8 +13,8 @@ the measured rate allows, in the order of `--train`:
   on the same corpus. It continues those in the folder `--init`, else the bundled one. Its rows in `gpu.json` are the
   score of each on the validation studies before and after, its weights, steps, cells and seconds.
 
-Both share the time equally, but where each would have less than LEAST_TRAINING, only the first is trained. The returned
-folder is the `--init` of the next call.
+Both share the time equally, but where each would have less than LEAST_TRAINING, only the first is trained. Pass the
+returned folder as `--init` to the next call.
 
 Needs torch, triton, numpy, scipy, pandas, pyyaml, h5py, safetensors and pytorch-lightning; no AnnData. CARRIED is a
 folder of `scripts/carry_corpus.py pack`; without it nothing is trained. Results are written to the folder $OUT, or to

@@ -136,7 +136,7 @@ def fit_and_record(
     module: TaskModule, data: pl.LightningDataModule, out: Path, *, end: float | None, measured: tuple[int, int],
     **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train until a time of `time.monotonic`, or by steps if `end` is None; return what to record of the run."""
+    """Train until `end` (a value of `time.monotonic`; None: a fixed number of steps) and return a record of the run."""
     begun, by_time = time.monotonic(), ByTime(end, measured)
     trainer = fit(module, data, out_dir=out, callbacks=[by_time], progress=False, **options)
     n_threads = torch.get_num_threads()

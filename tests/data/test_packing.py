@@ -155,7 +155,7 @@ def test_the_index_says_what_there_is(files, vocabulary, tmp_path):
 
 @pytest.fixture
 def broken(files, tmp_path):
-    """A folder of two usable files, one with negative values, one with complex ones and one that is not HDF5."""
+    """A folder with two valid files, one with negative values, one with complex values, and one that is not HDF5."""
     folder = tmp_path / "studies"
     folder.mkdir()
     for file in files[:2]:

@@ -1,4 +1,4 @@
-"""Faults of labels: missing keys and labels, types alone or unused, texts and numbers that are not labels."""
+"""Faults of labels: missing keys and labels, types with one cell or none, invalid texts and numbers."""
 
 from __future__ import annotations
 

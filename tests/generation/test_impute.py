@@ -315,7 +315,7 @@ def test_rounded_counts_per_million_are_read_as_the_counts(adata, headed):
 
 
 def test_a_fine_tuned_copy_has_no_reader(adata, reading):
-    """The reader was trained with the gene codes that fine-tuning changes."""
+    """Fine-tuning changes the gene codes with which the reader was trained."""
     cells = adata.copy()
     cells.obs["half"] = np.where(np.arange(cells.n_obs) % 2, "a", "b")
     new = sd.tl.integrate(cells, "half", model=reading, finetune=True, epochs=1, rng=3)

@@ -450,7 +450,7 @@ class Order:
             self._begins[stretch] = epoch, due, self.deal(stretch, epoch).n_batches
 
     def deal(self, stretch: int, epoch: int) -> Epoch:
-        """Order of the cells of a stretch in an epoch; the last order is cached."""
+        """Order of the cells in an epoch of a stretch. The result of the last call is cached."""
         kept = self._dealt  # read once, since the prefetching thread may replace it
         if kept is None or kept[0] != (stretch, epoch):
             kept = self._dealt = None  # free memory first

@@ -188,8 +188,8 @@ def masked_cross_entropy(
     Raises
     ------
     ValueError
-        If there are more or fewer targets or weights than rows, `row_weight` requires a gradient, or a target is not a
-        row of `weight`. On CUDA an invalid target triggers an assertion of the device, to avoid a synchronisation.
+        If `targets` or `row_weight` and `hidden` differ in length, `row_weight` requires a gradient, or a target is not
+        a row of `weight`. On CUDA an invalid target triggers an assertion of the device, to avoid a synchronisation.
     RuntimeError
         In backward under `create_graph=True`.
 

@@ -121,7 +121,7 @@ class Vocabulary:
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is damaged, is not a vocabulary or has more than 256 MiB; the message names the file.
+            If the file is damaged, is not a vocabulary, or is larger than 256 MiB.
         """
         path = Path(path)
         if data is None and not path.is_file():
@@ -307,7 +307,7 @@ class Vocabulary:
         TypeError
             If `names` is a single name, whose letters would be looked up.
         ValueError
-            If `species` is not one of these, or `"human"` of a vocabulary of mice.
+            If `species` is invalid, or `"human"` for a vocabulary of mouse genes.
         """
         if isinstance(names, str):
             raise TypeError(f"names={names!r} must be a list of names.")

@@ -33,14 +33,13 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
         where = positions(cu_seqlens, q.shape[0])
         q, k = apply_rope(q, cos[where], sin[where]), apply_rope(k, cos[where], sin[where])
     rows, groups = _by_length(cu_seqlens, q.shape[0])
-    q, k, v = (x.index_select(0, rows) for x in (q, k, v))
-    outputs, start = [], 0
-    for length, n_cells in groups:
-        stop = start + length * n_cells
-        q_, k_, v_ = (x[start:stop].view(n_cells, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        out = _attend(q_, k_, v_)
+    sizes = [length * n_cells for length, n_cells in groups]
+    # split, not slices: the gradient of each slice would be as large as the whole batch
+    parts = zip(*(x.index_select(0, rows).split(sizes) for x in (q, k, v)), strict=True)
+    outputs = []
+    for (length, n_cells), of_length in zip(groups, parts, strict=True):
+        out = _attend(*(x.view(n_cells, length, *x.shape[1:]).transpose(1, 2) for x in of_length))
         outputs.append(out.transpose(1, 2).reshape(length * n_cells, *q.shape[1:]))
-        start = stop
     back = torch.empty_like(rows)
     back[rows] = torch.arange(rows.numel(), device=rows.device)
     return torch.cat(outputs).index_select(0, back)

@@ -226,13 +226,8 @@ def by_call(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
 
 
 def growth(rows: list[dict]) -> float:
-    """Bytes by which the peak grows with each cell, to the largest number of cells.
-
-    It is the growth from the next smaller number with a lower peak: up to 100,000 cells, `tl.integrate` fits to all of
-    them, and requires more memory than for more cells.
-    """
-    most = rows[-1]
-    less = next((row for row in rows[-2::-1] if row["peak_mib"] < most["peak_mib"]), rows[-2])
+    """Bytes by which the peak grows with each cell, from the second largest to the largest number of cells."""
+    less, most = rows[-2:]
     return (most["peak_mib"] - less["peak_mib"]) * 2**20 / (most["n_cells"] - less["n_cells"])
 
 

@@ -249,11 +249,3 @@ def test_a_sample_without_two_labels_is_refused_and_one_without_batches_named(pl
         sd.tl.integrate(data, "well", model=plain, fit_cells=20, **QUICK)
 
 
-def test_large_data_are_sampled_by_default(plain, cells, monkeypatch):
-    monkeypatch.setattr(_integrate, "MOST_CELLS", 239)
-    monkeypatch.setattr(_integrate, "SAMPLED_CELLS", 90)
-    data = cells.copy()
-    sd.tl.integrate(data, "batch", model=plain, **QUICK)
-    assert data.uns["scdiva"]["integrate"]["fit_cells"] == 90
-    sd.tl.integrate(data, "batch", model=plain, fit_cells=1000, **QUICK)
-    assert data.uns["scdiva"]["integrate"]["fit_cells"] == 240

@@ -30,8 +30,6 @@ CONFOUNDED = 0.5
 """Cramér's V of batch and label above which a warning is given."""
 STEPS = 1000
 """Maximum number of training steps without fine-tuning."""
-MOST_CELLS, SAMPLED_CELLS = 100_000, 50_000
-"""Number of cells above which the model is fitted to a sample by default, and the size of the sample."""
 
 
 @check_arguments
@@ -46,7 +44,7 @@ def integrate(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     unlabeled_category: str | None = None,
-    fit_cells: int | None = None,
+    fit_cells: int = 100_000,
     steps: int | None = None,
     finetune: bool = False,
     epochs: int | None = None,
@@ -97,7 +95,7 @@ def integrate(
     fit_cells
         Maximum number of cells to fit to. More are sampled, equally many from each batch, and half of them labelled, as
         far as there are such cells. Only the sample is held in memory, and the fitted model then embeds all cells by
-        blocks of rows. None: 50,000 if there are more than 100,000 cells, otherwise all.
+        blocks of rows.
     steps
         Without fine-tuning: maximum number of training steps, of 256 cells; None: 1,000. The reversal rises in the
         first quarter. Once the other losses have converged, the learning rate falls to 0 within half of the steps, and
@@ -191,7 +189,7 @@ def integrate(
     from scdiva.train.finetune import finetune as finetune_model
     from scdiva.train.finetune import finetune_config, network_for, planned
 
-    check_least(fit_cells=(LEAST_CELLS if fit_cells is None else fit_cells, LEAST_CELLS))
+    check_least(fit_cells=(fit_cells, LEAST_CELLS))
     pretrained = load_for(model, run_config.device)
     if pretrained.integration is not None or pretrained.finetuned_for == "integrate":
         raise ValueError(
@@ -206,8 +204,6 @@ def integrate(
 
     _, source, parameters = open_cells_for_model(pretrained, adata, run_config, reading)
     _, combined_batch = np.unique(np.stack(batches), axis=1, return_inverse=True)
-    if fit_cells is None and source.n_obs > MOST_CELLS:
-        fit_cells = SAMPLED_CELLS
     combined_batch = combined_batch.ravel()
     # labelled cells are sampled apart from the others, as they may be few
     group = combined_batch if labels is None else 2 * combined_batch + (labels >= 0)

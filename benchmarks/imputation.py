@@ -20,7 +20,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
-from _run import Result, fingerprint, log_normalised, measure, parser_of
+from _run import Result, fingerprint, fitted_scvi, log_normalised, measure, parser_of
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -105,13 +105,7 @@ def impute(adata: ad.AnnData, arm: str, model: str, seed: int) -> Result:
         layers = [sd.tl.impute(left, expressed=above, **how).layers[C.IMPUTED] for above in (False, True)]
         return {"imputed": layers[0], "expressed": layers[1]}
     if arm == "scvi":
-        import scvi
-
-        scvi.settings.seed = seed
-        counts = ad.AnnData(left.X.copy())
-        scvi.model.SCVI.setup_anndata(counts)
-        network = scvi.model.SCVI(counts)
-        network.train(accelerator="cpu", enable_progress_bar=False)
+        network = fitted_scvi(left, seed, list(left.var_names), batch_key=None)
         return {"imputed": np.log1p(1e4 * np.asarray(network.get_normalized_expression(return_numpy=True)))}
     values = log_normalised(left).X
     if arm == "magic":

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 from _record import commit, machine, record, recorded_rows, replaced
-from _run import apart, fingerprint, over_seeds, parser_of
+from _run import apart, exists, fingerprint, over_seeds, parser_of
 
 import scdiva as sd
 import scdiva._constants as C
@@ -196,8 +196,7 @@ def main(argv: list[str] | None = None) -> int:
         }  # fmt: skip
         for arm in options.arms:
             place = {"set": name, "arm": arm}
-            exists = any({**place, **same}.items() <= row.items() for row in recorded_rows(NAME))
-            if exists and not options.again:
+            if exists(NAME, {**place, **same}, options):
                 continue
             fits = [
                 apart(fit, adata, screen.by, arm, options.model, seed, threads=options.threads)

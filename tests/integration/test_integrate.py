@@ -247,5 +247,3 @@ def test_a_sample_without_two_labels_is_refused_and_one_without_batches_named(pl
     cells_and_wells = "20 cells, in which 40 of the batches have none"
     with pytest.warns(UserWarning, match=cells_and_wells), pytest.raises(ValueError, match="20 batches has one cell"):
         sd.tl.integrate(data, "well", model=plain, fit_cells=20, **QUICK)
-
-

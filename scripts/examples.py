@@ -15,6 +15,8 @@ import importlib
 import inspect
 import io
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -35,6 +37,17 @@ QUICKER = {
     'preset="mini", logger': "training=QUICK, model=SMALL, min_genes=1, progress=False, logger",
 }
 """Arguments of recipes that are replaced to run in seconds."""
+SEURAT = r"""
+library(Seurat)
+library(Matrix)
+counts <- as(readMM("counts.mtx"), "CsparseMatrix")
+cells <- read.csv("cells.csv", row.names = 1)
+dimnames(counts) <- list(readLines("genes.txt"), rownames(cells))
+object <- CreateSeuratObject(counts, meta.data = cells)
+unlink(c("counts.mtx", "genes.txt", "cells.csv"))
+if (!exists("LayerData")) LayerData <- function(object, assay, layer) GetAssayData(object, layer, assay)
+"""
+"""Object for the blocks of R; in Seurat 4, `LayerData` has another name."""
 
 
 def main() -> None:
@@ -90,16 +103,30 @@ def faults(test: doctest.DocTest) -> str:
 
 
 def recipes() -> dict[str, str]:
-    """Python of each recipe by the title of its section; all begin with the imports at the top of the page."""
-    runs = re.sub(r"^% not run\n```python\n.*?^```", "", RECIPES.read_text(encoding="utf-8"), flags=re.M | re.S)
+    """Python of each recipe by the title of its section; all begin with the imports at the top of the page.
+
+    A block of R is a call of :func:`in_r`.
+    """
+    runs = re.sub(r"^% not run\n```\w+\n.*?^```", "", RECIPES.read_text(encoding="utf-8"), flags=re.M | re.S)
     first, *sections = re.split(r"^## ", runs, flags=re.M)
     (imports,) = python_of(first)
     return {one.partition("\n")[0]: "\n".join([imports, *python]) for one in sections if (python := python_of(one))}
 
 
 def python_of(text: str) -> list[str]:
-    """Blocks of Python of a page."""
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    """Blocks of Python and R of a page, as Python."""
+    blocks = re.findall(r"^```(python|r)\n(.*?)^```", text, flags=re.M | re.S)
+    return [f"in_r({code!r})\n" if language == "r" else code for language, code in blocks]
+
+
+def in_r(code: str) -> None:
+    """Run R in the working folder, with the variables of the call before, by default those of `SEURAT`."""
+    installed = ["Rscript", "-e", 'find.package("Seurat")']
+    if not shutil.which("Rscript") or subprocess.run(installed, capture_output=True, check=False).returncode:
+        print("R is not run: it requires Rscript and Seurat (on Debian: apt-get install r-cran-seurat)")
+        return
+    before = 'library(Seurat)\nload("r")\n' if Path("r").exists() else SEURAT
+    subprocess.run(["Rscript", "-e", f'{before}{code}save.image("r")'], check=True, capture_output=True, text=True)
 
 
 def absent(code: str) -> list[str]:
@@ -146,7 +173,7 @@ def run_recipe(code: str, folder: Path) -> dict[str, Any]:
     screen.obs["perturbation"] = np.resize(["control", *genes, *pairs], screen.n_obs)
     small = {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8, "anchor_hidden": 12}
     quick = PretrainingConfig(steps=2, batch_size=8, context=40, precision="fp32", warmup_steps=0, log_every=1)
-    names = {"__name__": "recipe", "adata": adata, "screen": screen, "SMALL": small, "QUICK": quick}
+    names = {"__name__": "recipe", "in_r": in_r, "adata": adata, "screen": screen, "SMALL": small, "QUICK": quick}
     for slow, fast in QUICKER.items():
         code = code.replace(slow, fast)
     with quiet(folder):

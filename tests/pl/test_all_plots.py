@@ -85,7 +85,7 @@ def test_every_plot_is_here():
     assert set(OF_PLOTS) == set(sd.pl.__all__)
 
 
-@pytest.mark.parametrize("name", [name for name in PICTURES if name != "umap"])
+@pytest.mark.parametrize("name", PICTURES)
 def test_looks_as_it_did(name, get, tmp_path):
     """Made anew by: draw, look at it, and copy the file that is named when this fails to tests/pl/baseline."""
     with mpl.style.context("default"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -19,9 +20,9 @@ from scdiva._labels import batch_numbers, label_numbers, read_labels, refuse_mis
 from scdiva._rng import seed_of
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.cells import ENOUGH_ENTROPY, CellSource, open_cells, restricted, share_of_entropy
-from scdiva.data.genes import advice, input_options
+from scdiva.data.genes import InputOptions, advice, input_options
 from scdiva.data.results import check_anndata, check_writable, our_uns, write
-from scdiva.models.inference import Cells, embed_all, model_name, resolve_run_config
+from scdiva.models.inference import Cells, RunConfig, embed_all, model_name, resolve_run_config
 
 if TYPE_CHECKING:
     import torch
@@ -241,126 +242,70 @@ def annotate(
         with speaking_of("reference"):
             check_anndata(reference)
     check_choices(method=(method, METHODS))
+    check_least(n_neighbors=(n_neighbors, 1))
+    check_positive(reject=reject, backoff=backoff)
     if finetune and method == "knn":
         raise ValueError(
             'finetune=True trains the model with the head of method="probe", and method="knn" trains nothing: leave '
             "method out."
         )
-    check_least(n_neighbors=(n_neighbors, 1))
-    check_positive(reject=reject, backoff=backoff)
     if backoff > 1:
         raise ValueError(f"backoff must be at most 1, got {backoff!r}.")
     if reject is not None and reject >= 1:
         raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
+    for column in (majority_voting, labels_key if reference is None else None):
+        if column in columns:
+            held = "clusters" if column == majority_voting else "labels"
+            raise ValueError(f"adata.obs[{column!r}] holds the {held} and would be overwritten: name a key_added.")
     clusters = None
-    if majority_voting in columns:
-        raise ValueError(
-            f"adata.obs[{majority_voting!r}] holds the clusters and would be overwritten: name a key_added."
-        )
     if not isinstance(majority_voting, bool) and majority_voting != "leiden":
         clusters = np.unique(read_labels(adata, majority_voting), return_inverse=True)[1]
     elif majority_voting:
         from_extra("igraph", "leiden", "majority_voting needs igraph")
-    run_config = resolve_run_config(None, device, None)
-    reading = input_options(adata, layer, use_raw, input, "nan")
     groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
+    run_config, seed = resolve_run_config(None, device, None), seed_of(rng)
+    reading = partial(input_options, layer=layer, use_raw=use_raw, input=input, empty="nan")
+    tuning = {
+        "epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context,
+        "checkpoint_dir": checkpoint_dir,
+    }  # fmt: skip
+
     annotator = given_fitted(Annotator, model, run_config.device)
     # nearest neighbours use the embedding, the other methods the cell state before an integration head
     by_embedding = (method if annotator is None else annotator.method) == "knn"
     run_config = run_config._replace(what="embedding" if by_embedding else "state")
-    cells: Cells
-    seed: int | None = None
-    states, rows, unlabelled = None, np.arange(adata.n_obs), np.ones(adata.n_obs, dtype=bool)
     if annotator is not None:
         fit_arguments = {
             "labels_key": labels_key, "reference": reference, "batch_key": batch_key,
             "unlabeled_category": unlabeled_category,
             "method": None if method in ("linear", annotator.method) else method,  # "linear" is the default
-            "finetune": finetune or None, "epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora,
-            "context": context, "checkpoint_dir": checkpoint_dir,
+            "finetune": finetune or None, **tuning,
         }  # fmt: skip
         if excess := [name for name, value in fit_arguments.items() if value is not None]:
             raise ValueError(f"This annotator is fitted: leave {' and '.join(excess)} out, or name a model to fit one.")
-        if groups is not None:
-            annotator = replace(annotator, parents=groups)
-        ancestors(annotator.names, annotator.parents)
-        source = cells = restricted(open_cells(adata, annotator.model, reading), annotator.tokens)
-        check_genes(annotator, source.measured_tokens)
+        fitted = _opened_for(annotator, adata, reading, groups)
+    elif labels_key is None:
+        raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
     else:
-        if labels_key is None:
-            raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
-        if reference is None and labels_key in columns:
-            raise ValueError(f"adata.obs[{labels_key!r}] holds the labels and would be overwritten: name a key_added.")
-        labels, types, batch = _read_labels(adata, reference, labels_key, unlabeled_category, batch_key)
-
-        import torch
-
-        from scdiva.annotation.fit import (
-            AnnotationObjective,
-            Reference,
-            cells_to_read,
-            finetune_annotator,
-            fit_annotator,
-        )
-        from scdiva.data.batch import read_cells
-        from scdiva.models.pretrained import load_for
-        from scdiva.train.finetune import finetune_config
-
-        pretrained = load_for(cast("ScDiVa | str | PathLike[str]", model), run_config.device)
-        tuning = finetune_config(
-            finetune, pretrained, AnnotationObjective, epochs=epochs, lr=lr, freeze=freeze, lora=lora, context=context,
-            checkpoint_dir=checkpoint_dir,
-        )  # fmt: skip
-        names = tuple(map(str, types.categories))
+        labelled = _read_labels(adata, reference, labels_key, unlabeled_category, batch_key)
+        labels, names = labelled.labels, tuple(map(str, labelled.types.categories))
         ancestors(names, groups or {})
         _check_reject(reject, np.bincount(labels[labels >= 0]).max() > 1, names, groups or {})
-        seed = seed_of(rng)
-        source = reference_source = open_cells(adata, pretrained, reading)
-        if reference is not None:
-            warned = share_of_entropy(source) < ENOUGH_ENTROPY  # one warning of few genes is enough
-            with speaking_of("reference"):
-                options = input_options(reference, layer, use_raw, input, "nan")
-                reference_source = open_cells(reference, pretrained, options, embeds=not warned)
-        tokens = shared_tokens(reference_source, source)
-        logger.info(
-            "annotating %d cells by %r, %d labels, %d genes",
-            adata.n_obs, "finetune" if finetune else method, len(names), len(tokens),
+        fitted = _fitted(
+            adata, reference, labelled, cast("ScDiVa | str | PathLike[str]", model), run_config, reading, method=method,
+            n_neighbors=n_neighbors, finetune=finetune, tuning=tuning, seed=seed,
         )  # fmt: skip
-        source = cells = restricted(source, tokens)
-        with speaking_of("adata" if reference is None else "reference"):
-            reference_source = source if reference is None else restricted(reference_source, tokens)
-            read = reference_source.lengths > 0
-            if tuning is None:  # fine-tuning uses all cells
-                read[read] = cells_to_read(labels[read], seed)
-            reference_cells, reference_rows = read_cells(reference_source, batch, only=read)
-        if tuning is None:
-            states = embed_all(pretrained, reference_cells, run_config)
-            annotator = fit_annotator(
-                Reference(reference_cells, torch.from_numpy(states), labels[reference_rows]),
-                types, pretrained, method, n_neighbors, seed,
-            )  # fmt: skip
-        else:
-            annotator = finetune_annotator(
-                reference_cells, labels[reference_rows], types, pretrained, tuning, run_config, seed, checkpoint_dir
-            )
-            length = annotator.model.config.input_length
-            cells = source = replace(source, max_length=length)
-            reference_cells = reference_cells.subset(np.arange(reference_cells.n_cells), length)
         # h5ad and JSON readers cannot hold the seed as an integer
-        notes = annotator.notes | {"labels_key": labels_key, "seed": str(seed)}
-        annotator = replace(annotator, parents=groups or {}, notes=notes)
-        if reference is None:
-            unlabelled = labels < 0
-        if reference is None and len(reference_rows) == np.count_nonzero(source.lengths):
-            # the reference cells are all cells; their states are known unless the model was fine-tuned
-            cells, rows = reference_cells, reference_rows
-        else:
-            states = None
-        del reference_cells
+        notes = fitted.annotator.notes | {"labels_key": labels_key, "seed": str(seed)}
+        fitted = fitted._replace(annotator=replace(fitted.annotator, parents=groups or {}, notes=notes))
+    annotator, source = fitted.annotator, fitted.source
     _check_reject(reject, len(annotator.novelty) > 0, annotator.names, annotator.parents)
+
     probability = np.full((adata.n_obs, len(annotator.labels)), np.nan, dtype=np.float32)
     novelty, confidence = np.full((2, adata.n_obs), np.nan, dtype=np.float32)
-    probability[rows], novelty[rows] = annotator._predict(cells, source.measured_tokens, run_config, states)
+    probability[fitted.rows], novelty[fitted.rows] = annotator._predict(
+        fitted.cells, source.measured_tokens, run_config, fitted.states
+    )
     predicted, names_of_cells = ~np.isnan(novelty), np.full(adata.n_obs, None, dtype=object)
     names_of_cells[predicted], confidence[predicted] = name_cells(
         probability[predicted], annotator.names, annotator.parents, backoff
@@ -369,7 +314,7 @@ def annotate(
     if reject is not None:
         threshold = float(np.quantile(annotator.novelty, 1 - reject))
         names_of_cells[predicted & (novelty > threshold)] = C.REJECTED
-        warn_of_shift(novelty[predicted & unlabelled], reject, annotator)
+        warn_of_shift(novelty[predicted & fitted.unlabelled], reject, annotator)
     notes = {
         "model": model_name(model),
         **annotator.notes,
@@ -386,7 +331,7 @@ def annotate(
     if majority_voting:
         if clusters is None:
             embedding = embed_all(annotator.model, source, run_config._replace(what="embedding"))
-            clusters = over_cluster(embedding, seed_of(rng) if seed is None else seed)
+            clusters = over_cluster(embedding, seed)
             obs[columns[4]] = pd.Categorical.from_codes(clusters, list(map(str, range(clusters.max() + 1))))
         obs[columns[3]] = majority_labels(labels_of_cells, clusters)
         notes["majority_voting"] = "leiden" if majority_voting is True else majority_voting
@@ -398,10 +343,115 @@ def annotate(
     return annotator
 
 
+class _Labelled(NamedTuple):
+    """Labelled cells: label numbers, -1 for none, and batch numbers, `(n_cells,)` each, and the labels."""
+
+    labels: np.ndarray
+    types: pd.CategoricalDtype
+    batch: np.ndarray
+
+
+class _Fitted(NamedTuple):
+    """An annotator, and the cells to annotate.
+
+    Attributes
+    ----------
+    annotator
+        Fitted, with or without its groups.
+    source
+        All cells, with the genes that the annotator reads.
+    cells, rows
+        `source`, or its cells in memory, and the rows of these in `adata`.
+    states
+        Their cell states, if known.
+    unlabelled
+        bool `(n_obs,)`, cells that the annotator was not fitted to.
+    """
+
+    annotator: Annotator
+    source: CellSource
+    cells: Cells
+    rows: np.ndarray
+    states: np.ndarray | None
+    unlabelled: np.ndarray
+
+
+def _opened_for(
+    annotator: Annotator, adata: AnnData, reading: Callable[..., InputOptions], groups: dict[str, str] | None
+) -> _Fitted:
+    """Cells to annotate by an annotator that was fitted before; `groups` replace those that it has."""
+    if groups is not None:
+        annotator = replace(annotator, parents=groups)
+    ancestors(annotator.names, annotator.parents)
+    source = restricted(open_cells(adata, annotator.model, reading(adata)), annotator.tokens)
+    check_genes(annotator, source.measured_tokens)
+    return _Fitted(annotator, source, source, np.arange(adata.n_obs), None, np.ones(adata.n_obs, dtype=bool))
+
+
+def _fitted(
+    adata: AnnData,
+    reference: AnnData | None,
+    labelled: _Labelled,
+    model: ScDiVa | str | PathLike[str],
+    run_config: RunConfig,
+    reading: Callable[..., InputOptions],
+    *,
+    method: str,
+    n_neighbors: int,
+    finetune: bool,
+    tuning: dict[str, Any],
+    seed: int,
+) -> _Fitted:
+    """Fit an annotator to the labelled cells, with the genes that they and the cells to annotate have."""
+    import torch
+
+    from scdiva.annotation.fit import AnnotationObjective, Reference, cells_to_read, finetune_annotator, fit_annotator
+    from scdiva.data.batch import read_cells
+    from scdiva.models.pretrained import load_for
+    from scdiva.train.finetune import finetune_config
+
+    labels, types, batch = labelled
+    pretrained = load_for(model, run_config.device)
+    config = finetune_config(finetune, pretrained, AnnotationObjective, **tuning)
+    source = reference_source = open_cells(adata, pretrained, reading(adata))
+    if reference is not None:
+        warned = share_of_entropy(source) < ENOUGH_ENTROPY  # one warning of few genes is enough
+        with speaking_of("reference"):
+            reference_source = open_cells(reference, pretrained, reading(reference), embeds=not warned)
+    tokens = shared_tokens(reference_source, source)
+    logger.info(
+        "annotating %d cells by %r, %d labels, %d genes",
+        adata.n_obs, "finetune" if finetune else method, len(types.categories), len(tokens),
+    )  # fmt: skip
+    source = restricted(source, tokens)
+    with speaking_of("adata" if reference is None else "reference"):
+        reference_source = source if reference is None else restricted(reference_source, tokens)
+        read = reference_source.lengths > 0
+        if config is None:  # fine-tuning uses all cells
+            read[read] = cells_to_read(labels[read], seed)
+        cells, rows = read_cells(reference_source, batch, only=read)
+    states = None
+    if config is None:
+        states = embed_all(pretrained, cells, run_config)
+        fit_to = Reference(cells, torch.from_numpy(states), labels[rows])
+        annotator = fit_annotator(fit_to, types, pretrained, method, n_neighbors, seed)
+    else:
+        annotator = finetune_annotator(
+            cells, labels[rows], types, pretrained, config, run_config, seed, tuning["checkpoint_dir"]
+        )
+        source = replace(source, max_length=annotator.model.config.input_length)
+        cells = cells.subset(np.arange(cells.n_cells), source.max_length)
+    unlabelled = labels < 0 if reference is None else np.ones(adata.n_obs, dtype=bool)
+    if reference is None and len(rows) == np.count_nonzero(source.lengths):
+        # these are all cells; their states are known unless the model was fine-tuned
+        return _Fitted(annotator, source, cells, rows, states, unlabelled)
+    return _Fitted(annotator, source, source, np.arange(adata.n_obs), None, unlabelled)
+
+
 def _read_labels(
     adata: AnnData, reference: AnnData | None, labels_key: str, unlabeled_category: str | None, batch_key: str | None
-) -> tuple[np.ndarray, pd.CategoricalDtype, np.ndarray]:
-    """Label numbers, labels and batch numbers of the reference."""
+) -> _Labelled:
+    """Labels and batches of the reference."""
     if reference is None:
         labels, types = label_numbers(adata, labels_key, unlabeled_category)
         if (labels >= 0).all():
@@ -410,7 +460,7 @@ def _read_labels(
                 "that were used for fitting. Name other cells as adata and these as reference, or an "
                 "unlabeled_category."
             )
-        return labels, types, batch_numbers(adata, batch_key)
+        return _Labelled(labels, types, batch_numbers(adata, batch_key))
     labels, types = label_numbers(reference, labels_key, unlabeled_category, where="reference")
     refuse_missing(reference, labels_key, "reference", "give them an unlabeled_category")
     if labels_key in adata.obs:
@@ -422,7 +472,7 @@ def _read_labels(
                 f"({', '.join(map(repr, sorted(names)[:5]))} and {', '.join(map(repr, reference_names[:5]))}). The "
                 "column of adata is neither read nor changed."
             )
-    return labels, types, batch_numbers(reference, batch_key, where="reference")
+    return _Labelled(labels, types, batch_numbers(reference, batch_key, where="reference"))
 
 
 def _check_reject(reject: float | None, held_out: bool, names: Collection[str], parents: Mapping[str, str]) -> None:

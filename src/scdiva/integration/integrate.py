@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from scdiva._rng import seed_of
 from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import input_options
 from scdiva.data.results import check_writable, write
-from scdiva.models.inference import embed_all, model_name, open_cells_for_model, resolve_run_config
+from scdiva.models.inference import RunConfig, embed_all, model_name, open_cells_for_model, resolve_run_config
 
 if TYPE_CHECKING:
     import torch
     from anndata import AnnData
 
+    from scdiva.data.batch import InMemoryCells
+    from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
 
 CONFOUNDED = 0.5
@@ -180,14 +182,10 @@ def integrate(
     association = np.nan if labels is None else max(cramers_v(b[labels >= 0], labels[labels >= 0]) for b in batches)
     reading = input_options(adata, layer, use_raw, input, "nan")
 
-    import torch
-
-    from scdiva.data.batch import LEAST_CELLS, read_cells
-    from scdiva.embedding.dataset_pcs import every_nth, with_dataset_components
-    from scdiva.integration.objective import IntegrationObjective, components_of, integrate_model, with_head
+    from scdiva.data.batch import LEAST_CELLS
+    from scdiva.integration.objective import IntegrationObjective
     from scdiva.models.pretrained import load_for
-    from scdiva.train.finetune import finetune as finetune_model
-    from scdiva.train.finetune import finetune_config, network_for, planned
+    from scdiva.train.finetune import finetune_config
 
     check_least(fit_cells=(fit_cells, LEAST_CELLS))
     pretrained = load_for(model, run_config.device)
@@ -203,91 +201,28 @@ def integrate(
     seed = seed_of(rng)
 
     _, source, parameters = open_cells_for_model(pretrained, adata, run_config, reading)
-    _, combined_batch = np.unique(np.stack(batches), axis=1, return_inverse=True)
-    combined_batch = combined_batch.ravel()
-    # labelled cells are sampled apart from the others, as they may be few
-    group = combined_batch if labels is None else 2 * combined_batch + (labels >= 0)
-    cells, rows = read_cells(source, combined_batch, most=fit_cells, balanced=group, seed=seed)
-    is_sample = cells.n_cells < int(np.count_nonzero(source.lengths))
-    labels = None if labels is None else labels[rows]
-    if labels is not None and len(np.unique(labels[labels >= 0])) < 2:
-        larger = f"pass a larger fit_cells than {fit_cells}, or " * is_sample
-        raise ValueError(
-            f"the {cells.n_cells} cells with known genes, to which the model would be fitted, have fewer than two "
-            f"labels: {larger}omit labels_key."
-        )
-    if cells.n_batches == 1:
-        what, instead = "embed them by their own components", "sd.tl.embed(adata, sd.tl.adapt(adata))"
-        if tuning is not None and labels_key is not None:
-            what, instead = "fine-tune on labels", f"sd.tl.annotate(query, {labels_key!r}, adata, finetune=True)"
-        columns = " and ".join(f"adata.obs[{key!r}]" for key in keys)
-        raise ValueError(
-            f"the {cells.n_cells} cells with known genes are of one batch of {columns}, so there is nothing to "
-            f"integrate. To {what}: {instead}."
-        )
-    if is_sample and (n_lost := len(np.unique(combined_batch)) - cells.n_batches):
-        warn(
-            f"the model is fitted to {cells.n_cells} cells, in which {n_lost} of the batches have none: pass a larger "
-            f"fit_cells than {fit_cells}."
-        )
-    batches = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
-    if cells.n_batches == cells.n_cells and tuning is None:
-        raise ValueError(
-            f"each of the {cells.n_batches} batches has one cell, so batch effects cannot be told from differences "
-            "between cells: name a column with several cells in each batch"
-            f"{', or pass a larger fit_cells' * is_sample}."
-        )
+    sample = _sampled(source, keys, batches, labels_key, labels, fit_cells, finetune=finetune, seed=seed)
     if association > CONFOUNDED:
         warn(
             f"batch and label are confounded (Cramér's V {association:.2f}): differences between types that come from "
             "one batch each may be taken for batch effects, or the other way round."
         )
-    result: dict[str, Any]
-    embedding: np.ndarray | None = None
-    if tuning is not None:
-        logger.info("fine-tuning on %d cells of %d batches on %s", adata.n_obs, cells.n_batches, run_config.device)
-        config = planned(tuning, cells.n_cells, seed, run_config.precision)
-        new = network_for(pretrained, config, seed)
-        context = new.config.input_length
-        objective = IntegrationObjective(cells, batches, labels, state_dim=new.state_dim, context=context, seed=seed)
-        history = finetune_model(new, objective, config, device=run_config.device, checkpoint_dir=checkpoint_dir)
-        if not is_sample:
-            embedding = embed_all(new, cells.subset(np.arange(cells.n_cells), context), run_config)
-        result = {"n_components": 0, "steps": len(history["loss"]), "stopped": "steps", "history": history}
+    logger.info("integrating %d cells of %d batches on %s", adata.n_obs, sample.cells.n_batches, run_config.device)
+    if tuning is None:
+        new, embedding, result = _fit_head(pretrained, sample, run_config, steps, seed)
     else:
-        logger.info("integrating %d cells on %s", adata.n_obs, run_config.device)
-        states = embed_all(pretrained, cells, run_config._replace(what="state"))
-        states_on_device = torch.from_numpy(states).to(run_config.device)
-        some = every_nth(cells)
-        sample = some, torch.from_numpy(states[some])
-        with torch_threads_kept():
-            adapted, _ = with_dataset_components(pretrained.to(run_config.device), cells, sample)
-        new = with_head(adapted, seed)
-        with torch_threads_kept(1):  # the products are too small for several threads
-            result = {"n_components": new.config.adapted} | integrate_model(
-                new, cells, states_on_device, batches, labels, steps=steps, seed=seed, precision=run_config.precision
-            )
-        if result["stopped"] == "interrupted":
-            warn(
-                f"training was interrupted after {result['steps']} of {steps} steps: the embedding of the "
-                "weights at that step is written, and adata.uns['scdiva']['integrate']['stopped'] is 'interrupted'. "
-                "Repeat the call to train to the end."
-            )
-        assert new.integration is not None
-        if not is_sample:
-            with torch.no_grad():
-                embedding = new.integration(components_of(new, cells, states_on_device)).numpy(force=True)
+        new, embedding, result = _finetuned(pretrained, sample, run_config, tuning, checkpoint_dir, seed)
     if embedding is None:
         all_rows = embed_all(new, replace(source, max_length=new.config.input_length), run_config)
     else:
         all_rows = np.full((adata.n_obs, embedding.shape[1]), np.nan, dtype=np.float32)
-        all_rows[rows] = embedding
+        all_rows[sample.rows] = embedding
 
     notes: dict[str, Any] = {
         "batch_key": keys,
         "labels_key": labels_key or "",
         "cramers_v": float(association),
-        "fit_cells": cells.n_cells,
+        "fit_cells": sample.cells.n_cells,
         "model": model_name(model),
         "seed": str(seed),
         "finetuned": finetune,
@@ -298,6 +233,142 @@ def integrate(
     write(adata, "tl.integrate", key_added, parameters, obsm={key_added: all_rows})
     write(adata, "tl.integrate", C.INTEGRATE, notes)
     return new
+
+
+class _Sample(NamedTuple):
+    """The cells that a model is fitted to.
+
+    Attributes
+    ----------
+    cells, rows
+        The cells in memory, and their rows in `adata`.
+    batches
+        Their batch numbers from 0, by covariate.
+    labels
+        Their label numbers, -1 for none; None without labels.
+    whole
+        Whether these are all cells with known genes.
+    """
+
+    cells: InMemoryCells
+    rows: np.ndarray
+    batches: list[np.ndarray]
+    labels: np.ndarray | None
+    whole: bool
+
+
+def _sampled(
+    source: CellSource,
+    keys: list[str],
+    batches: list[np.ndarray],
+    labels_key: str | None,
+    labels: np.ndarray | None,
+    fit_cells: int,
+    *,
+    finetune: bool,
+    seed: int,
+) -> _Sample:
+    """Read at most `fit_cells` cells, and refuse a sample with one batch, or one label."""
+    from scdiva.data.batch import read_cells
+
+    combined = np.unique(np.stack(batches), axis=1, return_inverse=True)[1].ravel()
+    # labelled cells are sampled apart from the others, as they may be few
+    group = combined if labels is None else 2 * combined + (labels >= 0)
+    cells, rows = read_cells(source, combined, most=fit_cells, balanced=group, seed=seed)
+    whole = cells.n_cells == int(np.count_nonzero(source.lengths))
+    labels = None if labels is None else labels[rows]
+    if labels is not None and len(np.unique(labels[labels >= 0])) < 2:
+        larger = "" if whole else f"pass a larger fit_cells than {fit_cells}, or "
+        raise ValueError(
+            f"the {cells.n_cells} cells with known genes, to which the model would be fitted, have fewer than two "
+            f"labels: {larger}omit labels_key."
+        )
+    if cells.n_batches == 1:
+        what, instead = "embed them by their own components", "sd.tl.embed(adata, sd.tl.adapt(adata))"
+        if finetune and labels is not None:
+            what, instead = "fine-tune on labels", f"sd.tl.annotate(query, {labels_key!r}, adata, finetune=True)"
+        columns = " and ".join(f"adata.obs[{key!r}]" for key in keys)
+        raise ValueError(
+            f"the {cells.n_cells} cells with known genes are of one batch of {columns}, so there is nothing to "
+            f"integrate. To {what}: {instead}."
+        )
+    if not whole and (n_lost := len(np.unique(combined)) - cells.n_batches):
+        warn(
+            f"the model is fitted to {cells.n_cells} cells, in which {n_lost} of the batches have none: pass a larger "
+            f"fit_cells than {fit_cells}."
+        )
+    if cells.n_batches == cells.n_cells and not finetune:
+        larger = "" if whole else ", or pass a larger fit_cells"
+        raise ValueError(
+            f"each of the {cells.n_batches} batches has one cell, so batch effects cannot be told from differences "
+            f"between cells: name a column with several cells in each batch{larger}."
+        )
+    numbers = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
+    return _Sample(cells, rows, numbers, labels, whole)
+
+
+def _fit_head(
+    pretrained: ScDiVa, sample: _Sample, run_config: RunConfig, steps: int, seed: int
+) -> tuple[ScDiVa, np.ndarray | None, dict[str, Any]]:
+    """Copy a model with an integration head fitted to a sample.
+
+    Returns the copy, the integrated states `(n_cells, dim)` if the sample is whole, and what is recorded of the fit.
+    """
+    import torch
+
+    from scdiva.embedding.dataset_pcs import every_nth, with_dataset_components
+    from scdiva.integration.objective import components_of, integrate_model, with_head
+
+    cells = sample.cells
+    states = embed_all(pretrained, cells, run_config._replace(what="state"))
+    states_on_device = torch.from_numpy(states).to(run_config.device)
+    some = every_nth(cells)
+    with torch_threads_kept():
+        known = some, torch.from_numpy(states[some])
+        adapted, _ = with_dataset_components(pretrained.to(run_config.device), cells, known)
+    new = with_head(adapted, seed)
+    with torch_threads_kept(1):  # the products are too small for several threads
+        result = {"n_components": new.config.adapted} | integrate_model(
+            new, cells, states_on_device, sample.batches, sample.labels, steps=steps, seed=seed,
+            precision=run_config.precision,
+        )  # fmt: skip
+    if result["stopped"] == "interrupted":
+        warn(
+            f"training was interrupted after {result['steps']} of {steps} steps: the embedding of the weights at that "
+            "step is written, and adata.uns['scdiva']['integrate']['stopped'] is 'interrupted'. Repeat the call to "
+            "train to the end."
+        )
+    if not sample.whole:
+        return new, None, result
+    assert new.integration is not None
+    with torch.no_grad():
+        return new, new.integration(components_of(new, cells, states_on_device)).numpy(force=True), result
+
+
+def _finetuned(
+    pretrained: ScDiVa,
+    sample: _Sample,
+    run_config: RunConfig,
+    tuning: dict[str, Any],
+    checkpoint_dir: str | PathLike[str] | None,
+    seed: int,
+) -> tuple[ScDiVa, np.ndarray | None, dict[str, Any]]:
+    """Copy a model with all weights trained on a sample; returns as :func:`_fit_head`."""
+    from scdiva.integration.objective import IntegrationObjective
+    from scdiva.train.finetune import finetune, network_for, planned
+
+    cells = sample.cells
+    config = planned(tuning, cells.n_cells, seed, run_config.precision)
+    new = network_for(pretrained, config, seed)
+    context = new.config.input_length
+    objective = IntegrationObjective(
+        cells, sample.batches, sample.labels, state_dim=new.state_dim, context=context, seed=seed
+    )
+    history = finetune(new, objective, config, device=run_config.device, checkpoint_dir=checkpoint_dir)
+    result = {"n_components": 0, "steps": len(history["loss"]), "stopped": "steps", "history": history}
+    if not sample.whole:
+        return new, None, result
+    return new, embed_all(new, cells.subset(np.arange(cells.n_cells), context), run_config), result
 
 
 def cramers_v(one: np.ndarray, other: np.ndarray) -> float:

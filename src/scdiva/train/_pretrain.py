@@ -189,8 +189,6 @@ def pretrain(
     # arguments are checked before packages are loaded, and before entropies take hours
     folder = Path(out)
     _refuse_folder(folder, resume)
-    if init is not None and svd_start:
-        raise ValueError("svd_start replaces the gene embeddings that init keeps. Pass one of the two.")
     recorded = _recorded(folder, init) if resume else {}
     if soma is not None:
         cells = open_soma(soma, obs_filter=obs_filter)
@@ -198,10 +196,8 @@ def pretrain(
     if not files:
         raise ValueError("train must name at least one file, or soma an experiment.")
     files = data_files(files)
-    if svd_start and (len(files) > 1 or not is_packed(files[0])):
-        raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
-    if svd_start and validation_studies is not None:
-        raise ValueError("svd_start would use the studies of validation_studies too: pack those into validation.")
+    if svd_start:
+        _check_svd_start(files, init, validation_studies)
     if training is None:
         training = PretrainingConfig() if preset is None else PretrainingConfig.preset(preset)
     config = _model_config(preset, model) if init is None else _init_config(init, preset, model, recorded)
@@ -231,14 +227,14 @@ def pretrain(
             "%d cells per step: %d per batch, %d batches per step on each of %d devices",
             *(training.cells_per_step, training.batch_size, training.accumulate, trainer.world_size),
         )
-    start, n_old, origin = None, 0, recorded.get("init")
-    if init is not None and not resume:
-        start = load_model(init, device="cpu")
+    start = None if init is None or resume else load_model(init, device="cpu")
+    if start is None:
+        n_old, origin = 0, recorded.get("init")
+        genes = load_vocabulary(folder / VOCABULARY if vocabulary is None or resume else vocabulary)
+    else:
         n_old, origin = start.config.n_genes, {"model": str(init), "fingerprint": fingerprint(start)}
         genes = start.vocabulary if vocabulary is None else start.vocabulary.with_genes_of(load_vocabulary(vocabulary))
         messages.info("starting from %s, with %d new genes", init, genes.n_genes - n_old)
-    else:
-        genes = load_vocabulary(folder / VOCABULARY if vocabulary is None or resume else vocabulary)
     config = replace(config, n_genes=genes.n_genes)
     data = CellDataModule(
         files,
@@ -303,6 +299,16 @@ def _refuse_folder(folder: Path, resume: bool) -> None:
         raise FileExistsError(f"{folder / MODEL} exists already: the run is finished. Choose another out.")
     if (folder / "last.ckpt").exists() and not resume:
         raise FileExistsError(f"{folder} holds a run that is not finished. Pass resume=True, or choose another out.")
+
+
+def _check_svd_start(files: list[Any], init: str | None, validation_studies: float | Sequence[str] | None) -> None:
+    """Refuse `svd_start` unless the gene embeddings can be computed from one packed corpus of training studies."""
+    if init is not None:
+        raise ValueError("svd_start replaces the gene embeddings that init keeps. Pass one of the two.")
+    if len(files) > 1 or not is_packed(files[0]):
+        raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
+    if validation_studies is not None:
+        raise ValueError("svd_start would use the studies of validation_studies too: pack those into validation.")
 
 
 def _model_config(preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | None) -> ScDiVaConfig:

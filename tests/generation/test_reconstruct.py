@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import scdiva as sd
 from scdiva.data.cells import log_normalised
 from scdiva.data.genes import column_tokens
+from scdiva.generation.reconstruction import N_PARTS, Reconstruction
+from scdiva.tokenizer.serialize import score_denominator
 
 KEY = "scdiva_reconstructed"
 DTYPES = {"": np.float32, "_rank": np.int32, "_true": np.float32, "_true_rank": np.int32, "_masked": bool}
@@ -21,6 +23,12 @@ DTYPES = {"": np.float32, "_rank": np.int32, "_true": np.float32, "_true_rank": 
 def reconstructed(adata, model, **arguments):
     """Reconstruct a copy; the copy. Precision is named, since fixtures are made before the settings of a test hold."""
     return sd.tl.reconstruct(adata, model, copy=True, **{"rng": 3, "precision": "fp32"} | arguments)
+
+
+def of_single_cells(model, mask_ratio, n_steps, by_rank):
+    genes = torch.arange(3, 58)
+    denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
+    return Reconstruction(genes, denominator, mask_ratio, n_steps, by_rank, mask_free="folds", seed=1)
 
 
 def layers(adata, key=KEY):
@@ -100,10 +108,8 @@ def test_with_nothing_masked_every_position_is_predicted(few, headed, how):
 @pytest.mark.parametrize("use_ranks", [False, True])
 def test_a_part_is_predicted_without_its_own_genes(few, headed, use_ranks):
     """Where the values of genes at masked positions change, so does nothing that is predicted at them."""
-    from scdiva.generation.reconstruct import N_PARTS, _reconstruction
-
     length, row = 30, 4
-    fill = _reconstruction(headed, 0.0, 1, np.arange(3, 58), 1, by_rank=use_ranks)
+    fill = of_single_cells(headed, 0.0, 1, use_ranks)
     drawn = torch.randperm(length, generator=sd._rng.step_generator(1, row, "reconstruct"))
     part = drawn.argsort() % N_PARTS
     assert torch.bincount(part).tolist() == [3] * N_PARTS
@@ -168,13 +174,11 @@ def test_no_sample_is_malformed(few, headed, plan, **how):
 @pytest.mark.parametrize("n_steps", [1, 4])
 def test_without_ranks_nothing_depends_on_the_ranks_of_masked_genes(headed, n_steps):
     """Two cells that show the same genes and hide others, as many, at other ranks, are reconstructed alike."""
-    from scdiva.generation.reconstruct import _reconstruction
-
-    measured, length = np.arange(3, 58), 30
+    length = 30
     visible, values = np.arange(3, 24), np.linspace(4.0, 0.5, 21, dtype=np.float32)
     found = {}
     for use_ranks in (False, True):
-        fill = _reconstruction(headed, 0.3, n_steps, measured, 1, by_rank=use_ranks)
+        fill = of_single_cells(headed, 0.3, n_steps, use_ranks)
         made = []
         for row, others in ((0, np.arange(24, 33)), (1, np.arange(40, 49))):
             bounds, at = torch.tensor([0, length], dtype=torch.int32), torch.tensor([row])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,10 +21,8 @@ from scdiva.models.inference import model_name, open_cells_for_model, resolve_ru
 if TYPE_CHECKING:
     import torch
     from anndata import AnnData
-    from torch import Tensor
 
     from scdiva.data.cells import CellSource
-    from scdiva.diffusion.sampler import Denoiser
     from scdiva.models import ScDiVa
     from scdiva.models.queries import Context
 
@@ -32,8 +30,6 @@ ENDINGS = ("", *(f"_{name}" for name in (C.RANK, C.TRUE, C.TRUE_RANK, C.MASKED))
 """Suffixes of the layers that are written."""
 HELD_TOKENS = 65_536
 """Maximum number of tokens whose results wait to be written."""
-N_PARTS = 10
-"""Parts of a cell's positions that are masked in turn with `mask_ratio=0`."""
 
 
 @check_arguments
@@ -148,7 +144,11 @@ def reconstruct(
     run_config = resolve_run_config(None, device, precision)
     reading = input_options(adata, layer, use_raw, input)
 
+    import torch
+
+    from scdiva.generation.reconstruction import Reconstruction
     from scdiva.models.pretrained import load_for
+    from scdiva.tokenizer.serialize import score_denominator
 
     seed = seed_of(rng)
     loaded = load_for(model, run_config.device)
@@ -157,11 +157,14 @@ def reconstruct(
     _, source, parameters = open_cells_for_model(loaded, adata, run_config, reading, empty="error")
     parameters |= {"model": model_name(model), "use_ranks": by_rank, "seed": str(seed)}
     genes = source.measured_tokens.astype(np.int64)
+    denominator = torch.from_numpy(score_denominator(loaded.vocabulary.entropy, loaded.config.entropy_floor))
     context, own = (None, {}) if by_rank else _context(loaded, source, genes, seed)
     column, max_length = columns_of(source.tokens, source.scan.counts_per_gene), loaded.config.max_length
     results = []
     for key, (ratio, steps) in zip(keys, plans, strict=True):
-        read_out = _reconstruction(loaded, ratio, steps, genes, seed, by_rank, mask_free, context, own)
+        read_out = Reconstruction(
+            torch.from_numpy(genes), denominator, ratio, steps, by_rank, mask_free, seed, context, own
+        )
         cells: list[Any] = [None] * source.n_obs
         for rows, (indptr, tokens, values), batches in run_cells(
             loaded,
@@ -235,111 +238,6 @@ def _context(model: ScDiVa, source: CellSource, genes: np.ndarray, seed: int) ->
     with on_cpu(model):
         context = context_of(model, cells, states_of(model, cells), genes)
     return context, {row: number for number, row in enumerate(rows)}
-
-
-def _reconstruction(
-    model: ScDiVa,
-    mask_ratio: float,
-    n_steps: int,
-    measured: np.ndarray,
-    seed: int,
-    by_rank: bool,
-    mask_free: str = "folds",
-    context: Context | None = None,
-    context_numbers: Mapping[int, int] | None = None,
-) -> Callable[..., Tensor]:
-    """Function that reconstructs one cell: predicted tokens and values, and which ranks were masked, `(L, 3)`."""
-    import torch
-    import torch.nn.functional as F
-
-    from scdiva._constants import MASK, N_SPECIAL
-    from scdiva._rng import step_generator
-    from scdiva.diffusion import sample, values_at_ranks
-    from scdiva.diffusion.sampler import PartPredictions, likeliest_cell, order_by_score, predict_in_parts
-    from scdiva.generation.sampling import denoiser_of
-    from scdiva.tokenizer.serialize import score_denominator
-
-    denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
-    genes = torch.from_numpy(measured)
-
-    def denoiser(network: ScDiVa, row: int, n_copies: int, given: Tensor | None) -> Denoiser:
-        device, number = next(network.parameters()).device, (context_numbers or {}).get(row, -1)
-        return denoiser_of(
-            network,
-            denominator=denominator if by_rank and network.state_head is not None else None,
-            given=given,
-            context=None if context is None else type(context)(*(part.to(device) for part in context)),
-            own=None if context is None else torch.tensor([number] * n_copies, device=device),
-            genes=genes,
-            stream=by_rank,
-        )
-
-    def from_stream(network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict every position from its hidden state in the unmasked cell."""
-        panel, rows = genes.to(tokens.device), torch.arange(len(tokens), device=tokens.device)
-        out = network(tokens, values, bounds)
-        expected = None
-        if network.state_head is not None:
-            assert out.read is not None
-            expected = network.state_head.expected(out.read, panel)
-        logits = network.logits(out, rows, genes=panel, expected=expected)
-        by_position = network.values(out, torch.full_like(tokens, MASK))
-        by_gene = None if expected is None else expected.values  # noqa: PD011
-        numbers, made = likeliest_cell(PartPredictions(logits, by_position, by_gene, torch.zeros_like(tokens)))
-        return panel[numbers - N_SPECIAL], made
-
-    def from_folds(network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """Predict every position while its part of the positions is masked."""
-        panel, n_parts = genes.to(tokens.device), min(N_PARTS, len(tokens))
-        order = torch.randperm(len(tokens), generator=step_generator(seed, row, "reconstruct"))
-        part = (order.argsort() % n_parts).to(tokens.device)
-        numbers = torch.searchsorted(panel, tokens) + N_SPECIAL
-        denoise = denoiser(network, row, n_parts, None)
-        numbers, made = likeliest_cell(predict_in_parts(denoise, numbers, values, part, by_cell=not by_rank))
-        made_tokens = panel[numbers - N_SPECIAL]
-        if not by_rank:
-            order = order_by_score(made_tokens, made, torch.zeros_like(part), denominator)
-            return made_tokens[order], made[order]
-        for number in range(n_parts):
-            hidden = part == number
-            mixed = torch.where(hidden, made_tokens, tokens), torch.where(hidden, made, values)
-            made = torch.where(hidden, values_at_ranks(*mixed, hidden, ~hidden, bounds, denominator), made)
-        return made_tokens, made
-
-    def reconstruct_cell(
-        network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row_number: Tensor
-    ) -> Tensor:
-        max_length, row = network.config.max_length, int(row_number)
-        tokens, values, bounds = tokens[:max_length], values[:max_length], cu_seqlens.clamp_max(max_length)
-        if not mask_ratio:
-            stream = mask_free == "stream"
-            cell = (network, tokens, values, bounds)
-            made_tokens, made = from_stream(*cell) if stream else from_folds(*cell, row)
-            return torch.stack([made_tokens.float(), made, torch.zeros_like(made)], dim=1)
-        panel = genes.to(tokens.device)
-        generator = step_generator(seed, row, "reconstruct")
-        n_masked = min(len(tokens), max(1, round(mask_ratio * len(tokens))))
-        drawn = torch.randperm(len(tokens), generator=generator)[:n_masked]
-        masked = torch.isin(torch.arange(len(tokens)), drawn).to(tokens.device)
-        # without ranks, masked genes are placed behind the visible ones
-        order = torch.arange(len(tokens), device=tokens.device) if by_rank else masked.int().argsort(stable=True)
-        hidden = masked[order]
-        numbers, made = sample(
-            denoiser(network, row, 1, ~hidden),
-            (torch.searchsorted(panel, tokens[order]) + N_SPECIAL).masked_fill(hidden, MASK),
-            values[order],
-            bounds,
-            n_steps=n_steps,
-            score_denominator=None if by_rank else F.pad(denominator[genes], (N_SPECIAL, 0)),
-            by_cell=not by_rank,
-            generator=generator,
-        )
-        made_tokens = panel[numbers - N_SPECIAL]
-        if by_rank:
-            made = values_at_ranks(made_tokens, made, masked, ~masked, bounds, denominator)
-        return torch.stack([made_tokens.float(), made, masked.float()], dim=1)
-
-    return reconstruct_cell
 
 
 def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], key: str) -> dict[str, sp.csr_matrix]:

@@ -229,7 +229,7 @@ def annotate(
     True
     >>> same = sd.tl.annotate(later, model=annotator)
     """
-    from scdiva.annotation.annotator import METHODS, Annotator
+    from scdiva.annotation.annotator import Annotator
     from scdiva.models.pretrained import given_fitted
 
     begun = time.monotonic()
@@ -241,18 +241,7 @@ def annotate(
     if reference is not None:
         with speaking_of("reference"):
             check_anndata(reference)
-    check_choices(method=(method, METHODS))
-    check_least(n_neighbors=(n_neighbors, 1))
-    check_positive(reject=reject, backoff=backoff)
-    if finetune and method == "knn":
-        raise ValueError(
-            'finetune=True trains the model with the head of method="probe", and method="knn" trains nothing: leave '
-            "method out."
-        )
-    if backoff > 1:
-        raise ValueError(f"backoff must be at most 1, got {backoff!r}.")
-    if reject is not None and reject >= 1:
-        raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
+    _check_options(method, n_neighbors, reject, backoff, finetune=finetune)
     for column in (majority_voting, labels_key if reference is None else None):
         if column in columns:
             held = "clusters" if column == majority_voting else "labels"
@@ -341,6 +330,24 @@ def annotate(
             del adata.obs[name]
     write(adata, "tl.annotate", key_added, notes, obs=obs, obsm={probability_key: probability})
     return annotator
+
+
+def _check_options(method: str, n_neighbors: int, reject: float | None, backoff: float, *, finetune: bool) -> None:
+    """Refuse arguments out of range, and fine-tuning of nearest neighbours."""
+    from scdiva.annotation.annotator import METHODS
+
+    check_choices(method=(method, METHODS))
+    check_least(n_neighbors=(n_neighbors, 1))
+    check_positive(reject=reject, backoff=backoff)
+    if finetune and method == "knn":
+        raise ValueError(
+            'finetune=True trains the model with the head of method="probe", and method="knn" trains nothing: leave '
+            "method out."
+        )
+    if backoff > 1:
+        raise ValueError(f"backoff must be at most 1, got {backoff!r}.")
+    if reject is not None and reject >= 1:
+        raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
 
 
 class _Labelled(NamedTuple):

@@ -95,9 +95,10 @@ bench: $(VENV)/.bench
 	rm -r "$$SCDIVA_RESULTS"; exit $$status
 
 # The task tables of docs/benchmarks.md at this commit, about three hours on two cores. Rows of this commit are not
-# repeated, so that the call can be stopped and repeated. Rivals that are not installed are named and left out.
+# repeated, so that the call can be stopped and repeated. Rivals that are not installed are named, and their rows stay.
 TASKS = annotation imputation integration finetuning embedding perturbation
 results: $(VENV)/.bench
+	test -d "$(DATA)" || { echo "DATA names no folder with benchmark files."; exit 1; }
 	printf '%s\n' $(TASKS) | xargs -P $(WORKERS) -I{} $(PY) benchmarks/{}.py --data "$(DATA)" --again
 	$(PY) benchmarks/tables.py
 

@@ -300,6 +300,9 @@ def main(argv: list[str] | None = None) -> int:
                 )  # fmt: skip
     for pair in options.pairs if "rejection" in options.part else []:
         for batches in (False, True) if not pair.startswith("pbmc3k") else (False,):
+            place = {"part": "rejection", "set": pair, "arm": "batches" if batches else "cells"}
+            if _run.exists(NAME, place, options):
+                continue
             with sd.settings.override(progress=False):
                 for row in rejection_rows(pair, options.data, batches, options.model):
                     rows = replaced(recorded_rows(NAME), row, ("part", "set", "arm", "share"))

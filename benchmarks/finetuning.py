@@ -1,7 +1,7 @@
 """Fine-tuned models compared with the defaults, random weights and baselines, on the fine-tuned tasks of the paper.
 
     python benchmarks/finetuning.py --data FOLDER [--part annotation integration perturbation] [--sets NAME ...]
-        [--arms default "scdiva-paper-mini, fine-tuned" ...] [--seeds 0 1 2] [--epochs 3] [--again]
+        [--arms default "scdiva-paper-mini, fine-tuned" ...] [--seeds 0 1] [--epochs 3] [--again]
 
 Datasets have at most 1,000 cells, and perturbations at most 500. Hidden labels, folds and scores are the same as in the
 benchmarks of the tasks: macro-F1 of one query (annotation.py), accuracy of a hidden half of the labels by 15 labelled
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         __doc__, dict.fromkeys(name for names in SETS.values() for name in names), ARMS, tuple(SETS)
     )
     parser.add_argument("--epochs", type=int, default=3, help="of fine-tuning")
-    parser.set_defaults(max_cells=MAX_CELLS)
+    parser.set_defaults(max_cells=MAX_CELLS, seeds=[0])
     options = parser.parse_args(argv)
     for part in options.part:
         for name in (name for name in SETS[part] if name in options.sets):

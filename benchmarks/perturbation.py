@@ -1,7 +1,6 @@
 """Responses to held-out perturbations: predicted, compared with simple baselines.
 
-    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours ours_finetune]
-        [--seeds 0 1 2] [--again]
+    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--seeds 0 1 2] [--again]
 
 - norman_doubles, norman_singles: K562 cells of Norman's screen (15 doubles and 18 singles, 500 genes). A fifth of the
   combinations is held out, or of the single perturbations with every combination that contains one of them; five folds.
@@ -10,9 +9,8 @@
 - norman_2019_doubles, norman_2019_singles, adamson_2016, kang_2018: the complete screens. By default the sets whose
   file is in FOLDER are run; `sd.datasets.norman(download=True)` and others download them.
 
-ours is `tl.predict_perturbation` with its defaults, ours_finetune the same with `finetune=True`; the baselines of its
-result have their own rows. GEARS requires older scipy and pandas in its own environment; its rows are from the commit
-that they name.
+ours is `tl.predict_perturbation` with its defaults (fine-tuned: finetuning.py); the baselines of its result have their
+own rows. GEARS requires older scipy and pandas in its own environment; its rows are from the commit that they name.
 
 At most `--max-cells` cells of a perturbation in a group are used.
 """
@@ -128,9 +126,6 @@ def ours(task: Task, model: str | ScDiVa, seed: int, **tuning: Any) -> ad.AnnDat
     )
 
 
-ARMS = ("ours", "ours_finetune")
-
-
 def scored(predicted: ad.AnnData, observed: ad.AnnData) -> pd.DataFrame:
     """A row for each method and condition with its `METRICS`."""
     frame = sd.tl.score_perturbation(predicted, observed)
@@ -140,14 +135,13 @@ def scored(predicted: ad.AnnData, observed: ad.AnnData) -> pd.DataFrame:
     return frame.merge(of_mean[[*keys, "pearson_delta_mean"]], how="left", on=keys)
 
 
-def fit(adata: ad.AnnData, by: str, arm: str, model: str, seed: int) -> pd.DataFrame:
+def fit(adata: ad.AnnData, by: str, model: str, seed: int) -> pd.DataFrame:
     """Scored conditions of all folds."""
     frames = []
     for fold in range(adata.obs[GROUP].nunique() if by == "group" else FOLDS):
         task = task_of(adata, by, seed, fold)
         if task.predict:
-            predicted = ours(task, model, seed, **({"finetune": True} if arm == "ours_finetune" else {}))
-            frames.append(scored(predicted, task.observed))
+            frames.append(scored(ours(task, model, seed), task.observed))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -181,7 +175,7 @@ def summary(frames: list[pd.DataFrame], by: str) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parser_of(__doc__, tuple(SCREENS), ARMS, ("heldout",))
+    parser = parser_of(__doc__, tuple(SCREENS), ("ours",), ("heldout",))
     parser.set_defaults(sets=None, max_cells=MAX_CELLS)
     options = parser.parse_args(argv)
     here = [name for name, screen in SCREENS.items() if (options.data / f"{screen.file}.h5ad").exists()]
@@ -194,23 +188,16 @@ def main(argv: list[str] | None = None) -> int:
             "split": screen.by, "cells": fingerprint(adata, (CONDITION, GROUP)), "folds": FOLDS, "n_cells": adata.n_obs,
             "seeds": options.seeds, **({} if options.max_cells == MAX_CELLS else {"max_cells": options.max_cells}),
         }  # fmt: skip
-        for arm in options.arms:
-            place = {"set": name, "arm": arm}
-            if exists(NAME, {**place, **same}, options):
-                continue
-            fits = [
-                apart(fit, adata, screen.by, arm, options.model, seed, threads=options.threads)
-                for seed in options.seeds
-            ]
-            cost = pd.DataFrame([cost for _, cost in fits]).mean().round(2).to_dict()
-            for method in fits[0][0]["method"].unique():
-                if method != NETWORK and arm != "ours":  # baselines have rows of their own
-                    continue
-                row = {**place, "arm": arm if method == NETWORK else method, **same, "commit": commit()}
-                row |= {"processor": machine()["processor"], **(cost if method == NETWORK else {})}
-                row |= summary([frame[frame["method"] == method] for frame, _ in fits], screen.by)
-                record(NAME, replaced(recorded_rows(NAME), row, ("set", "arm")), model=options.model)
-                print(f"{name} {row['arm']}: {' '.join(f'{key} {row[key]:.3f}' for key in METRICS[:2])}", flush=True)
+        if exists(NAME, {"set": name, "arm": "ours", **same}, options):
+            continue
+        fits = [apart(fit, adata, screen.by, options.model, seed, threads=options.threads) for seed in options.seeds]
+        cost = pd.DataFrame([cost for _, cost in fits]).mean().round(2).to_dict()
+        for method in fits[0][0]["method"].unique():
+            row = {"set": name, "arm": "ours" if method == NETWORK else method, **same, "commit": commit()}
+            row |= {"processor": machine()["processor"], **(cost if method == NETWORK else {})}
+            row |= summary([frame[frame["method"] == method] for frame, _ in fits], screen.by)
+            record(NAME, replaced(recorded_rows(NAME), row, ("set", "arm")), model=options.model)
+            print(f"{name} {row['arm']}: {' '.join(f'{key} {row[key]:.3f}' for key in METRICS[:2])}", flush=True)
     return 0
 
 

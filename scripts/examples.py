@@ -119,14 +119,22 @@ def python_of(text: str) -> list[str]:
     return [f"in_r({code!r})\n" if language == "r" else code for language, code in blocks]
 
 
+def has_seurat() -> bool:
+    """Whether there is an R with Seurat."""
+    command = ["Rscript", "-e", 'find.package("Seurat")']
+    return bool(shutil.which("Rscript")) and not subprocess.run(command, capture_output=True, check=False).returncode
+
+
 def in_r(code: str) -> None:
     """Run R in the working folder, with the variables of the call before, by default those of `SEURAT`."""
-    installed = ["Rscript", "-e", 'find.package("Seurat")']
-    if not shutil.which("Rscript") or subprocess.run(installed, capture_output=True, check=False).returncode:
+    if not has_seurat():
         print("R is not run: it requires Rscript and Seurat (on Debian: apt-get install r-cran-seurat)")
         return
     before = 'library(Seurat)\nload("r")\n' if Path("r").exists() else SEURAT
-    subprocess.run(["Rscript", "-e", f'{before}{code}save.image("r")'], check=True, capture_output=True, text=True)
+    command = ["Rscript", "-e", f'{before}{code}save.image("r")']
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"R failed:\n{code}\n{done.stderr}")
 
 
 def absent(code: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from argparse import Namespace
 from importlib.metadata import version
 
 import pytest
@@ -44,3 +45,22 @@ def test_changed_and_new_code_marks_the_commit_and_results_do_not(script, tmp_pa
         (folder / name).write_text("2")
         assert record.commit() == clean + "+changes"
         subprocess.run(["git", *who, "stash", "-q"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("commit", "again", "found"),
+    [
+        ("abc", True, True),
+        ("abd", True, False),
+        ("abc+changes", True, False),
+        ("unknown", True, False),
+        ("abd", False, True),
+    ],
+)
+def test_again_repeats_rows_of_other_commits(script, monkeypatch, commit, again, found):
+    run = script("_run")
+    rows = [{"set": "a", "commit": recorded} for recorded in ("abc", "abc+changes", "unknown")]
+    monkeypatch.setattr(run, "recorded_rows", lambda name: rows)
+    monkeypatch.setattr(run, "commit", lambda: commit)
+    assert run.exists("embedding", {"set": "a"}, Namespace(again=again)) is found
+    assert not run.exists("embedding", {"set": "b"}, Namespace(again=again))

@@ -53,7 +53,7 @@ def test_cells_are_embedded(title, tmp_path):
 
 def test_an_embedding_is_a_reduction_of_seurat(tmp_path):
     assert np.isfinite(run("Seurat", tmp_path)["adata"].obsm["X_scdiva"]).all()
-    if not (tmp_path / "r").exists():
+    if not SCRIPT["has_seurat"]():
         pytest.skip("needs Seurat")
     code = 'load("r"); stopifnot(all(dim(Embeddings(object, "scdiva")) == c(240, 192)), "umap" %in% Reductions(object))'
     subprocess.run(["Rscript", "-e", f"suppressMessages(library(Seurat)); {code}"], cwd=tmp_path, check=True)

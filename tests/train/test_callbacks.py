@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import errno
 import os
+import resource
 import signal
+import sys
 import threading
 import time
 
@@ -18,7 +20,7 @@ from scdiva.data.datamodule import CellDataModule
 from scdiva.datasets import toy
 from scdiva.models.layers import Block
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.callbacks import RATE, TERMINATED, AtomicIO
+from scdiva.train.callbacks import RATE, TERMINATED, AtomicIO, release_memory
 
 
 def logged(folder, name):
@@ -284,3 +286,17 @@ def test_out_of_memory_for_one_cell_is_an_error(run, small_run, tmp_path, monkey
     with pytest.raises(torch.OutOfMemoryError):
         small_run(tmp_path, PretrainingModule)
     assert run.module.micro_batches == 8, "beyond the six cells of a batch there is nothing to halve"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of the allocator of Linux")
+def test_memory_between_tensors_that_are_kept_is_released():
+    kept = [torch.ones(12_000) for _ in range(6_000)][::50]  # the others are freed, below the size that is mapped
+    before = resident()
+    release_memory()
+    assert before - resident() > 100e6
+    assert sum(int(x.sum()) for x in kept) == 120 * 12_000
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()

@@ -242,17 +242,16 @@ def annotate(
         with speaking_of("reference"):
             check_anndata(reference)
     _check_options(method, n_neighbors, reject, backoff, finetune=finetune)
-    for column in (majority_voting, labels_key if reference is None else None):
-        if column in columns:
-            held = "clusters" if column == majority_voting else "labels"
-            raise ValueError(f"adata.obs[{column!r}] holds the {held} and would be overwritten: name a key_added.")
+    overwritten = "adata.obs[{!r}] holds the {} and would be overwritten: name a key_added."
+    if majority_voting in columns:
+        raise ValueError(overwritten.format(majority_voting, "clusters"))
     clusters = None
     if not isinstance(majority_voting, bool) and majority_voting != "leiden":
         clusters = np.unique(read_labels(adata, majority_voting), return_inverse=True)[1]
     elif majority_voting:
         from_extra("igraph", "leiden", "majority_voting needs igraph")
     groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
-    run_config, seed = resolve_run_config(None, device, None), seed_of(rng)
+    run_config, seed = resolve_run_config(None, device, None), None
     reading = partial(input_options, layer=layer, use_raw=use_raw, input=input, empty="nan")
     tuning = {
         "epochs": epochs, "lr": lr, "freeze": freeze, "lora": lora, "context": context,
@@ -272,15 +271,18 @@ def annotate(
         }  # fmt: skip
         if excess := [name for name, value in fit_arguments.items() if value is not None]:
             raise ValueError(f"This annotator is fitted: leave {' and '.join(excess)} out, or name a model to fit one.")
-        fitted = _opened_for(annotator, adata, reading, groups)
+        fitted = _open_for(annotator, adata, reading, groups)
     elif labels_key is None:
         raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
+    elif reference is None and labels_key in columns:
+        raise ValueError(overwritten.format(labels_key, "labels"))
     else:
         labelled = _read_labels(adata, reference, labels_key, unlabeled_category, batch_key)
         labels, names = labelled.labels, tuple(map(str, labelled.types.categories))
         ancestors(names, groups or {})
         _check_reject(reject, np.bincount(labels[labels >= 0]).max() > 1, names, groups or {})
-        fitted = _fitted(
+        seed = seed_of(rng)
+        fitted = _fit(
             adata, reference, labelled, cast("ScDiVa | str | PathLike[str]", model), run_config, reading, method=method,
             n_neighbors=n_neighbors, finetune=finetune, tuning=tuning, seed=seed,
         )  # fmt: skip
@@ -320,7 +322,7 @@ def annotate(
     if majority_voting:
         if clusters is None:
             embedding = embed_all(annotator.model, source, run_config._replace(what="embedding"))
-            clusters = over_cluster(embedding, seed)
+            clusters = over_cluster(embedding, seed_of(rng) if seed is None else seed)
             obs[columns[4]] = pd.Categorical.from_codes(clusters, list(map(str, range(clusters.max() + 1))))
         obs[columns[3]] = majority_labels(labels_of_cells, clusters)
         notes["majority_voting"] = "leiden" if majority_voting is True else majority_voting
@@ -364,7 +366,7 @@ class _Fitted(NamedTuple):
     Attributes
     ----------
     annotator
-        Fitted, with or without its groups.
+        The fitted annotator.
     source
         All cells, with the genes that the annotator reads.
     cells, rows
@@ -383,7 +385,7 @@ class _Fitted(NamedTuple):
     unlabelled: np.ndarray
 
 
-def _opened_for(
+def _open_for(
     annotator: Annotator, adata: AnnData, reading: Callable[..., InputOptions], groups: dict[str, str] | None
 ) -> _Fitted:
     """Cells to annotate by an annotator that was fitted before; `groups` replace those that it has."""
@@ -395,7 +397,7 @@ def _opened_for(
     return _Fitted(annotator, source, source, np.arange(adata.n_obs), None, np.ones(adata.n_obs, dtype=bool))
 
 
-def _fitted(
+def _fit(
     adata: AnnData,
     reference: AnnData | None,
     labelled: _Labelled,

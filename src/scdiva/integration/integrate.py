@@ -201,17 +201,21 @@ def integrate(
     seed = seed_of(rng)
 
     _, source, parameters = open_cells_for_model(pretrained, adata, run_config, reading)
-    sample = _sampled(source, keys, batches, labels_key, labels, fit_cells, finetune=finetune, seed=seed)
+    sample = _read_sample(source, keys, batches, labels_key, labels, fit_cells, finetune=finetune, seed=seed)
     if association > CONFOUNDED:
         warn(
             f"batch and label are confounded (Cramér's V {association:.2f}): differences between types that come from "
             "one batch each may be taken for batch effects, or the other way round."
         )
-    logger.info("integrating %d cells of %d batches on %s", adata.n_obs, sample.cells.n_batches, run_config.device)
+    logger.info(
+        "integrating %d cells, %s %d cells of %d batches on %s",
+        adata.n_obs, "fine-tuned on" if finetune else "fitted to", sample.cells.n_cells, sample.cells.n_batches,
+        run_config.device,
+    )  # fmt: skip
     if tuning is None:
         new, embedding, result = _fit_head(pretrained, sample, run_config, steps, seed)
     else:
-        new, embedding, result = _finetuned(pretrained, sample, run_config, tuning, checkpoint_dir, seed)
+        new, embedding, result = _finetune(pretrained, sample, run_config, tuning, checkpoint_dir, seed)
     if embedding is None:
         all_rows = embed_all(new, replace(source, max_length=new.config.input_length), run_config)
     else:
@@ -257,7 +261,7 @@ class _Sample(NamedTuple):
     whole: bool
 
 
-def _sampled(
+def _read_sample(
     source: CellSource,
     keys: list[str],
     batches: list[np.ndarray],
@@ -268,7 +272,11 @@ def _sampled(
     finetune: bool,
     seed: int,
 ) -> _Sample:
-    """Read at most `fit_cells` cells, and refuse a sample with one batch, or one label."""
+    """Read at most `fit_cells` cells into memory.
+
+    A sample with one label, one batch or one cell in each batch is refused, and batches without cells in it cause a
+    warning.
+    """
     from scdiva.data.batch import read_cells
 
     combined = np.unique(np.stack(batches), axis=1, return_inverse=True)[1].ravel()
@@ -324,8 +332,9 @@ def _fit_head(
     states_on_device = torch.from_numpy(states).to(run_config.device)
     some = every_nth(cells)
     with torch_threads_kept():
-        known = some, torch.from_numpy(states[some])
-        adapted, _ = with_dataset_components(pretrained.to(run_config.device), cells, known)
+        adapted, _ = with_dataset_components(
+            pretrained.to(run_config.device), cells, (some, torch.from_numpy(states[some]))
+        )
     new = with_head(adapted, seed)
     with torch_threads_kept(1):  # the products are too small for several threads
         result = {"n_components": new.config.adapted} | integrate_model(
@@ -345,7 +354,7 @@ def _fit_head(
         return new, new.integration(components_of(new, cells, states_on_device)).numpy(force=True), result
 
 
-def _finetuned(
+def _finetune(
     pretrained: ScDiVa,
     sample: _Sample,
     run_config: RunConfig,

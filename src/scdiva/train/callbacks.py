@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import io
 import math
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -245,6 +248,31 @@ def _writer(trainer: pl.Trainer) -> AtomicIO:
 
 RATE = "train/cells_per_second"
 """Name of the rate in the log."""
+
+
+class ReleaseMemory(Callback):
+    """Return freed memory to the operating system every ten batches, in training on a CPU.
+
+    The batches differ in size, and the allocator of Linux keeps the gaps between their tensors: without this, a model
+    of 5 million weights takes 11 GB after 300 steps of 16,000 tokens, with it 4 GB.
+    """
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Release memory after every tenth batch. Called by Lightning."""
+        if batch_idx % 10 == 9 and pl_module.device.type == "cpu":
+            release_memory()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Release memory. Called by Lightning."""
+        if pl_module.device.type == "cpu":
+            release_memory()
+
+
+def release_memory() -> None:
+    """Return memory that was freed to the operating system, where its allocator is that of glibc (Linux)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class Watch(Callback):

@@ -30,6 +30,7 @@ from scdiva.train.callbacks import (
     TERMINATED,
     AtomicIO,
     Keeper,
+    ReleaseMemory,
     Watch,
     find_checkpoint,
     read_checkpoint,
@@ -296,7 +297,7 @@ def fit(
             "accumulate_grad_batches": c.accumulate,
             "logger": _logger(logger, out, c.log_every),
             # the checkpoint comes last, so that it includes the effects of the other callbacks
-            "callbacks": [Watch(c.log_every, progress=progress), *callbacks, keeper],
+            "callbacks": [Watch(c.log_every, progress=progress), ReleaseMemory(), *callbacks, keeper],
             "log_every_n_steps": c.log_every,
             # the stream of batches is endless, so there are no epochs: validation is counted in batches
             "val_check_interval": c.validate_every * c.accumulate,

@@ -319,6 +319,14 @@ def compared(name: str) -> str:
     return f"{one.words}.\n\n{table(['', *arms.values()], lines)}\n" + "\n".join(said) + "\n"
 
 
+def commits() -> str:
+    """How many rows of each task are from the commit that most of them have."""
+    of_task = {name: [row["commit"][:8] for row in rows_of(name)] for name in (*TASKS, "finetuning")}
+    ((most, _),) = Counter(commit for found in of_task.values() for commit in found).most_common(1)
+    counts = (f"{found.count(most)} of {len(found)} rows of {name}" for name, found in of_task.items())
+    return f"Measured at commit `{most}`: {', '.join(counts)}."
+
+
 def which() -> str:
     """For each task the best simple method, the difference of scdiva to it, and which to start with."""
     lines = []
@@ -546,7 +554,7 @@ def page() -> str:
     """The page: its template with every `{{table}}` filled."""
     text = Path(__file__).with_name("benchmarks_page.md").read_text(encoding="utf-8")
     made = {name: compared(name) for name in COMPARISONS} | {
-        "which": which(), "learning_curve": learning_curve(), "rejection": rejection(),
+        "which": which(), "commits": commits(), "learning_curve": learning_curve(), "rejection": rejection(),
         "population": population(), "networks": networks(),
         "speed": goals("speed", "scaling"), "faults": faults(), "gpu": goals("gpu"),
         "fuzz": goals("fuzz"),

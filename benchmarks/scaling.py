@@ -226,9 +226,9 @@ def by_call(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
 
 
 def growth(rows: list[dict]) -> float:
-    """Bytes by which the peak grows with each cell, from the second largest to the largest number of cells."""
+    """Bytes by which the peak grows with each cell, from the second largest to the largest number of cells; at least 0."""
     less, most = rows[-2:]
-    return (most["peak_mib"] - less["peak_mib"]) * 2**20 / (most["n_cells"] - less["n_cells"])
+    return max(0.0, most["peak_mib"] - less["peak_mib"]) * 2**20 / (most["n_cells"] - less["n_cells"])
 
 
 def goals(rows: list[dict]) -> list[dict]:

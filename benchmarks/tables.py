@@ -504,7 +504,7 @@ def scaling() -> str:
         memory = ["-" if not rows else f"{rows[-1]['peak_mib'] * 2**20 / 1e9:.1f}" for rows in (loaded, backed)]
         for i, rows in enumerate((loaded, backed)):
             if len(rows) > 1 and rows[-2]["n_cells"] >= CELLS[-2]:
-                memory[i] += f" ({max(0.0, growth(rows)) / 1e3:.1f})"
+                memory[i] += f" ({growth(rows) / 1e3:.1f})"
         if seconds:
             lines.append([label, *(seconds.get(n, "-") for n in CELLS), *memory])
     detected = sum(row["n_stored"] for row in large) / sum(row["n_cells"] for row in large)

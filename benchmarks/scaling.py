@@ -226,7 +226,7 @@ def by_call(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
 
 
 def growth(rows: list[dict]) -> float:
-    """Bytes by which the peak grows with each cell, from the second largest to the largest number of cells; at least 0."""
+    """Growth of the peak from the second largest to the largest number of cells, bytes a cell; at least 0."""
     less, most = rows[-2:]
     return max(0.0, most["peak_mib"] - less["peak_mib"]) * 2**20 / (most["n_cells"] - less["n_cells"])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva._settings import Settings, logger, multiplies_bf16, settings, torch_threads_kept
+from scdiva._settings import Settings, logger, multiplies_bf16, one_blas_thread, settings, torch_threads_kept
 from scdiva.models import inference, load_model
 
 ABSENT = "mps" if torch.cuda.is_available() else "cuda"
@@ -198,3 +198,17 @@ def test_torch_keeps_its_threads():
     with pytest.raises(RuntimeError), torch_threads_kept(before + 1):
         raise RuntimeError
     assert torch.get_num_threads() == before
+
+
+def test_a_block_uses_one_thread_of_blas():
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    def threads():
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        with one_blas_thread():
+            assert threads() == {1}
+        with one_blas_thread(False):
+            assert threads() == {2}
+        assert threads() == {2}

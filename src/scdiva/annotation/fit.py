@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from scdiva._checks import warn
 from scdiva._labels import many_labels_accepted
 from scdiva._rng import step_seed
-from scdiva._settings import progress_bar, to_device, torch_threads_kept
+from scdiva._settings import one_blas_thread, progress_bar, to_device, torch_threads_kept
 from scdiva.annotation.annotator import CLIP, AnnotationHead, Annotator, HeadSizes, Neighbors
 from scdiva.data.batch import InMemoryCells
 from scdiva.embedding.dataset_pcs import N_DIRECTIONS, own_directions
@@ -63,6 +63,8 @@ ABSENT = -30.0
 """Logit of a label without training cells."""
 BLOCK_CELLS = 2048
 """Cells read at once."""
+MOST_OPERATIONS = 10**9
+"""Operations of a product up to which a logistic regression uses one thread."""
 CELLS, BATCHES = "held-out cells", "held-out batches"
 """Cells whose novelties `reject` is calibrated on."""
 HELD_OUT = 0.1
@@ -715,7 +717,8 @@ def _fit_linear(
     regression = LogisticRegression(
         C=inverse_penalty, class_weight="balanced", max_iter=500, tol=tolerance, fit_intercept=intercept
     )
-    with many_labels_accepted():
+    n_operations = 2 * x.numel() * (int(y.max()) + 1)  # of one product
+    with many_labels_accepted(), one_blas_thread(n_operations < MOST_OPERATIONS):
         regression.fit(x.numpy(), y, sample_weight=sample_weight)
     weight = regression.coef_
     bias = regression.intercept_ if intercept else np.zeros(len(weight))

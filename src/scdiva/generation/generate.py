@@ -17,7 +17,7 @@ from scdiva._checks import check_arguments, check_choices, check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import is_unknown, listed, read_labels, wanted_groups
 from scdiva._rng import seed_of, step_seed
-from scdiva._settings import logger, torch_threads_kept
+from scdiva._settings import logger, one_blas_thread, torch_threads_kept
 from scdiva.data.genes import columns_of, input_options, or_in_raw
 from scdiva.data.results import check_anndata, check_columns
 from scdiva.models.inference import model_name, open_cells_for_model, resolve_run_config
@@ -172,7 +172,7 @@ def generate(
     else:
         n_steps = n_steps or sampling.STEPS_STATE_HEAD
         with on_cpu(loaded):
-            with torch_threads_kept(1):
+            with torch_threads_kept(1), one_blas_thread():
                 states = states_of(loaded, cells)
                 if group is not None:
                     of_cell = group[rows]

@@ -159,7 +159,7 @@ def impute(
     if device is not None or precision is not None:
         resolve_run_config(None, device, precision)  # invalid arguments raise before anything is read
 
-    from scdiva._settings import torch_threads_kept
+    from scdiva._settings import one_blas_thread, torch_threads_kept
     from scdiva.data.batch import read_cells
     from scdiva.generation.imputation import expected_values, predict_by_state_head, predict_by_transformer
     from scdiva.generation.state_head import on_cpu
@@ -178,6 +178,7 @@ def impute(
         if not by_transformer:
             stack.enter_context(on_cpu(loaded))
             stack.enter_context(torch_threads_kept(1))
+            stack.enter_context(one_blas_thread())
         cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
         # column of the result of each measured gene, -1: none
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])

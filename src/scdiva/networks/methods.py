@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scdiva._settings import one_blas_thread
 from scdiva.models import ScDiVa
 from scdiva.models.inference import RunConfig, embed_cells, run_cells
 
@@ -207,6 +208,7 @@ def embedding_sums(pairs: Pairs, run_config: RunConfig) -> tuple[Floats, ...]:
     return n, of_genes, of_states, squares, products
 
 
+@one_blas_thread()
 def embedding_weights(
     pairs: Pairs, n: Floats, of_genes: Floats, of_states: Floats, squares: Floats, products: Floats
 ) -> Floats:
@@ -237,6 +239,7 @@ def embedding_weights(
     return total
 
 
+@one_blas_thread()
 def whitened(model: ScDiVa) -> Floats:
     """Whitened gene embeddings of a model, normalised to length one.
 

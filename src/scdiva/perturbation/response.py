@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from scdiva._constants import BASELINES, EXPECTED, N_SPECIAL
 from scdiva._rng import step_seed
-from scdiva._settings import progress_bar
+from scdiva._settings import one_blas_thread, progress_bar
 from scdiva.data.genes import Species
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.conditions import match_perturbed
@@ -237,6 +237,7 @@ def _first(*choices: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
     return next((choice for choice in choices if choice.any()), None)
 
 
+@one_blas_thread()
 def _linear(screen: Screen, targets: Conditions, usable: NDArray[np.bool_], column: Mapping[str, int] | None) -> Matrix:
     """Solve Y = b + G W P' by ridge regression; G: loadings of genes, P: their sums over the parts of a condition."""
     if column is None:
@@ -315,6 +316,7 @@ def covariance(
     return shared.all + effect * group * dose
 
 
+@one_blas_thread()
 def expected_response(screen: Screen, targets: Conditions, similarities: Similarities) -> tuple[Matrix, Matrix]:
     """Predict the change of mean expression by the Gaussian process.
 

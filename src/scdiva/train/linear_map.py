@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 
 from scdiva._constants import TARGET_SUM
-from scdiva._settings import progress_bar
+from scdiva._settings import one_blas_thread, progress_bar
 from scdiva.models.layers import SetEncoder
 
 DISPERSION_OFFSET = 1e-3
@@ -28,6 +28,8 @@ better preserves the embedding of thinned cells, but removes the number of genes
 types, from more cells."""
 LEAST_EIGENVALUE = 1e-6
 """Eigenvalues below this share of the largest are rounding errors."""
+MOST_COLUMNS = 4000
+"""Size of a matrix up to which its eigenvectors are computed in one thread."""
 BLOCK_ROWS = 2048
 """Cells read at once; products within a block are summed in float32, those of blocks in float64."""
 
@@ -220,7 +222,8 @@ def leading_directions(
             single = block.astype(np.float32)
             products += single.T @ single
     n = len(products)
-    values, vectors = eigh(products, subset_by_index=(max(0, n - k), n - 1))
+    with one_blas_thread(n <= MOST_COLUMNS):
+        values, vectors = eigh(products, subset_by_index=(max(0, n - k), n - 1))
     values, vectors = values[::-1], vectors[:, ::-1]
     kept = values > LEAST_EIGENVALUE * values[0]
     values, vectors = values[kept], vectors[:, kept]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from scdiva import settings
+from scdiva._constants import N_SPECIAL
 from scdiva.train import OptimiserConfig, PretrainingModule, TaskModule
 from scdiva.train import base as L
 from scdiva.train.base import decay_groups, learning_rate_factor
@@ -34,6 +35,27 @@ def test_norms_biases_and_tables_do_not_decay(tiny, config):
     assert {"model.embedding.gene.weight", "model.anchor.table.weight", "decoder.study_bias.weight"} <= spares
     assert "decoder.linear.weight" in decays
     assert all(p.ndim == 2 for p in decayed["params"])
+
+
+def test_embeddings_of_values_change_as_fast_as_those_of_genes(tiny, config):
+    """A step of AdamW changes a gene embedding by the learning rate, and that of a value by about as much."""
+    module = PretrainingModule(tiny(), config(learning_rate=0.01, weight_decay=0.0, warmup_steps=0))
+    optimizer, embedding = module.configure_optimizers()["optimizer"], module.model.embedding
+    genes, values, masked = torch.arange(N_SPECIAL, 9), torch.linspace(0.5, 3, 9 - N_SPECIAL), torch.zeros(6).bool()
+    before = embedding.gene(genes).detach().clone(), embedding.of_values(values, masked).detach().clone()
+    embedding.value_in.requires_grad_(False)
+    embedding.value_out.bias.requires_grad_(False)
+    embedding(genes, values, masked).sum().backward()
+    optimizer.step()
+    gene, value = (
+        (after - start).detach().abs().mean()
+        for after, start in zip((embedding.gene(genes), embedding.of_values(values, masked)), before, strict=True)
+    )
+    assert gene == pytest.approx(0.01, rel=1e-3)
+    assert gene / 10 < value < 2 * gene
+    rates = {name: group["lr"] for group in optimizer.param_groups for name, p in module.named_parameters()
+             if any(p is one for one in group["params"])}  # fmt: skip
+    assert len(rates) == len(list(module.parameters()))
 
 
 def test_optimiser_is_adamw_with_the_configured_numbers(tiny, config):

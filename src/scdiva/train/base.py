@@ -16,6 +16,7 @@ from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar, to_device
 from scdiva.data.batch import CellBatch
 from scdiva.models.inference import run_in_parts
+from scdiva.models.layers import GeneValueEmbedding
 from scdiva.train.callbacks import CHECKPOINT_KEY
 from scdiva.train.config import OptimiserConfig
 
@@ -72,6 +73,34 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
     decayed = [p for p in trained if p.ndim >= 2 and id(p) not in tables]
     spared = [p for p in trained if p.ndim < 2 or id(p) in tables]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+
+
+def network_groups(module: nn.Module, config: OptimiserConfig) -> list[dict[str, Any]]:
+    """Split the trainable parameters of a module with a network by weight decay and learning rate.
+
+    The second layer of the value MLP has the learning rate divided by its width. AdamW changes each of its weights by
+    as much as a number of a gene embedding, but its output sums `dim` products with activations that vary together: at
+    the full rate embeddings of values grow to twenty times those of genes, which the blocks then hardly distinguish.
+
+    Parameters
+    ----------
+    module
+        As for :func:`decay_groups`.
+    config
+        `learning_rate` and `weight_decay` are used.
+
+    Returns
+    -------
+    Parameter groups for an optimiser.
+    """
+    embeddings = [m for m in module.modules() if isinstance(m, GeneValueEmbedding)]
+    width = {id(m.value_out.weight): m.value_out.in_features for m in embeddings}
+    groups = [
+        group | {"params": [p for p in group["params"] if width.get(id(p), 1) == n], "lr": config.learning_rate / n}
+        for group in decay_groups(module, config.weight_decay)
+        for n in sorted({1, *width.values()})
+    ]
+    return [group for group in groups if group["params"]]
 
 
 class Unread(NamedTuple):
@@ -403,7 +432,7 @@ class TaskModule(pl.LightningModule):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameter groups of the optimiser."""
-        return decay_groups(self, self.config.weight_decay)
+        return network_groups(self, self.config)
 
     def configure_optimizers(self) -> Any:
         """AdamW with linear warm-up and cosine decay. Called by Lightning."""

@@ -30,7 +30,7 @@ from scdiva.models.config import ScDiVaConfig
 from scdiva.models.inference import out_of_memory, runs_transformer
 from scdiva.models.layers import Block
 from scdiva.models.scdiva import ScDiVa, check_input
-from scdiva.train.base import Result, TaskModule, decay_groups, shuffled
+from scdiva.train.base import Result, TaskModule, decay_groups, network_groups, shuffled
 from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY, read_checkpoint
 from scdiva.train.config import FinetuneConfig
 from scdiva.train.runner import fit
@@ -290,7 +290,7 @@ class FinetuneModule(TaskModule):
         """Parameters of the network, and those of the objective at ten times the learning rate."""
         c = self.config
         new = [group | {"lr": HEAD_RATE * c.learning_rate} for group in decay_groups(self.objective, c.weight_decay)]
-        return [*decay_groups(self.model, c.weight_decay), *new]
+        return [*network_groups(self.model, c), *new]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add digests and history to a checkpoint. Called by Lightning."""

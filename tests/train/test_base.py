@@ -38,7 +38,7 @@ def test_norms_biases_and_tables_do_not_decay(tiny, config):
 
 
 def test_embeddings_of_values_change_as_fast_as_those_of_genes(tiny, config):
-    """A step of AdamW changes a gene embedding by the learning rate, and that of a value by about as much."""
+    """One step of AdamW changes the embeddings of genes and of values by about the learning rate."""
     module = PretrainingModule(tiny(), config(learning_rate=0.01, weight_decay=0.0, warmup_steps=0))
     optimizer, embedding = module.configure_optimizers()["optimizer"], module.model.embedding
     genes, values, masked = torch.arange(N_SPECIAL, 9), torch.linspace(0.5, 3, 9 - N_SPECIAL), torch.zeros(6).bool()

@@ -76,11 +76,11 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
 
 
 def network_groups(module: nn.Module, config: OptimiserConfig) -> list[dict[str, Any]]:
-    """Split the trainable parameters of a module with a network by weight decay and learning rate.
+    """Split the trainable parameters of a module that contains a network by weight decay and learning rate.
 
-    The second layer of the value MLP has the learning rate divided by its width. AdamW changes each of its weights by
-    as much as a number of a gene embedding, but its output sums `dim` products with activations that vary together: at
-    the full rate embeddings of values grow to twenty times those of genes, which the blocks then hardly distinguish.
+    The learning rate of the second layer of the value MLP is divided by its width. AdamW updates each of its weights by
+    as much as an entry of a gene embedding, but its output is a sum over `dim` correlated activations. With the same
+    rate, the embeddings of values become about 20 times as large as those of genes.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ def test_what_is_documented_is_written(plain, query, reference, method, hashed):
     assert notes["finetuned"] == (method == "finetune")
     assert notes["method"] == ("probe" if method == "finetune" else method)
     assert (notes["labels_key"], notes["model"]) == ("cell_type", "ScDiVa")
-    assert (notes["n_genes"], notes["n_labelled"]) == (55, 160)
+    assert (notes["n_genes"], notes["n_labelled"]) == (60 if method == "linear" else 55, 160)
     assert 0 <= notes["ece"] <= 1
     assert {len(column) for column in notes["reliability"].values()} == {15}
     assert notes["reliability"]["n_cells"].sum() == notes["n_held_out"]
@@ -125,12 +125,12 @@ def test_a_fault_of_the_reference_is_said_of_it(plain, query, reference, fault):
 
 def test_genes_must_overlap(plain, query, reference, hashed):
     data = query.copy()
-    with pytest.raises(ValueError, match=r"30 genes .*30 of adata's 30, 55 of .*60"):
+    with pytest.raises(ValueError, match=r"30 known genes .*30 of adata's 30, 60 of .*60"):
         annotate(data[:, :30].copy(), reference, plain)
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, rng=0)
     few = query[:, :30].copy()
     before = hashed(few)
-    with pytest.raises(ValueError, match=r"adata has 30 of the 55 .*50"):
+    with pytest.raises(ValueError, match=r"adata has 30 of the 60 .*50"):
         sd.tl.annotate(few, model=annotator)
     assert hashed(few) == before
 
@@ -301,16 +301,38 @@ def test_later_queries_are_annotated_alike(plain, query, reference, method, tmp_
 
 
 def test_other_genes_are_not_read(plain, query, reference):
-    """Genes of one side alone, known to the model or not: as if they were not there."""
+    """Genes of one side alone, known to the model or not, and names of no gene: as if they were not there."""
     kept = np.r_[0:26, 30:56]
-    _, expected = fit(query[:, kept].copy(), reference[:, np.r_[0:26, 30:55]].copy(), plain)
-    assert expected.uns["scdiva"]["scdiva_label"]["n_genes"] == 51
+    _, expected = fit(query[:, kept].copy(), reference[:, kept].copy(), plain)
+    assert expected.uns["scdiva"]["scdiva_label"]["n_genes"] == 52
+    named = [data.copy() for data in (query, reference)]
+    for data in named:
+        data.var_names = [*data.var_names[:56], "no gene", *data.var_names[57:]]
     for one, other in [
         (query[:, kept], reference),
         (query, reference[:, kept]),
-        (query[:, np.r_[0:26, 30:60]], reference[:, np.r_[0:26, 30:55]]),
+        (query[:, np.r_[0:26, 30:60]], reference[:, kept]),
+        [data[:, np.r_[0:26, 30:57]] for data in named],
     ]:
         assert_alike(fit(one.copy(), other.copy(), plain)[1], expected, atol=1e-5)
+
+
+def test_human_genes_that_the_model_lacks_are_read(plain, query, reference):
+    """Labels that only such genes tell apart; the state, which does not hold them, is no better than chance."""
+    rng, found = np.random.default_rng(0), {}
+    data = [one.copy() for one in (query, reference)]
+    for one in data:
+        label = rng.integers(0, 2, one.n_obs)
+        one.obs["cell_type"] = np.array(["without", "with"])[label]
+        counts = one.X.toarray() if hasattr(one.X, "toarray") else np.array(one.X)
+        counts[:, 55:60] = rng.poisson(1 + 6 * label[:, None], (one.n_obs, 5))
+        one.X = counts.astype(np.float32)
+    assert (plain.vocabulary.match(list(query.var_names[55:])).tokens < 0).all()
+    for method in ("linear", "probe"):
+        annotated = fit(data[0], data[1], plain, method=method)[1]
+        found[method] = (annotated.obs["scdiva_label"] == annotated.obs["cell_type"]).mean()
+    assert found["linear"] > 0.9
+    assert found["probe"] < 0.8
 
 
 def test_a_later_query_of_fewer_genes(plain, query, reference):

@@ -148,6 +148,21 @@ def test_threads_may_share_a_model(adata, one):
             np.testing.assert_array_equal(found, z)
 
 
+@pytest.mark.parametrize("kind", ["one", "plain", "learned"])
+def test_a_model_reads_its_own_genes_among_others(adata, kind, request):
+    """Of cells that were opened with all human genes, in cells of more genes than the model reads, too."""
+    from scdiva.data.cells import open_cells
+    from scdiva.models.inference import embed_all, resolve_run_config
+
+    model, run_config = request.getfixturevalue(kind), resolve_run_config(None, "cpu", "fp32")
+    own, every = (open_cells(adata, model, all_genes=all_genes) for all_genes in (False, True))
+    assert (every.tokens >= model.config.n_tokens).any()
+    assert every.lengths.max() > model.config.max_length
+    np.testing.assert_allclose(
+        embed_all(model, every, run_config), embed_all(model, own, run_config), rtol=0, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("kind", ["one", "plain"])
 def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, monkeypatch):
     """By windows of a few cells; a function is given the tensors of the rows that a batch holds."""

@@ -74,7 +74,8 @@ def annotate(
     itself, together with the cells to annotate.
 
     - `"linear"`, the default: logistic regression without an intercept on the cell state and on the 2,000 genes of
-      highest variance in the reference. The state is centred, the genes are not, and each of the two has one scale.
+      highest variance in the reference, among all human genes, also those that the model lacks. The state is centred,
+      the genes are not, and each of the two has one scale.
       Novelty comes from a second logistic regression, which also reads principal components of the reference (within
       batches), all standardised. If labels have fewer than 50 cells on average and other cells of the reference have
       none, this second one gives the labels too; it is then fitted to the unlabelled cells as well, with the labels
@@ -392,7 +393,8 @@ def _open_for(
     if groups is not None:
         annotator = replace(annotator, parents=groups)
     ancestors(annotator.names, annotator.parents)
-    source = restricted(open_cells(adata, annotator.model, reading(adata)), annotator.tokens)
+    opened = open_cells(adata, annotator.model, reading(adata), all_genes=annotator.method == "linear")
+    source = restricted(opened, annotator.tokens)
     check_genes(annotator, source.measured_tokens)
     return _Fitted(annotator, source, source, np.arange(adata.n_obs), None, np.ones(adata.n_obs, dtype=bool))
 
@@ -422,11 +424,13 @@ def _fit(
     labels, types, batch = labelled
     pretrained = load_for(model, run_config.device)
     config = finetune_config(finetune, pretrained, AnnotationObjective, **tuning)
-    source = reference_source = open_cells(adata, pretrained, reading(adata))
+    all_genes = method == "linear" and config is None
+    source = reference_source = open_cells(adata, pretrained, reading(adata), all_genes=all_genes)
     if reference is not None:
-        warned = share_of_entropy(source) < ENOUGH_ENTROPY  # one warning of few genes is enough
+        # one warning of few genes is enough
+        embeds = share_of_entropy(source, pretrained.vocabulary) >= ENOUGH_ENTROPY
         with speaking_of("reference"):
-            reference_source = open_cells(reference, pretrained, reading(reference), embeds=not warned)
+            reference_source = open_cells(reference, pretrained, reading(reference), embeds=embeds, all_genes=all_genes)
     tokens = shared_tokens(reference_source, source)
     logger.info(
         "annotating %d cells by %r, %d labels, %d genes",
@@ -443,7 +447,7 @@ def _fit(
     if config is None:
         states = embed_all(pretrained, cells, run_config)
         fit_to = Reference(cells, torch.from_numpy(states), labels[rows])
-        annotator = fit_annotator(fit_to, types, pretrained, method, n_neighbors, seed)
+        annotator = fit_annotator(fit_to, types, pretrained, source.n_tokens, method, n_neighbors, seed)
     else:
         annotator = finetune_annotator(
             cells, labels[rows], types, pretrained, config, run_config, seed, tuning["checkpoint_dir"]
@@ -501,7 +505,7 @@ def _check_reject(reject: float | None, held_out: bool, names: Collection[str], 
 
 
 def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
-    """Genes that the model knows and both have a column for, as tokens, ascending.
+    """Known genes that both have a column for, as tokens, ascending.
 
     Raises
     ------
@@ -515,7 +519,7 @@ def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
         first = " and ".join(str(one.var.index[:1].tolist()) for one in sources.values())
         fewer = min(sources.values(), key=lambda one: len(one.measured_tokens))
         raise ValueError(
-            f"adata and the reference share {len(shared)} genes that the model knows ({sizes}; they begin with "
+            f"adata and the reference share {len(shared)} known genes ({sizes}; they begin with "
             f"{first}): {LEAST_GENES} or more are needed. {advice(list(map(str, fewer.var.index)))}"
         )
     return shared.astype(np.int32)

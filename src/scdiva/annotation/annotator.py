@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scdiva._checks import check_choices
+from scdiva._constants import N_SPECIAL
 from scdiva._settings import logger
 from scdiva.data.batch import from_ragged
 from scdiva.data.cells import Ragged, take_cells
@@ -23,6 +24,7 @@ from scdiva.models.layers import perceptron, weighted_sum
 from scdiva.models.pretrained import Fitted, arrays, check_shapes
 from scdiva.models.scdiva import ScDiVa
 from scdiva.models.storage import MODEL
+from scdiva.tokenizer.vocabulary import Vocabulary, with_human_genes
 
 METHODS = ("linear", "knn", "probe")
 HIDDEN = 128
@@ -259,8 +261,8 @@ class Annotator(Fitted):
     parents
         Label or group of labels to the group above it; empty without a hierarchy.
     tokens
-        Genes of the reference that are read, as tokens of the model's vocabulary, int32, ascending. Other genes of
-        later cells are ignored.
+        Genes of the reference that are read, as tokens of `vocabulary`, int32, ascending. Other genes of later cells
+        are ignored.
     novelty
         Novelties of held-out cells of the reference, float32, ascending: `reject` takes its quantile as the threshold.
         `notes["max_novelty_from"]` states whether their whole batches were held out.
@@ -287,6 +289,12 @@ class Annotator(Fitted):
     def names(self) -> tuple[str, ...]:
         """The labels as text."""
         return tuple(map(str, self.labels))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Genes of the tokens: those of the model, for `"linear"` followed by the human genes that it lacks."""
+        known = self.model.vocabulary
+        return known if self.head.sizes.n_tokens == self.model.config.n_tokens else with_human_genes(known)
 
     @property
     def method(self) -> str:
@@ -354,6 +362,7 @@ class Annotator(Fitted):
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         settings = {name: getattr(self, name) for name in ("dtype", "ordered", "parents", "notes")}
         settings = {"sizes": asdict(self.head.sizes), "labels": list(self.labels)} | settings
+        settings["genes"] = self.vocabulary.fingerprint
         tensors = {f"head.{name}": value for name, value in self.head.state_dict().items()}
         tensors |= {"tokens": torch.from_numpy(self.tokens), "novelty": torch.from_numpy(self.novelty)}
         return settings, tensors
@@ -372,8 +381,11 @@ class Annotator(Fitted):
         if len(labels) != sizes.n_labels or len(labels) < 2:
             raise ValueError("labels out of range")
         width = width_of(model, "embedding" if sizes.method == "knn" else "state")
-        if (sizes.n_tokens, sizes.state_dim) != (model.config.n_tokens, width):
+        genes = with_human_genes(model.vocabulary) if sizes.method == "linear" else model.vocabulary
+        if (sizes.n_tokens, sizes.state_dim) != (genes.n_genes + N_SPECIAL, width):
             raise ValueError(f"its head is for another model than {MODEL}")
+        if settings["genes"] != genes.fingerprint:
+            raise ValueError("its genes are numbered by another gene table than that of this version: fit it again")
         with torch.device("meta"):  # no memory is allocated before the sizes match the tensors
             head = AnnotationHead(sizes)
         shapes = {f"head.{name}": tuple(value.shape) for name, value in head.state_dict().items()}

@@ -134,7 +134,13 @@ def cells_to_read(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 def fit_annotator(
-    reference: Reference, types: pd.CategoricalDtype, model: ScDiVa, method: str, n_neighbors: int, seed: int
+    reference: Reference,
+    types: pd.CategoricalDtype,
+    model: ScDiVa,
+    n_tokens: int,
+    method: str,
+    n_neighbors: int,
+    seed: int,
 ) -> Annotator:
     """Fit an annotator on the cell states of a model, which is not changed.
 
@@ -146,6 +152,8 @@ def fit_annotator(
         The labels, in their original type.
     model
         Model of the cell states.
+    n_tokens
+        Size of the reference's token space, which may have more genes than the model.
     method, n_neighbors
         As for :func:`annotate`.
     seed
@@ -158,7 +166,7 @@ def fit_annotator(
     """
     n_labels = _count_labels(types, reference.labels)
     with torch_threads_kept(None if runs_transformer(model, "state") else 1):
-        head = fit_head(reference, method, n_labels, model.config.n_tokens, seed, n_neighbors)
+        head = fit_head(reference, method, n_labels, n_tokens, seed, n_neighbors)
         by_cell, batch = predict_folds(head, reference, seed), reference.cells.batch[reference.labels >= 0]
         several = batch.min() < batch.max()
         notes = calibrate(head, by_cell, predict_folds(head, reference, seed, by_batch=True) if several else None)

@@ -34,7 +34,7 @@ from scdiva.data.genes import (
 from scdiva.data.matrix import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
 from scdiva.data.soma import SomaCells
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, on_count_scale, score_denominator, serialize, to_token_space
-from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
+from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary, with_human_genes
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -69,6 +69,7 @@ def open_cells(
     block_rows: int = BLOCK_ROWS,
     scanned: Scan | None = None,
     embeds: bool = True,
+    all_genes: bool = False,
     keep: bool = True,
     **fields: Any,
 ) -> CellSource:
@@ -96,6 +97,9 @@ def open_cells(
         Result of an earlier scan of the same cells with the same options. None: scan them.
     embeds
         Whether to warn if the data have few of the model's genes.
+    all_genes
+        Whether to read all genes of a cell, and human genes that the model has no token for too. Their tokens follow
+        those of the model, which does not read them (:func:`scdiva.models.inference.run_cells`).
     keep
         Whether to keep a small matrix (:data:`KEPT_BYTES`) of a file, of dask chunks or a dense one in memory as CSR,
         so that it is read once.
@@ -128,6 +132,10 @@ def open_cells(
     reading = replace(reading, **fields)
     model = None if isinstance(vocabulary, Vocabulary | str | Path) else vocabulary
     genes = load_vocabulary(vocabulary) if isinstance(vocabulary, Vocabulary | str | Path) else vocabulary.vocabulary
+    known = genes
+    if all_genes:
+        genes = with_human_genes(genes)
+        max_length = genes.n_genes
     if max_length is None:
         max_length = MAX_LENGTH if model is None else model.config.input_length
     if entropy_floor is None:
@@ -184,7 +192,7 @@ def open_cells(
     if reading.empty == "error":
         _refuse_empty(source)
     if model is not None and embeds and scanned is None:
-        _warn_of_few_genes(source, data)
+        _warn_of_few_genes(source, data, known)
     return source
 
 
@@ -202,27 +210,28 @@ def _keeping(
         yield start, block
 
 
-def share_of_entropy(source: CellSource) -> float:
-    """Share of the entropy of the model's genes that the data measure."""
-    entropy = source.vocabulary.entropy
-    measured = entropy[source.measured_tokens].sum(dtype=np.float64)
-    return float(measured / max(entropy.sum(dtype=np.float64), 1e-12))
+def share_of_entropy(source: CellSource, known: Vocabulary) -> float:
+    """Share of the entropy of the model's genes, `known`, that the data measure."""
+    entropy, measured = known.entropy, source.measured_tokens
+    of_measured = entropy[measured[measured < len(entropy)]].sum(dtype=np.float64)
+    return float(of_measured / max(entropy.sum(dtype=np.float64), 1e-12))
 
 
-def _warn_of_few_genes(source: CellSource, data: Any) -> None:
-    """Warn if the data have few of the model's genes, weighed by entropy; `data.raw` may have more."""
-    share, measured = share_of_entropy(source), source.measured_tokens
+def _warn_of_few_genes(source: CellSource, data: Any, known: Vocabulary) -> None:
+    """Warn if the data have few of the model's genes, `known`, weighed by entropy; `data.raw` may have more."""
+    share, measured = share_of_entropy(source, known), source.measured_tokens
+    measured = measured[measured < known.n_genes + N_SPECIAL]
     if share >= ENOUGH_ENTROPY:
         return
     raw, more = None if source.reading.use_raw else getattr(data, "raw", None), 0
     if raw is not None:
-        more = int((source.vocabulary.match(list(raw.var_names), source.reading.species).tokens >= 0).sum())
+        more = int((known.match(list(raw.var_names), source.reading.species).tokens >= 0).sum())
     mend = "Pass the object as it was before genes were selected, as by sc.pp.highly_variable_genes(subset=True)"
     if more > len(measured):
         mend = f"Pass use_raw=True: adata.raw has {more:,} of them"
     left = np.interp(share, list(MEAN_COSINE), list(MEAN_COSINE.values()))
     warn(
-        f"the data have {len(measured):,} of the {source.vocabulary.n_genes:,} genes that the model knows, "
+        f"the data have {len(measured):,} of the {known.n_genes:,} genes that the model knows, "
         f"{share:.0%} of them by entropy: embeddings from so few have a mean cosine of about {left:.1f} to those of "
         f"the same cells with all genes (0.95 at {ENOUGH_ENTROPY:.0%}). {mend}. If no more were measured, compare only "
         "cells with these genes."

@@ -250,7 +250,7 @@ def run_cells(
                 lengths = np.minimum(lengths, model.config.max_length) + 1
 
             def packed(cells: np.ndarray) -> tuple[Tensor, ...]:
-                batch = from_ragged(*take_cells(ragged, cells)).packed
+                batch = from_ragged(*_read_by(model, take_cells(ragged, cells))).packed
                 return batch if beside is None else (*batch, *beside(rows[cells]))
 
             for batches in portions(fill_batches(lengths, budget, most), lengths, held_tokens):
@@ -265,6 +265,16 @@ def run_cells(
             if len(rows):
                 yield rows, ragged, results(rows, ragged)
         bar.update(total - bar.n)  # excluded cells
+
+
+def _read_by(model: ScDiVa, ragged: Ragged) -> Ragged:
+    """Genes of cells that a model has tokens for, at most as many of each cell as it reads."""
+    (indptr, tokens, values), config = ragged, model.config
+    if not (known := tokens < config.n_tokens).all():
+        indptr, tokens, values = np.concatenate([[0], np.cumsum(known)])[indptr], tokens[known], values[known]
+    if np.diff(indptr).max(initial=0) <= config.input_length:
+        return indptr, tokens, values
+    return take_cells((indptr, tokens, values), np.arange(len(indptr) - 1), config.input_length)
 
 
 def row_numbers(rows: np.ndarray) -> tuple[Tensor]:

@@ -391,6 +391,12 @@ class Vocabulary:
         return known | dict.fromkeys(self._foreign, (UNKNOWN, "unknown"))
 
 
+@lru_cache(maxsize=8)
+def with_human_genes(vocabulary: Vocabulary) -> Vocabulary:
+    """Append the human genes that a vocabulary lacks; one of another species is returned unchanged."""
+    return vocabulary.with_genes_of(Vocabulary.human()) if vocabulary.species == "human" else vocabulary
+
+
 def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary:
     """Load a vocabulary.
 

@@ -105,9 +105,9 @@ def annotate(
     novelty of held-out cells. With a `batch_key` whole batches are held out, in up to three parts, so the threshold
     includes the shift between batches. (Labels that only one part has keep the novelty of single held-out cells.) The
     entry `max_novelty_from` states which. In queries of another study, `reject=0.05` with a
-    threshold from held-out cells called 3% to 56% of the cells of known types unknown, most of which had the right
+    threshold from held-out cells called 3% to 57% of the cells of known types unknown, most of which had the right
     most probable label, and 56% to 95% of the cells of types that were removed from the reference (four pairs of
-    studies, see the benchmark page "Annotation"). With held-out batches these shares were 0% to 15% and 25% to 73%
+    studies, see the benchmark page "Annotation"). With held-out batches these shares were 0% to 15% and 28% to 72%
     (three pairs). So pass a `batch_key` if the reference has batches of different studies, technologies or treatments;
     with few batches rejection is conservative. With a reference of one batch, `reject=0.01` is closer to a rate of 5%.
 

@@ -194,8 +194,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], aligned: str = "
 
 
 def signed(value: float, interval: Sequence[float] | None) -> str:
-    """A difference with its interval."""
-    return f"{value:+.3f}" + (f" ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else "")
+    """A difference with its interval; a bound that would round to 0 has more digits."""
+    bounds = [f"{bound:+.3f}" if abs(bound) >= 5e-4 else f"{bound:+.1g}" for bound in interval or ()]
+    return f"{value:+.3f}" + (f" ({' to '.join(bounds)})" if bounds else "")
 
 
 Scores = dict[str, dict[tuple[str, str], float]]

@@ -144,6 +144,8 @@ def test_an_annotator_takes_no_labels(plain, query, reference, hashed):
             sd.tl.annotate(data, model=annotator, **more)
     with pytest.raises(ValueError, match="lacks, the first is 'T'"):
         sd.tl.annotate(data, model=annotator, parents={"T": "x"})
+    with pytest.raises(FileNotFoundError, match="blod"):
+        sd.tl.annotate(data, model="blod")
     assert hashed(data) == before
 
 
@@ -333,6 +335,21 @@ def test_human_genes_that_the_model_lacks_are_read(plain, query, reference):
         found[method] = (annotated.obs["scdiva_label"] == annotated.obs["cell_type"]).mean()
     assert found["linear"] > 0.9
     assert found["probe"] < 0.8
+
+
+def test_cells_without_a_gene_of_the_model_have_no_label(plain, query, reference):
+    """In the query, and as cells of the reference, which are then not read."""
+    only_others = [data.copy() for data in (query, reference)]
+    for data in only_others:
+        data.X = data.X.toarray()
+        data.X[:3, :55] = 0
+        data.X[:3, 55] = 7
+    annotator, found = fit(*only_others, plain, majority_voting="leiden")
+    assert found.obs[[*KEYS, "scdiva_label_majority"]].iloc[:3].isna().all(axis=None)
+    assert np.isnan(found.obsm["scdiva_label_probability"][:3]).all()
+    assert found.obs["scdiva_label"].iloc[3:].notna().all()
+    assert_alike(found[3:], fit(query[3:].copy(), only_others[1][3:].copy(), plain)[1], atol=1e-5)
+    assert annotator.notes["n_labelled"] == reference.n_obs - 3
 
 
 def test_a_later_query_of_fewer_genes(plain, query, reference):

@@ -100,7 +100,7 @@ def test_batches_that_were_not_named_are_noticed(batched):
 
 
 def test_too_few_cells_are_refused(plain, batched):
-    with pytest.raises(ValueError, match="known gene: 12; training needs at least 20"):
+    with pytest.raises(ValueError, match="12 cells have a known gene; at least 20"):
         sd.tl.adapt(batched[:12].copy(), plain)
 
 

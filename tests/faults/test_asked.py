@@ -13,7 +13,7 @@ import scdiva as sd
 # --- genes to impute --------------------------------------------------------------------------------------------------
 ASKED = {
     "misspelt": (lambda a: [a.var_names[0], a.var_names[1] + "x"], "1 of 2 genes are not .*did you mean"),
-    "not known to the model": (lambda a: [a.var_names[0], a.var_names[57]], "does not know 1 of 2 genes"),
+    "not known to the model": (lambda a: [a.var_names[0], a.var_names[57]], "lacks 1 of 2 genes"),
     "none": (lambda _: [], "genes is empty"),
     "a number": (lambda a: [a.var_names[0], 3], "1 of 2 are not text .first: int"),
     "a name with a slash": (lambda _: ["A/B"], "h5ad and zarr do not take for a column.*'A/B'"),

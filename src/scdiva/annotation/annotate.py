@@ -19,7 +19,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers, read_labels, refuse_missing
 from scdiva._rng import seed_of
 from scdiva._settings import logger, torch_threads_kept
-from scdiva.data.cells import ENOUGH_ENTROPY, CellSource, open_cells, restricted, share_of_entropy
+from scdiva.data.cells import ENOUGH_ENTROPY, CellSource, has_gene_below, open_cells, restricted, share_of_entropy
 from scdiva.data.genes import InputOptions, advice, input_options
 from scdiva.data.results import check_anndata, check_writable, our_uns, write
 from scdiva.models.inference import Cells, RunConfig, embed_all, model_name, resolve_run_config
@@ -161,9 +161,9 @@ def annotate(
     The fitted annotator, for `tl.annotate(later, model=annotator)`; `annotator.save(folder)` keeps it. It writes
 
     `adata.obs[key_added]`
-        Categorical: the label, the group above it, or `"unknown"`. Missing for cells without a gene that is read.
-        Labels that are numbers, truth values or ordered categories keep that type (text with groups of `parents`), and
-        rejected cells are then missing, as none of these can hold `"unknown"`.
+        Categorical: the label, the group above it, or `"unknown"`. Missing for cells without a gene that the model
+        knows. Labels that are numbers, truth values or ordered categories keep that type (text with groups of
+        `parents`), and rejected cells are then missing, as none of these can hold `"unknown"`.
     `adata.obs[key_added + "_confidence"]`
         float32, the calibrated probability of the label or group; for a rejected cell, that of its most probable one.
     `adata.obs[key_added + "_novelty"]`
@@ -232,6 +232,7 @@ def annotate(
     """
     from scdiva.annotation.annotator import Annotator
     from scdiva.models.pretrained import given_fitted
+    from scdiva.models.storage import find_model
 
     begun = time.monotonic()
     columns = [key_added, *(f"{key_added}_{name}" for name in (C.CONFIDENCE, C.NOVELTY, C.MAJORITY, C.CLUSTER))]
@@ -274,6 +275,8 @@ def annotate(
             raise ValueError(f"This annotator is fitted: leave {' and '.join(excess)} out, or name a model to fit one.")
         fitted = _open_for(annotator, adata, reading, groups)
     elif labels_key is None:
+        if isinstance(model, str | PathLike):
+            find_model(model)  # raises an error if it does not exist
         raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
     elif reference is None and labels_key in columns:
         raise ValueError(overwritten.format(labels_key, "labels"))
@@ -323,6 +326,7 @@ def annotate(
     if majority_voting:
         if clusters is None:
             embedding = embed_all(annotator.model, source, run_config._replace(what="embedding"))
+            embedding[~predicted] = np.nan
             clusters = over_cluster(embedding, seed_of(rng) if seed is None else seed)
             obs[columns[4]] = pd.Categorical.from_codes(clusters, list(map(str, range(clusters.max() + 1))))
         obs[columns[3]] = majority_labels(labels_of_cells, clusters)
@@ -443,6 +447,8 @@ def _fit(
         if config is None:  # fine-tuning uses all cells
             read[read] = cells_to_read(labels[read], seed)
         cells, rows = read_cells(reference_source, batch, only=read)
+    if not (known := has_gene_below(cells.indptr, cells.tokens, pretrained.config.n_tokens)).all():
+        cells, rows = cells.subset(np.flatnonzero(known)), rows[known]
     states = None
     if config is None:
         states = embed_all(pretrained, cells, run_config)

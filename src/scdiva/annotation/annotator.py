@@ -17,7 +17,7 @@ from scdiva._checks import check_choices
 from scdiva._constants import N_SPECIAL
 from scdiva._settings import logger
 from scdiva.data.batch import from_ragged
-from scdiva.data.cells import Ragged, take_cells
+from scdiva.data.cells import Ragged, has_gene_below, take_cells
 from scdiva.diffusion import cell_of_token
 from scdiva.models.inference import Cells, RunConfig, run_cells, width_of
 from scdiva.models.layers import perceptron, weighted_sum
@@ -319,8 +319,8 @@ class Annotator(Fitted):
 
         Returns
         -------
-        Probabilities float32 `(n_obs, n_labels)` and novelty float32 `(n_obs,)`; NaN for cells without a gene that is
-        read.
+        Probabilities float32 `(n_obs, n_labels)` and novelty float32 `(n_obs,)`; NaN for cells without a gene that the
+        model knows.
         """
         windows: Iterable[tuple[np.ndarray, Ragged, Iterator[tuple[np.ndarray, np.ndarray]]]]
         if states is None:
@@ -340,8 +340,10 @@ class Annotator(Fitted):
                     packed = from_ragged(*take_cells(ragged, block)).packed
                     shares, novel = self.head(state[block], *packed, measured_genes)
                     probability[rows[block]], novelty[rows[block]] = shares.numpy(), novel.numpy()
+                unknown = rows[~has_gene_below(*ragged[:2], self.model.config.n_tokens)]
+                probability[unknown], novelty[unknown] = np.nan, np.nan
         if n_empty := int(np.isnan(novelty).sum()):
-            logger.info("%d cells have no gene that is read; they get no label", n_empty)
+            logger.info("%d cells have no gene that the model knows; they get no label", n_empty)
         return probability, novelty
 
     def _about(self) -> dict[str, object]:
@@ -381,11 +383,12 @@ class Annotator(Fitted):
         if len(labels) != sizes.n_labels or len(labels) < 2:
             raise ValueError("labels out of range")
         width = width_of(model, "embedding" if sizes.method == "knn" else "state")
-        genes = with_human_genes(model.vocabulary) if sizes.method == "linear" else model.vocabulary
+        linear = sizes.method == "linear"
+        genes = with_human_genes(model.vocabulary) if linear else model.vocabulary
+        if linear and settings.get("genes") != genes.fingerprint:
+            raise ValueError("it was fitted by a version with other human genes, so fit it again")
         if (sizes.n_tokens, sizes.state_dim) != (genes.n_genes + N_SPECIAL, width):
-            raise ValueError(f"its head is for another model than {MODEL}")
-        if settings["genes"] != genes.fingerprint:
-            raise ValueError("its genes are numbered by another gene table than that of this version: fit it again")
+            raise ValueError(f"its head does not fit the model in its folder {MODEL!r}")
         with torch.device("meta"):  # no memory is allocated before the sizes match the tensors
             head = AnnotationHead(sizes)
         shapes = {f"head.{name}": tuple(value.shape) for name, value in head.state_dict().items()}

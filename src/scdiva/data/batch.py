@@ -316,8 +316,7 @@ def read_cells(
     """
     chosen = np.flatnonzero(source.lengths > 0)
     if len(chosen) < LEAST_CELLS:
-        what = "training" if trains else "a fit to them"
-        raise ValueError(f"cells with a known gene: {len(chosen)}; {what} needs at least {LEAST_CELLS}.")
+        raise ValueError(f"{len(chosen)} cells have a known gene; at least {LEAST_CELLS} are needed.")
     if whole:
         source = replace(source, max_length=source.vocabulary.n_genes)
     if trains:

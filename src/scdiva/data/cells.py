@@ -643,6 +643,12 @@ def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
     return values
 
 
+def has_gene_below(indptr: np.ndarray, tokens: np.ndarray, n_tokens: int) -> np.ndarray:
+    """Whether each cell has a token below a number, such as the genes of a model; bool `(n_cells,)`."""
+    counted = np.concatenate([[0], np.cumsum(tokens < n_tokens)])
+    return np.diff(counted[indptr]) > 0
+
+
 def take_cells(ragged: Ragged, rows: np.ndarray, max_length: int | None = None) -> Ragged:
     """Take some serialised cells, in the order of `rows`, each cut to its first `max_length` genes.
 

@@ -247,7 +247,11 @@ def _check_read(genes: list[str], names: np.ndarray, source: CellSource, columns
     """Raise ValueError for genes that the model does not know, or whose column is not the one that is read."""
     known = column_tokens(source.var, source.vocabulary, source.reading)
     if unknown := [name for name in genes if (known[names == name] == C.UNKNOWN).all()]:
-        raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")
+        raise ValueError(
+            f"the model lacks {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}: leave "
+            f"{'it' if len(unknown) == 1 else 'them'} out. Genes with a token in adata.var['scdiva_token'] after "
+            "sd.pp.match_genes(adata) can be imputed."
+        )
     read = set(names[columns[columns >= 0]])
     if others := [name for name in genes if name not in read]:
         token = int(source.tokens[names == others[0]].max())

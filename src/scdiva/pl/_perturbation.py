@@ -383,7 +383,7 @@ def perturbation_scores(
     """Draw a score of every condition by each method, the best method on top.
 
     Dots are conditions, and lines their means. Only methods that are defined for all conditions are drawn, so that
-    means are comparable.
+    means are comparable. If some conditions were held out from the fit, only these are drawn.
 
     Parameters
     ----------
@@ -424,6 +424,8 @@ def perturbation_scores(
     if missing or not pd.api.types.is_numeric_dtype(scores[metric]):
         raise KeyError(f"{(missing or [metric])[0]!r} is not a numeric column of scores, which has {list(scores)}.")
     defined = scores[scores["reference"] == reference].dropna(subset=metric)
+    if "trained" in defined and not defined["trained"].all():
+        defined = defined[~defined["trained"].astype(bool)]
     values = {str(method): part.to_numpy(dtype=np.float64) for method, part in defined.groupby("method")[metric]}
     if not values:
         raise ValueError(f"no row has a {metric} with reference={reference!r}.")

@@ -237,8 +237,9 @@ def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:
 
 def no_entry(where: str, key: str, known: Iterable[str], call: str) -> KeyError:
     """Error for a missing result, such as ``where="adata.obsm"``, and the call that computes it."""
-    existing = ", ".join(repr(one) for one in known if one is not None) or "nothing"  # anndata 0.13 has a layer None
-    return KeyError(f"{where} has no {key!r}{or_nearest(key, known)}, it has {existing}: call {call} first.")
+    existing = ", ".join(repr(one) for one in known if one is not None)  # anndata 0.13 has a layer None
+    what = f"it has {existing}" if existing else "it is empty"
+    return KeyError(f"{where} has no {key!r}{or_nearest(key, known)}, {what}: call {call} first.")
 
 
 def refuse_absent(

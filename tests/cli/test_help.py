@@ -44,7 +44,7 @@ def test_every_argument_is_an_option_with_help(capsys, monkeypatch, name):
     for argument in inspect.signature(COMMANDS[name][0]).parameters.keys() - OBJECTS:
         assert f"--{argument}" in out
     assert [one.dest for one in command_parser(name)._actions if not one.help] == []
-    assert re.findall(r"``|:\w+:`|\bNone\b|\w=True|[Ss]ee above|A loaded model", out) == []
+    assert re.findall(r"``|:\w+:`|\bNone\b|\w=True|[Ss]ee above|A loaded model|\]_", out) == []
     assert f"options of {name}:" in out
 
 

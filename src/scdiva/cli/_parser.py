@@ -166,6 +166,7 @@ def _plain(text: str) -> str:
     """Text of a docstring without markup, in terms of the command line."""
     text = re.sub(r":\w+:`(?:([^`<]+?)\s*<[^`]*>|~?([^`]+))`", lambda found: found[1] or found[2], text)
     text = re.sub(r"``([^`]+)``", r"`\1`", text)
+    text = re.sub(r" \[\d+\]_", "", text)  # references
     text = re.sub(r"`(\w+)=True`", r"`--\1`", text)
     return re.sub(r"`None`|\bNone\b", "null", text)
 

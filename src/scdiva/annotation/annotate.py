@@ -521,7 +521,7 @@ def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
     shared = np.intersect1d(reference.measured_tokens, cells.measured_tokens)
     if len(shared) < LEAST_GENES:
         sources = {"adata's": cells, "the reference's": reference}
-        sizes = ", ".join(f"{len(one.measured_tokens)} of {name} {len(one.tokens)}" for name, one in sources.items())
+        sizes = ", ".join(f"{len(one.measured_tokens):,} of {name} {len(one.tokens):,}" for name, one in sources.items())
         first = " and ".join(str(one.var.index[:1].tolist()) for one in sources.values())
         fewer = min(sources.values(), key=lambda one: len(one.measured_tokens))
         raise ValueError(
@@ -542,7 +542,7 @@ def check_genes(annotator: Annotator, measured: np.ndarray) -> None:
         Tokens that the cells have a column for.
     """
     n_measured, n_genes = int(np.isin(annotator.tokens, measured).sum()), len(annotator.tokens)
-    share = f"adata has {n_measured} of the {n_genes} genes that the annotator reads"
+    share = f"adata has {n_measured:,} of the {n_genes:,} genes that the annotator reads"
     if n_measured < LEAST_GENES:
         raise ValueError(
             f"{share}; {LEAST_GENES} or more are needed. If a column of adata.var has symbols or Ensembl ids: "

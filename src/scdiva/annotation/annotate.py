@@ -521,7 +521,9 @@ def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
     shared = np.intersect1d(reference.measured_tokens, cells.measured_tokens)
     if len(shared) < LEAST_GENES:
         sources = {"adata's": cells, "the reference's": reference}
-        sizes = ", ".join(f"{len(one.measured_tokens):,} of {name} {len(one.tokens):,}" for name, one in sources.items())
+        sizes = ", ".join(
+            f"{len(one.measured_tokens):,} of {name} {len(one.tokens):,}" for name, one in sources.items()
+        )
         first = " and ".join(str(one.var.index[:1].tolist()) for one in sources.values())
         fewer = min(sources.values(), key=lambda one: len(one.measured_tokens))
         raise ValueError(

@@ -645,8 +645,8 @@ def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
 
 def has_gene_below(indptr: np.ndarray, tokens: np.ndarray, n_tokens: int) -> np.ndarray:
     """Whether each cell has a token below a number, such as the genes of a model; bool `(n_cells,)`."""
-    below = np.concatenate([[0], np.cumsum(tokens < n_tokens)])[indptr]
-    return below[1:] > below[:-1]
+    below: np.ndarray = np.concatenate([[0], np.cumsum(tokens < n_tokens)])[indptr]
+    return np.diff(below) > 0
 
 
 def take_cells(ragged: Ragged, rows: np.ndarray, max_length: int | None = None) -> Ragged:

@@ -424,7 +424,8 @@ def perturbation_scores(
     if missing or not pd.api.types.is_numeric_dtype(scores[metric]):
         raise KeyError(f"{(missing or [metric])[0]!r} is not a numeric column of scores, which has {list(scores)}.")
     defined = scores[scores["reference"] == reference].dropna(subset=metric)
-    if "trained" in defined and not defined["trained"].all():
+    some_held_out = "trained" in defined and not defined["trained"].all()
+    if some_held_out:
         defined = defined[~defined["trained"].astype(bool)]
     values = {str(method): part.to_numpy(dtype=np.float64) for method, part in defined.groupby("method")[metric]}
     if not values:
@@ -447,7 +448,8 @@ def perturbation_scores(
     axes.set_yticks(np.arange(len(order)), names, fontsize=9)
     axes.set_ylim(len(order) - 0.5, -0.5)
     better = "lower is better" if lower else "higher is better"
-    axes.set_xlabel(f"{metric} to {reference}, {n} condition{'s' * (n > 1)} ({better})", fontsize=9)
+    conditions = f"{n} {'held-out ' * some_held_out}condition{'s' * (n > 1)}"
+    axes.set_xlabel(f"{metric} to {reference} ({better})\n{conditions}", fontsize=9)
     return fig
 
 

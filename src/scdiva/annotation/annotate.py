@@ -74,8 +74,8 @@ def annotate(
     itself, together with the cells to annotate.
 
     - `"linear"`, the default: logistic regression without an intercept on the cell state and on the 2,000 genes of
-      highest variance in the reference, among all human genes, also those that the model lacks. The state is centred,
-      the genes are not, and each of the two has one scale.
+      highest variance in the reference. These may be human genes that the model lacks. The state is centred, the genes
+      are not, and each of the two has one scale.
       Novelty comes from a second logistic regression, which also reads principal components of the reference (within
       batches), all standardised. If labels have fewer than 50 cells on average and other cells of the reference have
       none, this second one gives the labels too; it is then fitted to the unlabelled cells as well, with the labels
@@ -161,8 +161,8 @@ def annotate(
     The fitted annotator, for `tl.annotate(later, model=annotator)`; `annotator.save(folder)` keeps it. It writes
 
     `adata.obs[key_added]`
-        Categorical: the label, the group above it, or `"unknown"`. Missing for cells without a gene that the model
-        knows. Labels that are numbers, truth values or ordered categories keep that type (text with groups of
+        Categorical: the label, the group above it, or `"unknown"`. Missing for cells that express no gene of the
+        model. Labels that are numbers, truth values or ordered categories keep that type (text with groups of
         `parents`), and rejected cells are then missing, as none of these can hold `"unknown"`.
     `adata.obs[key_added + "_confidence"]`
         float32, the calibrated probability of the label or group; for a rejected cell, that of its most probable one.
@@ -511,7 +511,7 @@ def _check_reject(reject: float | None, held_out: bool, names: Collection[str], 
 
 
 def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
-    """Known genes that both have a column for, as tokens, ascending.
+    """Known genes that were measured in both datasets, as tokens in ascending order.
 
     Raises
     ------

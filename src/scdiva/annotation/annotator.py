@@ -261,8 +261,8 @@ class Annotator(Fitted):
     parents
         Label or group of labels to the group above it; empty without a hierarchy.
     tokens
-        Genes of the reference that are read, as tokens of `vocabulary`, int32, ascending. Other genes of later cells
-        are ignored.
+        Genes used for annotation, as int32 tokens of `vocabulary` in ascending order. Other genes of later cells are
+        ignored.
     novelty
         Novelties of held-out cells of the reference, float32, ascending: `reject` takes its quantile as the threshold.
         `notes["max_novelty_from"]` states whether their whole batches were held out.
@@ -292,7 +292,7 @@ class Annotator(Fitted):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Genes of the tokens: those of the model, for `"linear"` followed by the human genes that it lacks."""
+        """Vocabulary of `tokens`: the genes of the model, followed for `"linear"` by all other human genes."""
         known = self.model.vocabulary
         return known if self.head.sizes.n_tokens == self.model.config.n_tokens else with_human_genes(known)
 
@@ -319,8 +319,8 @@ class Annotator(Fitted):
 
         Returns
         -------
-        Probabilities float32 `(n_obs, n_labels)` and novelty float32 `(n_obs,)`; NaN for cells without a gene that the
-        model knows.
+        Probabilities float32 `(n_obs, n_labels)` and novelty float32 `(n_obs,)`; NaN for cells that express no gene of
+        the model.
         """
         windows: Iterable[tuple[np.ndarray, Ragged, Iterator[tuple[np.ndarray, np.ndarray]]]]
         if states is None:
@@ -343,7 +343,7 @@ class Annotator(Fitted):
                 unknown = rows[~has_gene_below(*ragged[:2], self.model.config.n_tokens)]
                 probability[unknown], novelty[unknown] = np.nan, np.nan
         if n_empty := int(np.isnan(novelty).sum()):
-            logger.info("%d cells have no gene that the model knows; they get no label", n_empty)
+            logger.info("%d cells express no gene of the model and get no label", n_empty)
         return probability, novelty
 
     def _about(self) -> dict[str, object]:

@@ -153,7 +153,7 @@ def fit_annotator(
     model
         Model of the cell states.
     n_tokens
-        Size of the reference's token space, which may have more genes than the model.
+        Number of tokens in the vocabulary of the reference, which may contain more genes than the model.
     method, n_neighbors
         As for :func:`annotate`.
     seed

@@ -98,8 +98,8 @@ def open_cells(
     embeds
         Whether to warn if the data have few of the model's genes.
     all_genes
-        Whether to read all genes of a cell, and human genes that the model has no token for too. Their tokens follow
-        those of the model, which does not read them (:func:`scdiva.models.inference.run_cells`).
+        Whether to read all genes of each cell, including human genes that are not in the model's vocabulary. Their
+        tokens follow those of the model, which ignores them (:func:`scdiva.models.inference.run_cells`).
     keep
         Whether to keep a small matrix (:data:`KEPT_BYTES`) of a file, of dask chunks or a dense one in memory as CSR,
         so that it is read once.
@@ -644,9 +644,9 @@ def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
 
 
 def has_gene_below(indptr: np.ndarray, tokens: np.ndarray, n_tokens: int) -> np.ndarray:
-    """Whether each cell has a token below a number, such as the genes of a model; bool `(n_cells,)`."""
-    below: np.ndarray = np.concatenate([[0], np.cumsum(tokens < n_tokens)])[indptr]
-    return np.diff(below) > 0
+    """Whether each cell, none of which is empty, has a token below `n_tokens`; bool `(n_cells,)`."""
+    found: np.ndarray = np.logical_or.reduceat(tokens < n_tokens, indptr[:-1])
+    return found
 
 
 def take_cells(ragged: Ragged, rows: np.ndarray, max_length: int | None = None) -> Ragged:

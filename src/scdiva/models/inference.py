@@ -268,7 +268,7 @@ def run_cells(
 
 
 def _read_by(model: ScDiVa, ragged: Ragged) -> Ragged:
-    """Genes of cells that a model has tokens for, at most as many of each cell as it reads."""
+    """Restrict cells to the genes in the vocabulary of a model, and to its maximum number of genes per cell."""
     (indptr, tokens, values), config = ragged, model.config
     if not (known := tokens < config.n_tokens).all():
         indptr, tokens, values = np.concatenate([[0], np.cumsum(known)])[indptr], tokens[known], values[known]

@@ -191,6 +191,13 @@ def test_new_layers_learn_at_ten_times_the_rate(model):
     assert len(rate) == len(list(module.parameters()))
 
 
+@pytest.mark.parametrize(("width", "rate"), [(192, 1e-3), (8, 5e-4)])
+def test_the_default_learning_rate_falls_with_the_width_of_wide_models(model, width, rate, monkeypatch):
+    monkeypatch.setattr(T, "WIDTH", width)
+    assert model.config.dim == 16
+    assert T.finetune_config(True, model, AnnotationObjective, context=12)["learning_rate"] == pytest.approx(rate)
+
+
 def test_epochs_become_steps():
     config = T.planned({"epochs": 3, "context": 9}, 100, 5, "bf16")
     assert (config.steps, config.batch_size, config.checkpoint_every) == (9, 32, 3)
@@ -271,9 +278,9 @@ class Boundless(AnnotationObjective):
 
 
 def test_a_loss_that_is_not_finite_names_the_step_and_a_rate(model, tmp_path):
-    with pytest.raises(FloatingPointError, match=r"step \d+\. The AnnData.*lr=0\.0003 in place of 1e\+30; if"):
+    with pytest.raises(FloatingPointError, match=r"step \d+\. The AnnData.*lr=0\.001 in place of 1e\+30; if"):
         tune(model, configured(epochs=4, learning_rate=1e30))
-    with pytest.raises(FloatingPointError, match=r"lr=0\.0001 in place of 0\.0003 and another checkpoint_dir; if"):
+    with pytest.raises(FloatingPointError, match=r"lr=0\.0003 in place of 0\.001 and another checkpoint_dir; if"):
         tune(model, configured(epochs=1), Boundless, tmp_path)
 
 
@@ -308,7 +315,7 @@ def test_a_checkpoint_of_another_run_is_refused_before_cells_are_read(model, tmp
     for given, words in (
         ({"task": IntegrationObjective}, "another task than integrate"),
         ({"model": other}, "other weights"),
-        ({"lr": 1e-4}, "lr=0.0003, not 0.0001"),
+        ({"lr": 1e-4}, "lr=0.001, not 0.0001"),
         ({"freeze": 1}, "freeze=0, not 1"),
         ({"context": 10}, "context=12, not 10"),
         ({"lora": 3}, f"lora={lora or 0}, not 3"),

@@ -307,14 +307,15 @@ class FinetuneConfig(OptimiserConfig):
         uses the same number afterwards.
     batch_size, learning_rate, final_learning_rate, warmup_steps, weight_decay
         As in :class:`OptimiserConfig`, with other defaults. New layers (classifier, discriminator, response head) have
-        ten times the learning rate.
+        ten times the learning rate. For models wider than 192, calls without `lr` multiply the default by 192 / width
+        (Yang et al. 2022).
     """
 
     freeze: int = 0
     lora: int = 0
     context: int = 128
     batch_size: int = 32
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     final_learning_rate: float = 0.05
     warmup_steps: int = 20
     weight_decay: float = 0.01

@@ -37,6 +37,8 @@ from scdiva.train.runner import fit
 
 HEAD_RATE = 10.0
 """Learning rate of new layers relative to that of the model."""
+WIDTH = 192
+"""Largest width to which the default learning rate applies; it falls with 1 / width above (Yang et al. 2022)."""
 LORA_SCALE = 2.0
 """Factor of a low-rank update, alpha / rank of Hu et al. 2022."""
 CELLS_SEEN = 8_000
@@ -99,6 +101,7 @@ def finetune_config(
         refuse_unwritable(output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT)
     c = model.config
     fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    fields.setdefault("learning_rate", FinetuneConfig.learning_rate * min(1.0, WIDTH / c.dim))
     try:
         config = FinetuneConfig(**fields)
     except (TypeError, ValueError) as error:  # the user passed lr

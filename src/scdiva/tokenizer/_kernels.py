@@ -66,15 +66,15 @@ def _sort(bits, n, keys, ordered, counters):
             counters[d, key >> np.uint64(32 + d * width) & digit] += 1
     source, target = keys, ordered
     for d in range(3):
-        start, shift, place = 0, np.uint64(32 + d * width), counters[d]
+        start, shift, offsets = 0, np.uint64(32 + d * width), counters[d]
         for j in range(size):
-            many = place[j]
-            place[j] = start
-            start += many
+            n_keys = offsets[j]
+            offsets[j] = start
+            start += n_keys
         for i in range(n):
             key = source[i]
-            at = place[key >> shift & digit]
-            place[key >> shift & digit] = at + 1
+            at = offsets[key >> shift & digit]
+            offsets[key >> shift & digit] = at + 1
             target[at] = key
         source, target = target, source
 
@@ -222,7 +222,7 @@ def _is_fraction(x):
 
 
 @compiled
-def check(indptr, indices, data, known, end, sums, fractions, known_per_cell):
+def check(indptr, indices, data, is_known_gene, end, sums, fractions, known_per_cell):
     """Sum each gene's values and their squares; count each cell's values that are not integers, and its known genes.
 
     Returns the bits of the largest value, and the position of the first value that is not an integer: -1 if there is
@@ -243,7 +243,7 @@ def check(indptr, indices, data, known, end, sums, fractions, known_per_cell):
         for j in range(start, stop):
             n += np.int32(_is_fraction(np.float64(data[j])))
         for j in range(start, stop):
-            n_known += np.int32(known[genes[j]])
+            n_known += np.int32(is_known_gene[genes[j]])
         for j in range(start, stop):
             x = np.float64(data[j])
             sums[genes[j], 0] += x

@@ -41,8 +41,8 @@ def ensembl_id(name: str) -> str | None:
     >>> ensembl_id("ENSG00000182378.15_PAR_Y")
     'ENSG00000182378'
     """
-    found = _ENSEMBL.fullmatch(name)
-    return found.group(1) if found else None
+    match = _ENSEMBL.fullmatch(name)
+    return match.group(1) if match else None
 
 
 def r_name(name: str) -> str:
@@ -86,8 +86,8 @@ def repeated_name(name: str) -> str | None:
 
     The suffix may belong to the name: use the result only if the shorter name is in the same list.
     """
-    found = _REPEAT.fullmatch(name)
-    return found.group(1) if found else None
+    match = _REPEAT.fullmatch(name)
+    return match.group(1) if match else None
 
 
 def spelled_as_mouse(name: str) -> bool:
@@ -131,8 +131,8 @@ def looks_like_mouse(names: Iterable[str]) -> bool:
         return False
     if len(spelled) < _MANY:
         return sum(bool(_SMALL.match(name)) for name in names) < _SMALL_SHARE * len(names)
-    known = sum(bool(_MOUSE_ONLY.match(name)) or name in _table() for name in spelled)
-    return known >= _KNOWN_SHARE * len(spelled)
+    n_known = sum(bool(_MOUSE_ONLY.match(name)) or name in _table() for name in spelled)
+    return n_known >= _KNOWN_SHARE * len(spelled)
 
 
 def species_of(ids: Iterable[str]) -> str | None:
@@ -166,21 +166,21 @@ def checked_species(species: Any) -> str | dict[str, str] | None:
     if species is None or (isinstance(species, str) and species in SPECIES):
         return species
     if not isinstance(species, Mapping | pd.Series):
-        given = repr(species) + or_nearest(species, SPECIES) if isinstance(species, str) else type(species).__name__
+        received = repr(species) + or_nearest(species, SPECIES) if isinstance(species, str) else type(species).__name__
         raise ValueError(
             'species must be None, "human", "mouse", or a table of orthologs: a dict or pandas Series from your genes '
-            f"to human symbols or Ensembl ids; got {given}. Of a file with two columns: "
+            f"to human symbols or Ensembl ids; got {received}. Of a file with two columns: "
             "sd.pp.match_genes(adata, species=pd.read_csv(file, index_col=0).iloc[:, 0])"
         )
     table: dict[str, str] = {}
     for gene, human in species.items():
         missing = not isinstance(human, str) and pd.api.types.is_scalar(human) and pd.isna(human)
-        found = "" if missing else human
-        if not isinstance(found, str):
+        ortholog = "" if missing else human
+        if not isinstance(ortholog, str):
             raise ValueError(f"species maps {gene!r} to {human!r}, which is not a gene symbol or Ensembl id.")
-        name, found = str(gene).strip(), found.strip()
-        if table.setdefault(name, found) != found:
-            raise ValueError(f"species gives {name!r} two human genes, {table[name]!r} and {found!r}: keep one.")
+        name, ortholog = str(gene).strip(), ortholog.strip()
+        if table.setdefault(name, ortholog) != ortholog:
+            raise ValueError(f"species gives {name!r} two human genes, {table[name]!r} and {ortholog!r}: keep one.")
     if not any(table.values()):
         raise ValueError(f"species is a table of {len(table)} genes without a human one: it maps your genes to those.")
     return table
@@ -260,13 +260,13 @@ def human_orthologs(names: Iterable[str]) -> list[str]:
     """
     table, clean = _table(), [str(name).strip() for name in names]
     present = set(clean)
-    found = []
+    orthologs = []
     for name in clean:
         human = table.get(ensembl_id(name) or name)
         if human is None and (base := repeated_name(name)) in present:
             human = table.get(str(base))
-        found.append(f"{FOREIGN}{name}" if human is None else human)
-    return found
+        orthologs.append(f"{FOREIGN}{name}" if human is None else human)
+    return orthologs
 
 
 @cache

@@ -111,15 +111,15 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
         raise ValueError(f"the block's indices run from {block.indices.min()} to {block.indices.max()}, it is damaged.")
     counts = on_count_scale(block.data, kind)
     counts = plain(counts, np.float32 if counts.dtype == np.float32 else np.float64)
-    indptr, found = np.empty(block.shape[0] + 1, np.int64), np.empty(len(counts), np.int32)
+    indptr, value_tokens = np.empty(block.shape[0] + 1, np.int64), np.empty(len(counts), np.int32)
     shares = np.empty(len(counts))
     columns, tokens = plain(block.indices, np.int32), plain(tokens, np.int32)
     rows = plain(block.indptr, np.int64)
-    _kernels.normalise(rows, columns, counts, tokens, _FIXED_BITS, TARGET_SUM, indptr, found, shares)
+    _kernels.normalise(rows, columns, counts, tokens, _FIXED_BITS, TARGET_SUM, indptr, value_tokens, shares)
     if indptr[-1] < len(counts):  # a view would keep the rest in memory
-        found, shares = found[: indptr[-1]].copy(), shares[: indptr[-1]]
+        value_tokens, shares = value_tokens[: indptr[-1]].copy(), shares[: indptr[-1]]
     values = np.log1p(shares, out=shares).astype(np.float32)
-    cells = sp.csr_matrix((values, found, indptr), shape=(block.shape[0], n_tokens))
+    cells = sp.csr_matrix((values, value_tokens, indptr), shape=(block.shape[0], n_tokens))
     cells.has_canonical_format = True  # so that scipy does not check again
     return cells
 

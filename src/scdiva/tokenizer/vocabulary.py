@@ -95,8 +95,8 @@ class Vocabulary:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        known = int(self._table["entropy"].notna().sum())
-        return f"Vocabulary({self.n_genes} genes, entropy known for {known}, fingerprint {self.fingerprint[:12]})"
+        n_known = int(self._table["entropy"].notna().sum())
+        return f"Vocabulary({self.n_genes} genes, entropy known for {n_known}, fingerprint {self.fingerprint[:12]})"
 
     # --- making one --------------------------------------------------------------------------------------------------
     @classmethod
@@ -162,26 +162,26 @@ class Vocabulary:
         ValueError
             If a token is not in this vocabulary or is repeated, or there are no tokens.
         """
-        wanted = np.asarray(tokens, dtype=np.int64).ravel()
-        outside = wanted[(wanted < N_SPECIAL) | (wanted >= N_SPECIAL + self.n_genes)]
+        requested = np.asarray(tokens, dtype=np.int64).ravel()
+        outside = requested[(requested < N_SPECIAL) | (requested >= N_SPECIAL + self.n_genes)]
         if outside.size:
             last = N_SPECIAL + self.n_genes - 1
             raise ValueError(f"{outside.size} tokens are not genes ({N_SPECIAL} to {last}) here, first: {outside[0]}")
-        unique = np.unique(wanted)
-        if unique.size != wanted.size:
-            raise ValueError(f"{wanted.size - unique.size} tokens stand more than once")
-        kept = self._table.iloc[unique - N_SPECIAL].copy()
+        unique = np.unique(requested)
+        if unique.size != requested.size:
+            raise ValueError(f"{requested.size - unique.size} tokens stand more than once")
+        table = self._table.iloc[unique - N_SPECIAL].copy()
         for column in ("previous", "alias"):
-            kept[column] = [
+            table[column] = [
                 "|".join(name for name in _split(names) if self._names.get(name, (UNKNOWN,))[0] == token)
-                for token, names in zip(unique, kept[column], strict=True)
+                for token, names in zip(unique, table[column], strict=True)
             ]
-        part, stay = Vocabulary(kept), set(unique.tolist())
+        part, stay = Vocabulary(table), set(unique.tolist())
         dropped = [name for name, (token, _) in self._names.items() if token not in stay]
         doubtful = [name for name in dropped if name in part._names or name in self._respelled]
         upper = [name.upper() for name in dropped if usual_spelling(name.upper()) == name]  # "C1ORF5" for C1orf5
         doubtful += [name for name in upper if name not in self._names]
-        return Vocabulary(kept, (name for name in doubtful if part._resembles(name)))
+        return Vocabulary(table, (name for name in doubtful if part._resembles(name)))
 
     def with_genes_of(self, other: Vocabulary) -> Vocabulary:
         """Append the genes of another vocabulary that are missing here.
@@ -214,9 +214,9 @@ class Vocabulary:
         if not any(is_new):
             return self
         table = pd.concat([self._table, other._table[is_new]])
-        known = set(self._names) - set(self._foreign)
+        gene_names = set(self._names) - set(self._foreign)
         added = {name for name, (token, _) in other._names.items() if token != UNKNOWN and is_new[token - N_SPECIAL]}
-        foreign = (set(self._foreign) - added) | (set(other._foreign) - known)
+        foreign = (set(self._foreign) - added) | (set(other._foreign) - gene_names)
         return Vocabulary(table, foreign - set(table["symbol"]) - set(table["ensembl_id"]))
 
     # --- looking at it -----------------------------------------------------------------------------------------------
@@ -312,24 +312,24 @@ class Vocabulary:
         if isinstance(names, str):
             raise TypeError(f"names={names!r} must be a list of names.")
         clean = [str(name).strip() for name in names]
-        found = self._matched(clean)
-        orthologs = self._orthologs(clean, found, checked_species(species))
+        matches = self._matched(clean)
+        orthologs = self._orthologs(clean, matches, checked_species(species))
         if orthologs is not None:
-            found = [(token, "unknown" if token == UNKNOWN else "ortholog") for token, _ in self._matched(orthologs)]
+            matches = [(token, "unknown" if token == UNKNOWN else "ortholog") for token, _ in self._matched(orthologs)]
         return GeneMatch(
-            tokens=np.fromiter((token for token, _ in found), dtype=np.int32, count=len(found)),
-            how=pd.Categorical([how for _, how in found], categories=list(HOW)),
+            tokens=np.fromiter((token for token, _ in matches), dtype=np.int32, count=len(matches)),
+            how=pd.Categorical([how for _, how in matches], categories=list(HOW)),
         )
 
     def _orthologs(
-        self, names: list[str], found: list[tuple[int, str]], species: str | dict[str, str] | None
+        self, names: list[str], matches: list[tuple[int, str]], species: str | dict[str, str] | None
     ) -> list[str] | None:
         """Orthologs to look up instead of the names; None to use the names."""
         if isinstance(species, dict):
             return [ortholog or "" for ortholog in by_table(names, species)]
         if species is None:
-            known = sum(token != UNKNOWN for token, _ in found)
-            are_mouse = known < MOST_HUMAN * len(names) and looks_like_mouse(names) and self.species == "human"
+            n_matched = sum(token != UNKNOWN for token, _ in matches)
+            are_mouse = n_matched < MOST_HUMAN * len(names) and looks_like_mouse(names) and self.species == "human"
             return human_orthologs(names) if are_mouse else None
         if self.species in (None, species):
             return None
@@ -380,15 +380,15 @@ class Vocabulary:
             ("alias", *_one_by_one(self._table["alias"].tolist(), tokens)),
             ("symbol", list(map(r_name, symbols)), tokens),
         ]
-        known: dict[str, tuple[int, str]] = {}
+        matches: dict[str, tuple[int, str]] = {}
         for kind, names, of in reversed(kinds):  # earlier rules replace the matches of later ones
             level = dict(zip(names, zip(of, repeat(kind)), strict=False))
             if len(level) < len(names):
                 for name, token in zip(names, of, strict=True):
                     if level[name][0] != token:
                         level[name] = (UNKNOWN, "unknown")
-            known |= level
-        return known | dict.fromkeys(self._foreign, (UNKNOWN, "unknown"))
+            matches |= level
+        return matches | dict.fromkeys(self._foreign, (UNKNOWN, "unknown"))
 
 
 @lru_cache(maxsize=8)
@@ -426,8 +426,8 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
         return vocabulary
     if vocabulary == "human":
         return Vocabulary.human()
-    given = Path(vocabulary)
-    for path in (given, given / _FILE, _CHECKPOINTS / given / _FILE):
+    location = Path(vocabulary)
+    for path in (location, location / _FILE, _CHECKPOINTS / location / _FILE):
         if path.is_file():
             return Vocabulary.read(path)
     bundled = sorted(path.parent.name for path in _CHECKPOINTS.glob(f"*/{_FILE}"))
@@ -458,9 +458,9 @@ def _one_by_one(texts: Iterable[str], tokens: Iterable[int]) -> tuple[list[str],
     repeated: list[int] = []
     for text, token in zip(texts, tokens, strict=True):
         if "|" in text:
-            several = _split(text)
-            names += several
-            repeated += [token] * len(several)
+            parts = _split(text)
+            names += parts
+            repeated += [token] * len(parts)
         elif text:
             names.append(text)
             repeated.append(token)
@@ -538,9 +538,9 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
         texts = {name: array.tobytes().decode() for name, array in held.items() if array.dtype == np.uint8}
     except (SafetensorError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged or is not a vocabulary: {printable(f'{error!s:.300}')}") from error
-    wanted = sorted([*COLUMNS, _VERSION, _FOREIGN])
-    if sorted(held) != wanted:
-        raise ValueError(f"{path} is not a vocabulary: it holds {sorted(held)!s:.300}, not {wanted}")
+    expected = sorted([*COLUMNS, _VERSION, _FOREIGN])
+    if sorted(held) != expected:
+        raise ValueError(f"{path} is not a vocabulary: it holds {sorted(held)!s:.300}, not {expected}")
     if held[_VERSION].tolist() != [_FORMAT]:
         raise ValueError(f"{path} states version {held[_VERSION].tolist()!s:.40} of the format, not {_FORMAT}")
     entropy, foreign = held["entropy"], texts.pop(_FOREIGN, "")

@@ -236,7 +236,7 @@ def test_the_spread_of_values_is_that_around_what_is_predicted(build, adata):
         for weight in model.heads.value.parameters():
             weight.zero_()
         [*model.heads.value.parameters()][-1].fill_(2.0)
-    cells, _ = read_cells(open_cells(adata, model), np.zeros(adata.n_obs, dtype=np.int64), whole=True)
+    cells, _ = read_cells(open_cells(adata, model), np.zeros(adata.n_obs, dtype=np.int64), all_genes=True)
     spread = sampling.value_spread(model, cells, 0)
     values = cells.matrix(int(cells.measured.max()) + 1)[:, cells.measured].toarray()
     plain = np.sqrt([np.square(column[column > 0] - 2).mean() for column in values.T])

@@ -39,7 +39,7 @@ def scan_of(x, **kwargs):
 def test_counts_are_counts(counts, input):
     counts[7] = 0
     known = np.arange(20) < 12
-    found = scan_of(counts, input=input, known=known)
+    found = scan_of(counts, input=input, is_known_gene=known)
     assert found.kind == "counts"
     assert found.integer
     assert (found.n_obs, len(found.counts_per_gene), found.max) == (60, 20, counts.max())

@@ -174,7 +174,7 @@ def check_positive(**arguments: float | None) -> None:
 _type_hints = functools.cache(get_type_hints)
 
 
-def check_fields(config: Any, zero: Collection[str], most: Mapping[str, float]) -> None:
+def check_fields(config: Any, zero: Collection[str], maxima: Mapping[str, float]) -> None:
     """Check types and ranges of the fields of a dataclass; integers become floats where the field is a float.
 
     Parameters
@@ -183,7 +183,7 @@ def check_fields(config: Any, zero: Collection[str], most: Mapping[str, float]) 
         The dataclass.
     zero
         Names of numbers that may be 0; all others must be positive.
-    most
+    maxima
         Maximum of a number, by name.
 
     Raises
@@ -204,28 +204,29 @@ def check_fields(config: Any, zero: Collection[str], most: Mapping[str, float]) 
                 check_least(**{name: (value, int(name not in zero))})
             elif expected is float and not (0 < value <= sys.float_info.max or (value == 0 and name in zero)):
                 raise ValueError(f"{name} must be finite and positive{' or 0' * (name in zero)}; got {value!r:.80}.")
-            if value > most.get(name, math.inf):
-                raise ValueError(f"{name} must be at most {most[name]:,}; got {value!r:.80}.")
+            if value > maxima.get(name, math.inf):
+                raise ValueError(f"{name} must be at most {maxima[name]:,}; got {value!r:.80}.")
             object.__setattr__(config, name, expected(value))
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
-def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+def nearest(name: str, candidates: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
     """Up to `n` known names most similar to a misspelt one (similarity at least `cutoff`), ignoring case."""
     spellings: dict[str, list[str]] = {}
-    for one in dict.fromkeys(str(one) for one in known if one is not None):  # anndata 0.13 has a layer None
-        spellings.setdefault(one.lower(), []).append(one)
+    # anndata 0.13 has a layer None
+    for candidate in dict.fromkeys(str(candidate) for candidate in candidates if candidate is not None):
+        spellings.setdefault(candidate.lower(), []).append(candidate)
     similar = difflib.get_close_matches(str(name).lower(), list(spellings), n=n, cutoff=cutoff)
 
-    def similarity(one: str) -> float:
-        return difflib.SequenceMatcher(None, one, str(name)).ratio()
+    def similarity(candidate: str) -> float:
+        return difflib.SequenceMatcher(None, candidate, str(name)).ratio()
 
-    return [one for lower in similar for one in sorted(spellings[lower], key=similarity, reverse=True)][:n]
+    return [candidate for lower in similar for candidate in sorted(spellings[lower], key=similarity, reverse=True)][:n]
 
 
-def or_nearest(name: str, known: Iterable[str]) -> str:
+def or_nearest(name: str, candidates: Iterable[str]) -> str:
     """Suggest the most similar known name, as the end of a sentence; "" if none is similar."""
-    near = nearest(name, known, n=1)
+    near = nearest(name, candidates, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
@@ -235,21 +236,21 @@ def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:
     return KeyError(f"{where} has no column {key!r}{or_nearest(key, columns)}; it has {', '.join(map(repr, columns))}.")
 
 
-def no_entry(where: str, key: str, known: Iterable[str], call: str) -> KeyError:
+def no_entry(where: str, key: str, keys: Iterable[str], call: str) -> KeyError:
     """Error for a missing result, such as ``where="adata.obsm"``, and the call that computes it."""
-    existing = ", ".join(repr(one) for one in known if one is not None)  # anndata 0.13 has a layer None
+    existing = ", ".join(repr(one) for one in keys if one is not None)  # anndata 0.13 has a layer None
     what = f"it has {existing}" if existing else "it is empty"
-    return KeyError(f"{where} has no {key!r}{or_nearest(key, known)}, {what}: call {call} first.")
+    return KeyError(f"{where} has no {key!r}{or_nearest(key, keys)}, {what}: call {call} first.")
 
 
 def refuse_absent(
-    wanted: Sequence[str], known: Collection[str], lack: str, mend: str = "", kind: type[Exception] = KeyError
+    requested: Sequence[str], existing: Collection[str], lack: str, mend: str = "", kind: type[Exception] = KeyError
 ) -> None:
     """Raise an error with the number of unknown names, the first one, and the most similar known one.
 
     Parameters
     ----------
-    wanted, known
+    requested, existing
         Requested and existing names.
     lack
         Predicate of the sentence, such as ``"genes are not in adata.var_names"``.
@@ -258,16 +259,16 @@ def refuse_absent(
     kind
         Class of the error.
     """
-    if absent := [name for name in wanted if name not in known]:
-        near = or_nearest(str(absent[0]), known)
-        raise kind(f"{len(absent)} of {len(wanted)} {lack}, the first is {absent[0]!r}{near}{mend}.")
+    if absent := [name for name in requested if name not in existing]:
+        near = or_nearest(str(absent[0]), existing)
+        raise kind(f"{len(absent)} of {len(requested)} {lack}, the first is {absent[0]!r}{near}{mend}.")
 
 
-def refuse_unknown(given: Iterable[Any], known: Iterable[str], what: str) -> None:
+def refuse_unknown(keys: Iterable[Any], existing: Iterable[str], what: str) -> None:
     """Raise ValueError if `what` has no such keys, with the most similar known one of each."""
-    known = list(known)
-    if unknown := sorted({str(key) for key in given} - set(known)):
-        raise ValueError(f"{what} has no {', '.join(f'{key}{or_nearest(key, known)}' for key in unknown)}.")
+    existing = list(existing)
+    if unknown := sorted({str(key) for key in keys} - set(existing)):
+        raise ValueError(f"{what} has no {', '.join(f'{key}{or_nearest(key, existing)}' for key in unknown)}.")
 
 
 # --- environment ------------------------------------------------------------------------------------------------------

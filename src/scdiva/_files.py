@@ -310,12 +310,12 @@ _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mti
 """Fields that contain the version of a stored object, by file system. The first one that exists is used."""
 
 
-def is_path(given: Any) -> TypeGuard[str | Path]:
-    """Whether `given` is a path, a URL or cells of a SOMA experiment, and not an AnnData object."""
-    return isinstance(given, str | PathLike) or hasattr(given, "stem")
+def is_path(source: Any) -> TypeGuard[str | Path]:
+    """Whether `source` is a path, a URL or cells of a SOMA experiment, and not an AnnData object."""
+    return isinstance(source, str | PathLike) or hasattr(source, "stem")
 
 
-def as_path(given: Any) -> Path:
+def as_path(source: Any) -> Path:
     """Convert a path or URL; cells of a SOMA experiment are returned unchanged.
 
     Returns
@@ -330,11 +330,11 @@ def as_path(given: Any) -> Path:
     ValueError
         If the kind of URL is unknown.
     """
-    if not isinstance(given, str | PathLike):
-        return cast(Path, given)
-    if "://" not in str(given):
-        return Path(given)
-    path = from_extra("upath", "remote", f"{given!r} needs universal-pathlib").UPath(given)
+    if not isinstance(source, str | PathLike):
+        return cast(Path, source)
+    if "://" not in str(source):
+        return Path(source)
+    path = from_extra("upath", "remote", f"{source!r} needs universal-pathlib").UPath(source)
     with reaching(path):
         _ = path.fs  # imports the file system
     return cast(Path, path)
@@ -382,10 +382,10 @@ def listing(path: Path) -> list[tuple[str, int, str]]:
     with reaching(path):
         files, root = url_to_fs(str(path))
         files.invalidate_cache()
-        found = files.find(root, detail=True)
+        entries = files.find(root, detail=True)
     return sorted(
         (name.removeprefix(root), int(info["size"] or 0), str(next((info[v] for v in _VERSIONS if info.get(v)), "")))
-        for name, info in found.items()
+        for name, info in entries.items()
     )
 
 

@@ -132,12 +132,12 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
     alone = kind != "perturbation" and n_values >= _FEW and n_values > n / 2
     if not continuous and not alone:
         return
-    seen = ", ".join(repr(getattr(value, "item", lambda v=value: v)()) for value in values.unique()[:3])
+    examples = ", ".join(repr(getattr(value, "item", lambda v=value: v)()) for value in values.unique()[:3])
     plural = "batches" if kind == "batch" else f"{kind}s"
     what = "continuous numbers" if continuous else f"nearly as many {plural} as cells"
     raise ValueError(
-        f"{where} holds {what}: {n_values} different values (dtype {values.dtype}, such as {seen}) in {n} cells. Name "
-        f"a column in which cells share a {kind}"
+        f"{where} holds {what}: {n_values} different values (dtype {values.dtype}, such as {examples}) in {n} cells. "
+        f"Name a column in which cells share a {kind}"
         + (f", or cut the numbers into groups: pandas.cut({where}, 5)." if numbers else ".")
     )
 
@@ -307,9 +307,9 @@ def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], la
     ValueError
         If there is none, one is repeated, or some are not present; `lack` is the predicate of the message.
     """
-    wanted = list(present) if groups is None else listed(groups)
-    if not wanted:
+    requested = list(present) if groups is None else listed(groups)
+    if not requested:
         raise ValueError("groups is empty; omit it to use all groups.")
-    refuse_twice(wanted, "groups")
-    refuse_absent(wanted, present, f"groups {lack}", f"; there are {', '.join(map(repr, present[:10]))}", ValueError)
-    return wanted
+    refuse_twice(requested, "groups")
+    refuse_absent(requested, present, f"groups {lack}", f"; there are {', '.join(map(repr, present[:10]))}", ValueError)
+    return requested

@@ -93,7 +93,7 @@ def scan(
     n_vars: int,
     *,
     input: Input = "auto",
-    known: np.ndarray | None = None,
+    is_known_gene: np.ndarray | None = None,
     obs_names: Names | None = None,
     var_names: Sequence[str] | None = None,
     where: str = "the matrix",
@@ -112,7 +112,7 @@ def scan(
         Number of genes.
     input
         Unit of the matrix; other values are an error.
-    known
+    is_known_gene
         bool (n_vars,), genes of interest; their number is counted for each cell.
     obs_names, var_names
         Names for the messages; row and column numbers otherwise.
@@ -141,14 +141,14 @@ def scan(
     total = len(obs_names) if isinstance(obs_names, Sized) else None
     with progress_bar(desc="checking", unit="cell", total=total) as bar:
         for start, block in blocks:
-            totals.add(start, block, known)
+            totals.add(start, block, is_known_gene)
             bar.update(block.shape[0])
     if not totals.n_obs or not n_vars:
         raise ValueError(f"{where} is empty: {totals.n_obs} cells × {n_vars} genes.")
     kind = _decide(totals, input, where)
     counts = totals.sum if kind == "counts" else totals.sum_expm1
     genes_per_cell = np.concatenate(totals.genes_per_cell)
-    known_per_cell = genes_per_cell if known is None else np.concatenate(totals.known_per_cell)
+    known_per_cell = genes_per_cell if is_known_gene is None else np.concatenate(totals.known_per_cell)
     return Scan(kind, totals.fraction.count == 0, totals.max, counts, genes_per_cell, known_per_cell)
 
 
@@ -171,7 +171,7 @@ class _Totals:
         self.sum, self.sum_squares, self.sum_expm1 = np.zeros((3, n_vars))  # of each gene
         self.impossible = {name: _Occurrences() for name in _IMPOSSIBLE}
         self.fraction = _Occurrences()  # values that are not integer
-        self.fractional, self.whole = _Occurrences(), _Occurrences()  # cells with, and without, such values
+        self.fractional, self.integral = _Occurrences(), _Occurrences()  # cells with, and without, such values
         self.first: list[np.ndarray] = []  # values of the first cells of enough genes
         self.sample: list[np.ndarray] = []  # values of the first fractional cells, cell by cell
         self.n_sampled = 0
@@ -180,7 +180,7 @@ class _Totals:
     def n_obs(self) -> int:
         return sum(len(part) for part in self.genes_per_cell)
 
-    def add(self, start: int, block: sp.csr_matrix, known: np.ndarray | None) -> None:
+    def add(self, start: int, block: sp.csr_matrix, is_known_gene: np.ndarray | None) -> None:
         from scdiva.tokenizer import _kernels
         from scdiva.tokenizer.serialize import plain
 
@@ -191,7 +191,7 @@ class _Totals:
             plain(block.indptr, np.int64),
             plain(block.indices, np.int32),
             plain(block.data, np.float32),
-            np.ones(self.n_vars, bool) if known is None else plain(known, bool),
+            np.ones(self.n_vars, bool) if is_known_gene is None else plain(is_known_gene, bool),
             np.float32(MAX_COUNT),
             sums,
             n_fractions,
@@ -218,7 +218,7 @@ class _Totals:
             self.sum_expm1 += np.bincount(block.indices, weights=counts, minlength=self.n_vars)
         fractional = n_fractions > 0
         self._count_cells(self.fractional, np.flatnonzero(fractional) + start)
-        self._count_cells(self.whole, np.flatnonzero(~fractional & (per_cell >= _MIN_WHOLE)) + start)
+        self._count_cells(self.integral, np.flatnonzero(~fractional & (per_cell >= _MIN_WHOLE)) + start)
         for i in np.flatnonzero(fractional).tolist():
             if self.n_sampled >= _SAMPLE:
                 break
@@ -270,9 +270,9 @@ def _decide(totals: _Totals, input: Input, where: str) -> Literal["counts", "log
     if share > LOG_SHARE and totals.n_obs >= 10 and totals.unit_variance_share() > 0.9:
         raise ValueError(f"{where} is scaled: its genes have variance 1 ({values}). {_COUNTS}.")
     scale = totals.scale() if input != "counts" else None
-    if scale == "log1p" and totals.whole.count:
+    if scale == "log1p" and totals.integral.count:
         raise ValueError(
-            f"{where} mixes scales: {totals.whole.count} cells hold counts (first: {totals.whole.first}), "
+            f"{where} mixes scales: {totals.integral.count} cells hold counts (first: {totals.integral.first}), "
             f"{totals.fractional.count} cells hold log-normalised values (first: {totals.fractional.first}). Bring the "
             "datasets to one scale before they are joined, or here: "
             "logs = np.array([(x % 1).any() for x in adata.X.toarray()]); adata.X[logs] = np.expm1(adata.X[logs])."

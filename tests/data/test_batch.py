@@ -114,7 +114,7 @@ def opened(data):
 @pytest.mark.parametrize("whole", [False, True])
 def test_cells_are_ordered_by_batch_and_empty_ones_left_out(opened, data, whole, recwarn):
     batch = data.obs["batch"].cat.codes.to_numpy()
-    cells, rows = read_cells(opened, batch, whole=whole, trains=not whole)
+    cells, rows = read_cells(opened, batch, all_genes=whole, trains=not whole)
     assert sorted(rows) == [i for i in range(60) if i not in (4, 9)]
     assert (np.diff(cells.batch) >= 0).all()
     np.testing.assert_array_equal(cells.batch, batch[rows])
@@ -130,13 +130,13 @@ def test_cells_are_ordered_by_batch_and_empty_ones_left_out(opened, data, whole,
 def test_of_many_cells_some_are_drawn_and_no_other_is_held(opened, data, block_rows):
     batch, source = data.obs["batch"].cat.codes.to_numpy(), replace(opened, block_rows=block_rows)
     whole, of_whole = read_cells(opened, batch, trains=False)
-    cells, rows = read_cells(source, batch, trains=False, most=20, seed=3)
+    cells, rows = read_cells(source, batch, trains=False, max_cells=20, seed=3)
     drawn = np.sort(np.random.default_rng([3, 1]).choice(58, 20, replace=False))
     np.testing.assert_array_equal(rows, of_whole[drawn])
     expected = whole.subset(drawn)
     for name in ("indptr", "tokens", "values", "batch"):
         np.testing.assert_array_equal(getattr(cells, name), getattr(expected, name))
-    again, of_again = read_cells(source, batch, trains=False, most=58)
+    again, of_again = read_cells(source, batch, trains=False, max_cells=58)
     np.testing.assert_array_equal(of_again, of_whole)
     np.testing.assert_array_equal(again.values, whole.values)
 
@@ -147,7 +147,7 @@ def test_columns_of_one_gene_are_added(opened, data, whole):
     names[3:6] = opened.vocabulary.ensembl_ids[opened.tokens[:3] - N_SPECIAL]
     made.var_names = names
     source = open_cells(made, opened.vocabulary, max_length=40, empty="nan")
-    cells, rows = read_cells(source, data.obs["batch"].cat.codes.to_numpy(), whole=whole, trains=False)
+    cells, rows = read_cells(source, data.obs["batch"].cat.codes.to_numpy(), all_genes=whole, trains=False)
     all_cells = replace(source, max_length=60 if whole else 40).read(0, 60)
     for found, expected in zip((cells.indptr, cells.tokens, cells.values), take_cells(all_cells, rows), strict=True):
         np.testing.assert_array_equal(found, expected)

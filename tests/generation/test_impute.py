@@ -249,7 +249,7 @@ def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, query
     from scdiva.data.cells import open_cells
     from scdiva.generation.state_head import context_of, on_cpu, predict, states_of
 
-    cells, _ = read_cells(open_cells(adata, querying), np.zeros(adata.n_obs, dtype=np.int64), whole=True)
+    cells, _ = read_cells(open_cells(adata, querying), np.zeros(adata.n_obs, dtype=np.int64), all_genes=True)
     genes = cells.measured[[3, 12]].astype(np.int64)
     with on_cpu(querying):
         whole = states_of(querying, cells)

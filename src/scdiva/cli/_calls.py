@@ -183,10 +183,10 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
         n_cells, n_genes = (int((of if hasattr(of, "shape") else of["codes"]).shape[0]) for of in names)
         parts = {part: root[part] for part in ("obs", "var", "obsm", "varm", "varp", "layers") if part in root}
         keys = {part: list(map(str, of.attrs.get("column-order", list(of)))) for part, of in parts.items()}
-        ours = read_elem(root[f"uns/{UNS}"]) if UNS in root.get("uns", ()) else {}
+        results = read_elem(root[f"uns/{UNS}"]) if UNS in root.get("uns", ()) else {}
         has_x = "X" in root and n_cells > 0
-    ours = ours if isinstance(ours, dict) else {}  # an entry of the user with this name
-    written = {part: [name for name in of if name in ours or "scdiva" in name] for part, of in keys.items()}
+    results = results if isinstance(results, dict) else {}  # an entry of the user with this name
+    written = {part: [name for name in of if name in results or "scdiva" in name] for part, of in keys.items()}
     return {
         "kind": "cells",
         "file": str(path),
@@ -195,7 +195,7 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
         **(_expression(path, model) if has_x else {"expression": {"holds": "nothing"}}),
         "keys": keys,
         "written_by_scdiva": {part: of for part, of in written.items() if of},
-        "parameters": ours,
+        "parameters": results,
     }
 
 

@@ -164,7 +164,7 @@ def _descriptions(thing: Any) -> dict[str, str]:
 
 def _plain(text: str) -> str:
     """Text of a docstring without markup, in terms of the command line."""
-    text = re.sub(r":\w+:`(?:([^`<]+?)\s*<[^`]*>|~?([^`]+))`", lambda found: found[1] or found[2], text)
+    text = re.sub(r":\w+:`(?:([^`<]+?)\s*<[^`]*>|~?([^`]+))`", lambda match: match[1] or match[2], text)
     text = re.sub(r"``([^`]+)``", r"`\1`", text)
     text = re.sub(r" \[\d+\]_", "", text)  # references
     text = re.sub(r"`(\w+)=True`", r"`--\1`", text)
@@ -183,8 +183,8 @@ def all_commands(only: str | None = None) -> ArgumentParser:
     )
     commands = parser.add_subcommands(dest="command", required=True)
     for name, (_, line) in COMMANDS.items():
-        wanted = only is None or only == name
-        commands.add_subcommand(name, command_parser(name) if wanted else ArgumentParser(), help=line)
+        with_options = only is None or only == name
+        commands.add_subcommand(name, command_parser(name) if with_options else ArgumentParser(), help=line)
     return parser
 
 

@@ -89,12 +89,12 @@ class StoredRows:
             self._indices = self._indices if self.shape[1] == 1 else _refusing(self._indices)
         elif not self._direct:
             for array in (self._indices, self._data):
-                gone = array.nchunks - array.nchunks_initialized  # zarr would fill them with zeros
+                n_missing = array.nchunks - array.nchunks_initialized  # zarr would fill them with zeros
                 # and does not write chunks of zeros only, such as the indices of one gene
-                if gone and not (array is self._indices and self.shape[1] == 1):
-                    raise _damaged(self.where, f"{gone} chunks of {array.path} are gone")
+                if n_missing and not (array is self._indices and self.shape[1] == 1):
+                    raise _damaged(self.where, f"{n_missing} chunks of {array.path} are gone")
             for array in (self._indptr, self._indices, self._data):
-                whole(array, self.where)
+                checked_array(array, self.where)
         if not self._direct:
             self._indptr = self._indptr[:]
         last = int(self._indptr[n - 1])
@@ -105,8 +105,8 @@ class StoredRows:
     @property
     def dtype(self) -> np.dtype:
         """Type of the stored values."""
-        found: np.dtype = self._data.dtype
-        return found
+        dtype: np.dtype = self._data.dtype
+        return dtype
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Read ranges of rows (first, exclusive last), joined in order, as they are stored.
@@ -125,8 +125,8 @@ class StoredRows:
         lengths = [np.diff(bound) for bound in bounds]
         if any((length < 0).any() for length in lengths):
             raise _damaged(self.where, "indptr descends")
-        if (most := max((int(length.max()) for length in lengths if len(length)), default=0)) > self.shape[1]:
-            raise _damaged(self.where, f"a cell has {most:,} values for {self.shape[1]:,} genes")
+        if (longest := max((int(length.max()) for length in lengths if len(length)), default=0)) > self.shape[1]:
+            raise _damaged(self.where, f"a cell has {longest:,} values for {self.shape[1]:,} genes")
         indptr = np.concatenate([[0], *lengths], dtype=np.int64).cumsum()
         spans = [(int(bound[0]), int(bound[-1])) for bound in bounds]
         with naming(self.where):
@@ -175,7 +175,7 @@ def _refusing(array: Any) -> Any:
     return Array(AsyncArray(of.metadata, StorePath(store, array.path), of.config))
 
 
-def whole(array: Any, where: str) -> Any:
+def checked_array(array: Any, where: str) -> Any:
     """Return a zarr array after checking that its blosc chunks in a local folder are not truncated.
 
     Blosc does not check: it reads beyond the end of the chunk, whatever is in memory there.
@@ -358,10 +358,10 @@ def check_contained(file: h5py.File, path: Path) -> None:
             return f"{name.decode()!r} claims {claimed:,} bytes and contains {stored:,}"
         return None
 
-    if found := file.id.links.visit(link, info=True) or h5py.h5o.visit(file.id, array, info=True):
+    if problem := file.id.links.visit(link, info=True) or h5py.h5o.visit(file.id, array, info=True):
         file.close()
         raise ValueError(
-            f"{str(path)!r}: {found}, which is not read. If you trust it, write it again: "
+            f"{str(path)!r}: {problem}, which is not read. If you trust it, write it again: "
             "anndata.read_h5ad(path).write_h5ad(new_path)."
         )
 

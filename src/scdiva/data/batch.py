@@ -145,19 +145,19 @@ def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int
     batches = []
     while alive:
         room, at, parts = budget, len(alive) - 1, []
-        places = len(lengths) if max_cells is None else max_cells
+        n_free = len(lengths) if max_cells is None else max_cells
         while at >= 0:
             length = alive[at]
-            n = min(places, count[at] if length == 0 else min(count[at], room // length))
+            n = min(n_free, count[at] if length == 0 else min(count[at], room // length))
             n = max(n, 1)  # one that is longer than the whole budget
             parts.append(order[start[at] : start[at] + n])
             room -= n * length
-            places -= n
+            n_free -= n
             start[at] += n
             count[at] -= n
             if count[at] == 0:
                 del alive[at], start[at], count[at]
-            at = bisect_right(alive, room) - 1 if places else -1
+            at = bisect_right(alive, room) - 1 if n_free else -1
         batches.append(np.concatenate(parts))
     return batches
 
@@ -206,8 +206,8 @@ def deal_batches(lengths: np.ndarray, n_batches: int) -> list[np.ndarray]:
     """
     batch_of = np.empty(len(lengths), dtype=np.int64)
     # in turn: 0 1 2 2 1 0 0 1 2 ...
-    round_, place = np.divmod(np.arange(len(lengths)), n_batches)
-    batch_of[np.argsort(lengths, kind="stable")[::-1]] = np.where(round_ % 2 == 0, place, n_batches - 1 - place)
+    round_, position = np.divmod(np.arange(len(lengths)), n_batches)
+    batch_of[np.argsort(lengths, kind="stable")[::-1]] = np.where(round_ % 2 == 0, position, n_batches - 1 - position)
     by_batch = np.argsort(batch_of, kind="stable")
     return np.split(by_batch, np.searchsorted(batch_of[by_batch], np.arange(1, n_batches)))
 
@@ -262,10 +262,10 @@ class InMemoryCells:
         indptr, tokens, values = take_cells((self.indptr, self.tokens, self.values), rows, max_length)
         return replace(self, indptr=indptr, tokens=tokens, values=values, batch=self.batch[rows])
 
-    def keeping(self, kept: np.ndarray) -> InMemoryCells:
+    def keeping(self, mask: np.ndarray) -> InMemoryCells:
         """Keep the entries of a mask, bool (T,); cells may become empty."""
-        indptr = np.concatenate([[0], np.cumsum(kept)])[self.indptr]
-        return replace(self, indptr=indptr, tokens=self.tokens[kept], values=self.values[kept])
+        indptr = np.concatenate([[0], np.cumsum(mask)])[self.indptr]
+        return replace(self, indptr=indptr, tokens=self.tokens[mask], values=self.values[mask])
 
     def matrix(self, n_tokens: int) -> sp.csr_matrix:
         """Expression as CSR matrix (cells, tokens), which shares memory with the cells."""
@@ -276,10 +276,10 @@ def read_cells(
     source: CellSource,
     batch: np.ndarray,
     *,
-    whole: bool = False,
+    all_genes: bool = False,
     trains: bool = True,
     only: np.ndarray | None = None,
-    most: int | None = None,
+    max_cells: int | None = None,
     balanced: np.ndarray | None = None,
     seed: int = 0,
 ) -> tuple[InMemoryCells, np.ndarray]:
@@ -291,13 +291,13 @@ def read_cells(
         Opened cells.
     batch
         Batch number of each cell, `(n_obs,)`.
-    whole
+    all_genes
         Whether to read all genes of a cell rather than the `max_length` genes that the model reads.
     trains
         Whether the cells are used for training; skipped cells then cause a warning.
     only
         bool `(n_obs,)`, the cells to read; None: all.
-    most
+    max_cells
         Maximum number of cells; more are subsampled, and only the sample is held in memory. None: no maximum.
     balanced
         Group number of each cell, `(n_obs,)`: the sample takes equally many cells of each group, or all cells of a
@@ -317,26 +317,26 @@ def read_cells(
     chosen = np.flatnonzero(source.lengths > 0)
     if len(chosen) < LEAST_CELLS:
         raise ValueError(f"{len(chosen)} cells have a known gene; at least {LEAST_CELLS} are needed.")
-    if whole:
+    if all_genes:
         source = replace(source, max_length=source.vocabulary.n_genes)
     if trains:
         warn_left_out("adata", source.n_obs - len(chosen), source.n_obs, 1)
     if only is not None:
         chosen = chosen[only[chosen]]
-    if balanced is not None and most is not None:
-        chosen = chosen[balanced_sample(balanced[chosen], most, np.random.default_rng([seed, 1]))]
+    if balanced is not None and max_cells is not None:
+        chosen = chosen[balanced_sample(balanced[chosen], max_cells, np.random.default_rng([seed, 1]))]
     chosen = chosen[np.argsort(batch[chosen], kind="stable")]
-    if most is not None and len(chosen) > most:
-        chosen = chosen[np.sort(np.random.default_rng([seed, 1]).choice(len(chosen), most, replace=False))]
+    if max_cells is not None and len(chosen) > max_cells:
+        chosen = chosen[np.sort(np.random.default_rng([seed, 1]).choice(len(chosen), max_cells, replace=False))]
     # every cell is written to its place at once: only one block is ever held twice
-    place = np.full(source.n_obs, -1)
-    place[chosen] = np.arange(len(chosen))
+    position = np.full(source.n_obs, -1)
+    position[chosen] = np.arange(len(chosen))
     room = np.minimum(source.lengths[chosen], source.max_length).astype(np.int64)
     starts, lengths = (np.cumsum(room) - room).tolist(), np.zeros(len(chosen), dtype=np.int64)
     tokens, values = np.empty(room.sum(), dtype=np.int32), np.empty(room.sum(), dtype=np.float32)
     with progress_bar(desc="reading", unit="cell", total=source.n_obs) as bar:
         for rows, (bounds, *block) in source.windows(source.block_rows, on_read=bar.update):
-            for i, first, last in zip(place[rows].tolist(), bounds.tolist(), bounds[1:].tolist(), strict=False):
+            for i, first, last in zip(position[rows].tolist(), bounds.tolist(), bounds[1:].tolist(), strict=False):
                 if i >= 0:
                     lengths[i] = last - first
                     at = slice(starts[i], starts[i] + last - first)
@@ -353,30 +353,30 @@ def read_cells(
     return InMemoryCells(indptr, tokens, values, numbers, source.measured_tokens, len(names)), chosen
 
 
-def balanced_sample(group: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+def balanced_sample(group: np.ndarray, max_cells: int, rng: np.random.Generator) -> np.ndarray:
     """Draw equally many cells of each group, or all cells of a group that has fewer.
 
     Parameters
     ----------
     group
         Group number of each cell, `(n_cells,)`.
-    most
+    max_cells
         Maximum number of cells.
     rng
         Source of the draw.
 
     Returns
     -------
-    Cell numbers, ascending; all cells if there are at most `most`.
+    Cell numbers, ascending; all cells if there are at most `max_cells`.
     """
-    if len(group) <= most:
+    if len(group) <= max_cells:
         return np.arange(len(group))
     # groups take turns: one cell of each, a second of each, and so on
     order = rng.permutation(len(group))
     order = order[np.argsort(group[order], kind="stable")]
     ordered = group[order]
     turn = np.arange(len(group)) - np.searchsorted(ordered, ordered)
-    return np.sort(order[np.argsort(turn, kind="stable")[:most]])
+    return np.sort(order[np.argsort(turn, kind="stable")[:max_cells]])
 
 
 def means_by(x: np.ndarray, number: np.ndarray, n: int) -> np.ndarray:

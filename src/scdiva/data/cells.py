@@ -132,7 +132,7 @@ def open_cells(
     reading = replace(reading, **fields)
     model = None if isinstance(vocabulary, Vocabulary | str | Path) else vocabulary
     genes = load_vocabulary(vocabulary) if isinstance(vocabulary, Vocabulary | str | Path) else vocabulary.vocabulary
-    known = genes
+    model_genes = genes
     if all_genes:
         genes = with_human_genes(genes)
         max_length = genes.n_genes
@@ -147,13 +147,13 @@ def open_cells(
     try:
         matched = match_columns(opened.var, genes, reading)
         matrix = row_readable(opened.matrix)
-        kept: list[sp.csr_matrix] = []
+        cached: list[sp.csr_matrix] = []
         blocks = row_blocks(matrix, block_rows)
         if keep and not sp.issparse(matrix):
-            blocks = _keeping(blocks, kept)
+            blocks = _keeping(blocks, cached)
         scan = scanned or opened.scan(blocks, reading.input, matched.tokens >= 0)
-        if kept:
-            matrix = sp.vstack(kept, format="csr")
+        if cached:
+            matrix = sp.vstack(cached, format="csr")
         other = other_species(*matched, genes, reading)
         counts, dropped = scan.counts_per_gene, None
         if reading.duplicates == "sum":
@@ -192,46 +192,46 @@ def open_cells(
     if reading.empty == "error":
         _refuse_empty(source)
     if model is not None and embeds and scanned is None:
-        _warn_of_few_genes(source, data, known)
+        _warn_of_few_genes(source, data, model_genes)
     return source
 
 
 def _keeping(
-    blocks: Iterator[tuple[int, sp.csr_matrix]], kept: list[sp.csr_matrix]
+    blocks: Iterator[tuple[int, sp.csr_matrix]], cached: list[sp.csr_matrix]
 ) -> Iterator[tuple[int, sp.csr_matrix]]:
     """Yield blocks and keep them in a list; empty it once they exceed `KEPT_BYTES`."""
     n_bytes = 0
     for start, block in blocks:
         n_bytes += block.data.nbytes + block.indices.nbytes
         if n_bytes <= KEPT_BYTES:
-            kept.append(block)
+            cached.append(block)
         else:
-            kept.clear()
+            cached.clear()
         yield start, block
 
 
-def share_of_entropy(source: CellSource, known: Vocabulary) -> float:
-    """Share of the entropy of the model's genes, `known`, that the data measure."""
-    entropy, measured = known.entropy, source.measured_tokens
+def share_of_entropy(source: CellSource, vocabulary: Vocabulary) -> float:
+    """Share of the entropy of the model's genes, `vocabulary`, that the data measure."""
+    entropy, measured = vocabulary.entropy, source.measured_tokens
     of_measured = entropy[measured[measured < len(entropy)]].sum(dtype=np.float64)
     return float(of_measured / max(entropy.sum(dtype=np.float64), 1e-12))
 
 
-def _warn_of_few_genes(source: CellSource, data: Any, known: Vocabulary) -> None:
-    """Warn if the data have few of the model's genes, `known`, weighed by entropy; `data.raw` may have more."""
-    share, measured = share_of_entropy(source, known), source.measured_tokens
-    measured = measured[measured < known.n_genes + N_SPECIAL]
+def _warn_of_few_genes(source: CellSource, data: Any, vocabulary: Vocabulary) -> None:
+    """Warn if the data have few of the model's genes, `vocabulary`, weighed by entropy; `data.raw` may have more."""
+    share, measured = share_of_entropy(source, vocabulary), source.measured_tokens
+    measured = measured[measured < vocabulary.n_genes + N_SPECIAL]
     if share >= ENOUGH_ENTROPY:
         return
     raw, more = None if source.reading.use_raw else getattr(data, "raw", None), 0
     if raw is not None:
-        more = int((known.match(list(raw.var_names), source.reading.species).tokens >= 0).sum())
+        more = int((vocabulary.match(list(raw.var_names), source.reading.species).tokens >= 0).sum())
     mend = "Pass the object as it was before genes were selected, as by sc.pp.highly_variable_genes(subset=True)"
     if more > len(measured):
         mend = f"Pass use_raw=True: adata.raw has {more:,} of them"
     left = np.interp(share, list(MEAN_COSINE), list(MEAN_COSINE.values()))
     warn(
-        f"the data have {len(measured):,} of the {known.n_genes:,} genes that the model knows, "
+        f"the data have {len(measured):,} of the {vocabulary.n_genes:,} genes that the model knows, "
         f"{share:.0%} of them by entropy: embeddings from so few have a mean cosine of about {left:.1f} to those of "
         f"the same cells with all genes (0.95 at {ENOUGH_ENTROPY:.0%}). {mend}. If no more were measured, compare only "
         "cells with these genes."
@@ -436,10 +436,10 @@ class CellSource:
     def count_known(self) -> np.ndarray:
         """Number of expressed known columns of each cell, int32 (n_obs,), counted from the matrix."""
         self._open()
-        known = np.flatnonzero(self.tokens >= 0) if self.columns is None else self.columns[self.tokens >= 0]
+        columns = np.flatnonzero(self.tokens >= 0) if self.columns is None else self.columns[self.tokens >= 0]
         blocks = (self._of_rna(block) for _, block in row_blocks(self._matrix, self.block_rows))
         # every stored value of a canonical block is above zero
-        return np.concatenate([block[:, known].getnnz(axis=1) for block in blocks]).astype(np.int32)
+        return np.concatenate([block[:, columns].getnnz(axis=1) for block in blocks]).astype(np.int32)
 
     def value_of_one_count(self, values: np.ndarray, indptr: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
         """Value of one count in each of some cells, before the logarithm.
@@ -559,10 +559,10 @@ def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
     -------
     The same cells, some possibly without genes; `source` itself if all columns are kept.
     """
-    kept = np.isin(source.tokens, tokens)
-    if kept.all():
+    mask = np.isin(source.tokens, tokens)
+    if mask.all():
         return source
-    columns = np.flatnonzero(kept)
+    columns = np.flatnonzero(mask)
     cut = replace(source, tokens=source.tokens[columns], columns=columns)
     cut.scan = replace(source.scan, known_per_cell=cut.count_known())
     return cut
@@ -592,9 +592,9 @@ def log_normalised(
     check_choices(input=(input, get_args(Input)))
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
         blocks = list(row_blocks(opened.matrix))
-        found = opened.scan(blocks, input)
+        scan = opened.scan(blocks, input)
         var = opened.var
-    return to_log([block for _, block in blocks], found.kind), var
+    return to_log([block for _, block in blocks], scan.kind), var
 
 
 def counts_as_log(
@@ -618,7 +618,7 @@ def counts_as_log(
     """
     values, totals = [], []
 
-    def whole(matrix: Any) -> Iterator[tuple[int, sp.csr_matrix]]:
+    def collect(matrix: Any) -> Iterator[tuple[int, sp.csr_matrix]]:
         for start, block in row_blocks(matrix):
             if (block.data % 1).any():
                 raise ValueError("not counts")
@@ -627,7 +627,7 @@ def counts_as_log(
             yield start, block
 
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened, contextlib.suppress(ValueError):
-        opened.scan(whole(opened.matrix))
+        opened.scan(collect(opened.matrix))
         total = np.concatenate(totals)
         return np.log1p(np.concatenate(values) * (TARGET_SUM / np.where(total > 0, total, 1.0)))
     return None
@@ -645,8 +645,8 @@ def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
 
 def has_gene_below(indptr: np.ndarray, tokens: np.ndarray, n_tokens: int) -> np.ndarray:
     """Whether each cell, none of which is empty, has a token below `n_tokens`; bool `(n_cells,)`."""
-    found: np.ndarray = np.logical_or.reduceat(tokens < n_tokens, indptr[:-1])
-    return found
+    has_gene: np.ndarray = np.logical_or.reduceat(tokens < n_tokens, indptr[:-1])
+    return has_gene
 
 
 def take_cells(ragged: Ragged, rows: np.ndarray, max_length: int | None = None) -> Ragged:

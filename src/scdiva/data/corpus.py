@@ -40,14 +40,14 @@ def data_files(data: Iterable[Any]) -> list[Any]:
     """
     out: list[Any] = []
     for one in data:
-        found = [one]
+        files = [one]
         if is_path(one) and not isinstance(one, SomaCells):
             with reaching(path := as_path(one)):
                 if path.is_dir() and not (_is_zarr(path) or is_packed(path)):
-                    found = sorted(_below(path))
-        if not found:
+                    files = sorted(_below(path))
+        if not files:
             raise ValueError(f"the folder {str(one)!r} holds no .h5ad or .zarr; name the folder that does.")
-        out += found
+        out += files
     return out
 
 
@@ -126,14 +126,14 @@ def file_note(path: str | Path) -> dict[str, Any]:
     return {"size": size, "sampled_sha256": content.hexdigest()}
 
 
-def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, seed: int) -> list[str]:
+def held_out_studies(names: Sequence[str], validation_studies: float | Sequence[str] | None, seed: int) -> list[str]:
     """Studies that are held out for validation.
 
     Parameters
     ----------
     names
         Names of all studies.
-    asked
+    validation_studies
         Names, or a share of the studies (not of the cells) between 0 and 1, of which at least one is drawn. None: no
         study.
     seed
@@ -148,20 +148,22 @@ def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, 
     ValueError
         If a name is unknown or repeated, the share is not between 0 and 1, or no study is left for training.
     """
-    if asked is None:
+    if validation_studies is None:
         return []
-    if isinstance(asked, str):
-        asked = [asked]
-    if isinstance(asked, int | float):
-        if isinstance(asked, bool) or not 0 < asked < 1:
-            raise ValueError(f"validation_studies must be names, or a share between 0 and 1; got {asked!r}.")
-        n = max(1, round(asked * len(names)))
+    if isinstance(validation_studies, str):
+        validation_studies = [validation_studies]
+    if isinstance(validation_studies, int | float):
+        if isinstance(validation_studies, bool) or not 0 < validation_studies < 1:
+            raise ValueError(
+                f"validation_studies must be names, or a share between 0 and 1; got {validation_studies!r}."
+            )
+        n = max(1, round(validation_studies * len(names)))
         # a seed that differs from the seeds of the order
         drawn = np.random.default_rng([seed, len(names), 0, 3]).permutation(len(names))[:n]
         chosen = {sorted(names)[i] for i in drawn}
     else:
-        chosen = set(asked)
-        if len(chosen) < len(asked):
+        chosen = set(validation_studies)
+        if len(chosen) < len(validation_studies):
             raise ValueError("validation_studies names a study twice.")
         for name in sorted(chosen - set(names)):
             raise ValueError(f"validation_studies: there is no study {name!r}{or_nearest(name, names)}.")

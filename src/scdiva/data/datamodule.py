@@ -179,8 +179,8 @@ class CellDataModule(pl.LightningDataModule):
     def _noted(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Checksums of the files, by part and name, computed once."""
         if self._notes is None:
-            given = {"train": self._train} | ({"validation": self._validation} if self._validation else {})
-            self._files = {part: corpus_files(data) for part, data in given.items()}
+            parts = {"train": self._train} | ({"validation": self._validation} if self._validation else {})
+            self._files = {part: corpus_files(data) for part, data in parts.items()}
             self._notes = {part: manifest_of(data) for part, data in self._files.items()}
         return self._notes
 
@@ -196,23 +196,23 @@ class CellDataModule(pl.LightningDataModule):
         files, report = self._files[part], []
 
         def count(name: str, lengths: Sequence[np.ndarray], columns: int | None, matched: int) -> None:
-            n, dropped = sum(map(len, lengths)), sum(int((some < self.min_genes).sum()) for some in lengths)
+            n, dropped = sum(map(len, lengths)), sum(int((n_genes < self.min_genes).sum()) for n_genes in lengths)
             warn_left_out(name, dropped, n, self.min_genes)
-            kept = {"study": name, "cells": n - dropped, "cells_dropped": dropped}
-            report.append(kept | {"columns": columns, "genes_matched": matched})
+            counts = {"study": name, "cells": n - dropped, "cells_dropped": dropped}
+            report.append(counts | {"columns": columns, "genes_matched": matched})
 
         if is_path(files[0]) and is_packed(files[0]):
             corpus = PackedCells(files[0], self.vocabulary)
-            for option, asked in (("context", self.context), ("min_genes", self.min_genes)):
-                if corpus.max_length < asked:
+            for option, required in (("context", self.context), ("min_genes", self.min_genes)):
+                if corpus.max_length < required:
                     raise ValueError(
-                        f"{str(files[0])!r} holds {corpus.max_length} genes per cell, fewer than {option}={asked}; "
+                        f"{str(files[0])!r} holds {corpus.max_length} genes per cell, fewer than {option}={required}; "
                         f"lower the {option} or pack it again with a larger max_length."
                     )
             # by parts, as a mask of all cells of an atlas is large
             of = [(corpus.study[a], corpus.lengths[a:b]) for a, b in itertools.pairwise(corpus.bounds) if b > a]
             for number, name in enumerate(corpus.study_names):
-                lengths = [some for study, some in of if study == number]
+                lengths = [n_genes for study, n_genes in of if study == number]
                 count(name, lengths, None, int(corpus.measured[number].sum()))
             return [corpus], corpus.study_names, [corpus.study], report
 
@@ -352,17 +352,17 @@ class CellDataModule(pl.LightningDataModule):
         ValueError
             If a file has changed, is missing or is new, or the order differs; the message names it.
         """
-        found, noted = self._noted(), state_dict.get("files", {})
-        check_manifest(noted.get("train", found["train"]), found["train"])
+        current, noted = self._noted(), state_dict.get("files", {})
+        check_manifest(noted.get("train", current["train"]), current["train"])
         # validation files may be added or removed, but not changed
-        then, now = noted.get("validation", {}), found.get("validation", {})
+        then, now = noted.get("validation", {}), current.get("validation", {})
         common = [name for name in then if name in now]
         check_manifest({name: then[name] for name in common}, {name: now[name] for name in common})
         order, before = self._order(), state_dict.get("order", {})
         changed = [name for name in order if before.get(name, order[name]) != order[name]]
         if changed:
-            said = ", ".join(f"{name}: {before[name]} then, {order[name]} now" for name in changed)
-            raise ValueError(f"A resumed run must see the cells in the order that it began with ({said}).")
+            changes = ", ".join(f"{name}: {before[name]} then, {order[name]} now" for name in changed)
+            raise ValueError(f"A resumed run must see the cells in the order that it began with ({changes}).")
         self._stretches = [(first, lanes) for first, lanes in state_dict.get("lanes", [])]
 
     def close(self) -> None:
@@ -402,21 +402,21 @@ def manifest_of(data: Iterable[Any]) -> dict[str, dict[str, Any]]:
     return {as_path(one).name: file_note(one) for one in data if is_path(one)}
 
 
-def check_manifest(noted: dict[str, Any], found: dict[str, Any]) -> None:
+def check_manifest(noted: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise ValueError if a file has changed, is missing or is new, or the order differs from that in a manifest.
 
     Parameters
     ----------
-    noted, found
+    noted, current
         Results of :func:`manifest_of`, then and now.
     """
-    changed = [name for name in noted if name in found and noted[name] != found[name]]
-    gone, new = [name for name in noted if name not in found], [name for name in found if name not in noted]
+    changed = [name for name in noted if name in current and noted[name] != current[name]]
+    missing, new = [name for name in noted if name not in current], [name for name in current if name not in noted]
     for names, what in (
         (changed, "have changed"),
-        (gone, "are no longer given"),
+        (missing, "are no longer given"),
         (new, "are new"),
-        ([] if list(noted) == list(found) else list(found), "stand in another order"),
+        ([] if list(noted) == list(current) else list(current), "stand in another order"),
     ):
         if names:
             raise ValueError(

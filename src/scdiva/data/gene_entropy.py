@@ -402,11 +402,11 @@ def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.
     if use_raw:
         check_unique(adata.var_names)
     column = first_columns(tokens, source.n_tokens)
-    lost = (source.tokens >= 0) & (column[source.tokens] < 0)
-    if lost.any():
+    missing = (source.tokens >= 0) & (column[source.tokens] < 0)
+    if missing.any():
         raise ValueError(
-            f"adata.raw holds {int(lost.sum())} known genes that adata lacks (first: "
-            f"{str(adata.raw.var_names[np.flatnonzero(lost)[0]])!r}); their ranks would have no place. "
+            f"adata.raw holds {int(missing.sum())} known genes that adata lacks (first: "
+            f"{str(adata.raw.var_names[np.flatnonzero(missing)[0]])!r}); their ranks would have no place. "
             "Work on adata.raw.to_adata()."
         )
     return column

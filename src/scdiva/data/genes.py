@@ -183,66 +183,66 @@ def protein_columns(
     of_mouse = bool((how == "ortholog").any())
     unknown, heavy = tokens == UNKNOWN, counts >= _PER_CELL * n_obs
     tagged, of_cd = _named_as_antibodies(names, unknown, of_mouse)
-    found: NDArray[np.bool_] = np.logical_or(tagged, of_cd)
-    if 2 * found[other].sum() < other.sum():
-        found &= ~other
-    found &= counts[found].sum() >= _SHARE * counts.sum()
+    is_antibody: NDArray[np.bool_] = np.logical_or(tagged, of_cd)
+    if 2 * is_antibody[other].sum() < other.sum():
+        is_antibody &= ~other
+    is_antibody &= counts[is_antibody].sum() >= _SHARE * counts.sum()
     times = np.zeros(len(names))  # counts of a second column of a gene, relative to its other columns
     is_rna = np.zeros(len(names), dtype=np.bool_)  # the other columns
     again = np.flatnonzero(~unknown & pd.Series(tokens).duplicated(keep=False).to_numpy())
     for columns in pd.Series(again).groupby(tokens[again]).agg(list) if len(again) else ():
-        most = max(columns, key=lambda at: counts[at])
-        others = [at for at in columns if at != most]
-        is_repeat = names[most] in [names[at] for at in others] or repeated_name(names[most]) is not None
-        if most > min(others) and (is_repeat or how[most] in ("alias", "previous")):
-            times[most] = counts[most] / max(1.0, sum(counts[at] for at in others))
+        largest = max(columns, key=lambda at: counts[at])
+        others = [at for at in columns if at != largest]
+        is_repeat = names[largest] in [names[at] for at in others] or repeated_name(names[largest]) is not None
+        if largest > min(others) and (is_repeat or how[largest] in ("alias", "previous")):
+            times[largest] = counts[largest] / max(1.0, sum(counts[at] for at in others))
             is_rna[others] = True
     as_cd = np.array([bool(_CD.match(name)) for name in names], dtype=np.bool_)
-    found |= (times >= _TIMES) & ((as_cd & heavy) | (counts >= _SHARE * counts.sum()))
+    is_antibody |= (times >= _TIMES) & ((as_cd & heavy) | (counts >= _SHARE * counts.sum()))
     one_of_several = as_cd & (times >= _TIMES) & (counts >= _LEAST_PER_CELL * n_obs)
-    if not found.any() and one_of_several.sum() < _SEVERAL:
-        return found
-    members = (found & ~tagged) | (times >= _LEAST_TIMES)  # all columns of a tagged panel have the tag
-    loud = np.flatnonzero(unknown & heavy & ~found).tolist()
+    if not is_antibody.any() and one_of_several.sum() < _SEVERAL:
+        return is_antibody
+    members = (is_antibody & ~tagged) | (times >= _LEAST_TIMES)  # all columns of a tagged panel have the tag
+    loud = np.flatnonzero(unknown & heavy & ~is_antibody).tolist()
     members[loud] = ~_are_genes([names[at] for at in loud], of_mouse)
     for panel in _side_by_side(members, is_rna):
-        if not found[panel].any() and one_of_several[panel].sum() < _SEVERAL:
+        if not is_antibody[panel].any() and one_of_several[panel].sum() < _SEVERAL:
             continue
-        found[panel] = True
+        is_antibody[panel] = True
         around = names[max(0, panel[0] - _GAP) : panel[-1] + _GAP + 1]
         if len(panel) >= _SEVERAL and list(around) != sorted(around):  # unless all columns are sorted
             between = np.arange(panel[0], panel[-1])
             enough = heavy | (counts >= _OF_MEDIAN * np.median(counts[panel]))
-            found[between[enough[between]]] = True
+            is_antibody[between[enough[between]]] = True
             for at, step in ((panel[0] - 1, -1), (panel[-1] + 1, 1)):
                 while 0 <= at < len(names) and as_cd[at] and heavy[at] and not is_rna[at]:
-                    found[at] = True
+                    is_antibody[at] = True
                     at += step
-    return found
+    return is_antibody
 
 
 def _named_as_antibodies(names: Sequence[str], unknown: NDArray[np.bool_], of_mouse: bool) -> NDArray[np.bool_]:
     """Mask unknown names that are antibodies and not genes, bool `(2, n)`: with a tag, and like CD45RA."""
-    found = np.zeros((2, len(names)), dtype=np.bool_)
-    for kind, form in zip(found, (_TAGGED, _OF_CD), strict=True):
-        named = [at for at in np.flatnonzero(unknown).tolist() if form.fullmatch(names[at])]
-        kind[named] = ~_are_genes([repeated_name(names[at]) or names[at] for at in named], of_mouse)
-    if found[1].sum() > (~unknown).sum():  # the genes themselves have such names ("CD4__chr12")
-        found[1] = False
-    return found
+    is_antibody = np.zeros((2, len(names)), dtype=np.bool_)
+    for kind, form in zip(is_antibody, (_TAGGED, _OF_CD), strict=True):
+        candidates = [at for at in np.flatnonzero(unknown).tolist() if form.fullmatch(names[at])]
+        kind[candidates] = ~_are_genes([repeated_name(names[at]) or names[at] for at in candidates], of_mouse)
+    if is_antibody[1].sum() > (~unknown).sum():  # the genes themselves have such names ("CD4__chr12")
+        is_antibody[1] = False
+    return is_antibody
 
 
 def _are_genes(names: Sequence[str], of_mouse: bool) -> NDArray[np.bool_]:
     """Mask names of mouse genes, and of human genes unless `of_mouse`, whether or not a model has them."""
     if not len(names):
         return np.zeros(0, dtype=np.bool_)
-    found: NDArray[np.bool_] = np.array(
+    is_gene: NDArray[np.bool_] = np.array(
         [not name.startswith(FOREIGN) for name in human_orthologs(names)], dtype=np.bool_
     )
     if not of_mouse:
         how = np.asarray(Vocabulary.human().match(names, "human").how)
-        found |= np.isin(how, ["ensembl", "symbol", "previous"])
-    return found
+        is_gene |= np.isin(how, ["ensembl", "symbol", "previous"])
+    return is_gene
 
 
 def _side_by_side(members: NDArray[np.bool_], is_rna: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
@@ -285,10 +285,10 @@ def other_species(
         rest = np.flatnonzero(unknown & ~of_mouse)
         none[rest] = vocabulary.match([names[int(at)] for at in rest], "human").tokens != UNKNOWN
         return none
-    found: NDArray[np.bool_] = unknown & of_mouse
+    is_mouse_gene: NDArray[np.bool_] = unknown & of_mouse
     has_human = not unknown.all() or any(of.startswith(HUMAN_GENOMES) for of, _ in split)
-    both = has_human and looks_like_mouse(split[at][1] for at in np.flatnonzero(found))
-    return found if both else none
+    both = has_human and looks_like_mouse(split[at][1] for at in np.flatnonzero(is_mouse_gene))
+    return is_mouse_gene if both else none
 
 
 def is_read_as_mouse(how: NDArray[np.object_], reading: InputOptions) -> bool:
@@ -327,12 +327,12 @@ def about_two_species(
     """
     sums = [[np.asarray(block[:, which].sum(axis=1)).ravel() for which in (~other, other)] for _, block in blocks]
     of_read, of_other = np.concatenate(sums, axis=1)
-    foreign = np.flatnonzero(of_other > of_read)
-    n_cells = int((of_read > of_other).sum()), len(foreign)
-    if not len(foreign) or (not n_cells[0] and reading.species is not None):  # `species` is wrong
+    other_cells = np.flatnonzero(of_other > of_read)
+    n_cells = int((of_read > of_other).sum()), len(other_cells)
+    if not len(other_cells) or (not n_cells[0] and reading.species is not None):  # `species` is wrong
         return ""
     n_human, n_mouse = n_cells[::-1] if reads_mouse else n_cells
-    first = ", ".join(repr(str(obs_names[int(row)])) for row in foreign[:3])
+    first = ", ".join(repr(str(obs_names[int(row)])) for row in other_cells[:3])
     kind = "human" if reads_mouse else "mouse"
     return (
         f"human and mouse (or rat) genes are in one matrix: by their counts {n_human} of {len(of_read)} cells are "
@@ -345,7 +345,7 @@ def _split(matched_names: Sequence[str], reading: InputOptions) -> str:
     """Code that splits `adata` into human cells with human genes and `mouse`."""
     names = "adata.var_names" if reading.gene_ids is None else f"adata.var[{reading.gene_ids!r}]"
     matrix = "adata.X" if reading.layer is None else f"adata.layers[{reading.layer!r}]"
-    genomes = sorted({found[1] for name in matched_names if (found := GENOME.fullmatch(name))})
+    genomes = sorted({match[1] for name in matched_names if (match := GENOME.fullmatch(name))})
     of_human = [genome for genome in genomes if genome.startswith(HUMAN_GENOMES)]
     human = f"scdiva.tokenizer.load_vocabulary().match({names}, 'human').tokens >= 0"
     if of_human:
@@ -429,17 +429,17 @@ def gene_names(var: pd.DataFrame, reading: InputOptions = DEFAULT_INPUT) -> tupl
     """
     for column in [name for name in _TYPES if name in var.columns]:
         kinds = var[column].map(as_text)
-        others = kinds.str.lower().isin(_NOT_GENES)
-        if others.all() and len(var):
+        not_genes = kinds.str.lower().isin(_NOT_GENES)
+        if not_genes.all() and len(var):
             raise ValueError(
                 f"no column is a gene: all {len(var)} are {', '.join(kinds.unique())}. Pass the RNA counts."
             )
-        if others.any():
+        if not_genes.any():
             load = "adata = adata.raw.to_adata(); " if reading.use_raw else ""
-            listed, raw = list(kinds[others].unique()), list(var[column][others].unique())
+            listed, raw = list(kinds[not_genes].unique()), list(var[column][not_genes].unique())
             raise ValueError(
-                f"{int(others.sum())} of {len(var)} columns are not genes, but {', '.join(listed)} (first: "
-                f"{str(var.index[others.argmax()])!r}): their counts would be mixed with RNA. Leave them out: {load}"
+                f"{int(not_genes.sum())} of {len(var)} columns are not genes, but {', '.join(listed)} (first: "
+                f"{str(var.index[not_genes.argmax()])!r}): their counts would be mixed with RNA. Leave them out: {load}"
                 f"adata = adata[:, ~adata.var[{column!r}].isin({raw})].copy()"
             )
     index = [as_text(name) for name in var.index]
@@ -495,7 +495,7 @@ def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: InputOptio
     """
     names, fallback = gene_names(var, reading)
     species = reading.species
-    if isinstance(species, dict) and names and all(found is None for found in by_table(names, species)):
+    if isinstance(species, dict) and names and all(ortholog is None for ortholog in by_table(names, species)):
         raise ValueError(
             f"the table given as species holds none of the {len(names)} genes: its genes are such as "
             f"{_some(species)}, those of the data such as {_some(names)}. It maps the names in adata.var_names, or in "
@@ -620,14 +620,14 @@ def judge_genes(
 
 def _refuse_genes_in_rows(obs_names: Names, n_obs: int, names: Sequence[str], vocabulary: Vocabulary) -> None:
     """Raise ValueError if most cell names are gene names."""
-    some = [
+    sampled = [
         str(obs_names[int(row)]) for row in np.unique(np.linspace(0, n_obs - 1, min(n_obs, _LOOKED_AT)).astype(int))
     ]
-    known = np.flatnonzero(vocabulary.match(some).tokens != UNKNOWN)
-    if 2 * len(known) > len(some):
+    matched = np.flatnonzero(vocabulary.match(sampled).tokens != UNKNOWN)
+    if 2 * len(matched) > len(sampled):
         raise ValueError(
-            f"the genes are in the rows: {len(known)} of {len(some)} adata.obs_names are genes, such as "
-            f"{some[known[0]]!r}, and adata.var_names, such as {names[0]!r}, are not. Exchange rows and columns: "
+            f"the genes are in the rows: {len(matched)} of {len(sampled)} adata.obs_names are genes, such as "
+            f"{sampled[matched[0]]!r}, and adata.var_names, such as {names[0]!r}, are not. Exchange rows and columns: "
             "adata = adata.T.copy()"
         )
 
@@ -641,30 +641,30 @@ def _refuse_or_warn(
     of_human &= reading.species != "mouse" and not (matched.how == "ortholog").any()
     heaviest = np.argsort(-counts, kind="stable")
     first = [names[i] for i in heaviest if not mapped[i]][:_N_SHOWN]
-    found = (
+    summary = (
         f"only {share:.1%} of the counts fall on known genes ({int(mapped.sum())} of {len(names)} names; unknown with "
         f"most counts: {', '.join(map(repr, first))})"
     )
     if share >= ERROR_SHARE:
-        mouse = looks_like_mouse(name for name, known in zip(names, mapped, strict=True) if not known)
+        mouse = looks_like_mouse(name for name, is_known in zip(names, mapped, strict=True) if not is_known)
         column = "var_names" if reading.gene_ids is None else f"var[{reading.gene_ids!r}]"
         drop = f"adata = adata[:, scdiva.tokenizer.load_vocabulary().match(adata.{column}, 'human').tokens >= 0].copy()"
         warn(
-            f"{found}: results rest on that part of the data."
+            f"{summary}: results rest on that part of the data."
             + (f" The unknown genes are those of a mouse. Keep the human ones: {drop}." if mouse and of_human else "")
             + _about_spikes(names, counts)
         )
         return
     if isinstance(reading.species, dict):
-        raise ValueError(f"{found}: the table given as species knows too few of the genes, or gives names not human")
+        raise ValueError(f"{summary}: the table given as species knows too few of the genes, or gives names not human")
     if reading.species is not None and looks_like_mouse(names) != (reading.species == "mouse"):
         raise ValueError(
-            f"{found}: species={reading.species!r}, but by their names they are not. Leave "
+            f"{summary}: species={reading.species!r}, but by their names they are not. Leave "
             "species out: sd.pp.match_genes(adata)"
         )
     if looks_like_mouse(names):
         raise ValueError(advice(names, first))
-    raise ValueError(f"{found}. {_about_spikes(names, counts).strip() or advice(names)}")
+    raise ValueError(f"{summary}. {_about_spikes(names, counts).strip() or advice(names)}")
 
 
 def _about_spikes(names: Sequence[str], counts: NDArray[np.float64]) -> str:
@@ -683,7 +683,7 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
             "vocabulary is human, and too few have a human ortholog that it holds (scdiva.tokenizer.human_orthologs): "
             f"{_SPECIES}, or a column of adata.var with human symbols: {_GENE_IDS}"
         )
-    prefixes = [found[1] for name in names if (found := GENOME.fullmatch(name))]
+    prefixes = [match[1] for name in names if (match := GENOME.fullmatch(name))]
     if len(prefixes) > len(names) / 2:
         genome = min(set(prefixes), key=lambda one: (not one.startswith(HUMAN_GENOMES), one))
         call = f"adata.var_names = adata.var_names.str.removeprefix({genome!r})"
@@ -697,14 +697,14 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
             f"The names begin with a genome, such as {genome!r}: keep the cells of one species, with its genes: {call}"
         )
     half = len(names) / 2
-    said = next(said for like, said in _ADVICE if sum(re.match(like, name) is not None for name in names) > half)
+    hint = next(hint for like, hint in _ADVICE if sum(re.match(like, name) is not None for name in names) > half)
     stem, n = Counter(re.sub(r"\d+$", "", name) for name in names).most_common(1)[0]
-    if said == _ADVICE[-1][1] and stem and n > half:
+    if hint == _ADVICE[-1][1] and stem and n > half:
         return (
             f"The names are numbers behind {stem!r}, not gene names: pass another column of adata.var, of symbols or "
             f"Ensembl ids, {_GENE_IDS}, or set var_names"
         )
-    return said
+    return hint
 
 
 def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabulary: Vocabulary, n_repeats: int) -> str:
@@ -723,8 +723,8 @@ def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabular
 
 def or_in_raw(adata: AnnData, name: str, use_raw: bool) -> str:
     """End of a message: `adata.raw` has a gene that `adata` lacks. Empty if it does not."""
-    there = not use_raw and adata.raw is not None and name in adata.raw.var_names and name not in adata.var_names
-    return "; adata.raw has it: pass use_raw=True" if there else ""
+    in_raw = not use_raw and adata.raw is not None and name in adata.raw.var_names and name not in adata.var_names
+    return "; adata.raw has it: pass use_raw=True" if in_raw else ""
 
 
 def tokens_of_var(adata: AnnData, tokens: NDArray[np.int32], use_raw: bool) -> NDArray[np.int32]:
@@ -762,8 +762,8 @@ def tokens_of_var(adata: AnnData, tokens: NDArray[np.int32], use_raw: bool) -> N
 
 def first_columns(tokens: NDArray[np.int32], n_tokens: int) -> NDArray[np.int64]:
     """First column of each token, int64 `(n_tokens,)`; -1 for tokens without a column."""
-    columns, known = np.full(n_tokens, -1), np.flatnonzero(tokens >= 0)[::-1]
-    columns[tokens[known]] = known  # the first column is written last
+    columns, matched = np.full(n_tokens, -1), np.flatnonzero(tokens >= 0)[::-1]
+    columns[tokens[matched]] = matched  # the first column is written last
     return columns
 
 

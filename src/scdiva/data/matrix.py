@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from scdiva._checks import check_least, is_second_argument, or_nearest
 from scdiva._files import as_path, is_path, reaching
 from scdiva._validate import Input, Names, Scan, scan, with_matrix
-from scdiva.data.backed import StoredNames, StoredRows, file_of, names_of, naming, open_root, whole
+from scdiva.data.backed import StoredNames, StoredRows, checked_array, file_of, names_of, naming, open_root
 from scdiva.data.results import check_anndata
 from scdiva.data.soma import SomaCells, SomaRows
 
@@ -63,20 +63,23 @@ class OpenMatrix:
         return int(self.matrix.shape[0]), int(self.matrix.shape[1])
 
     def scan(
-        self, blocks: Iterable[tuple[int, sp.csr_matrix]], input: Input = "auto", known: np.ndarray | None = None
+        self,
+        blocks: Iterable[tuple[int, sp.csr_matrix]],
+        input: Input = "auto",
+        is_known_gene: np.ndarray | None = None,
     ) -> Scan:
         """Check the values of blocks; errors name cells and genes.
 
         Parameters
         ----------
-        blocks, input, known
+        blocks, input, is_known_gene
             As for :func:`scdiva._validate.scan`.
         """
         return scan(
             blocks,
             self.shape[1],
             input=input,
-            known=known,
+            is_known_gene=is_known_gene,
             obs_names=self.obs_names,
             var_names=self.var.index,
             where=self.where,
@@ -186,7 +189,9 @@ def _open_file(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
         # only the index of obs, as the annotation of an atlas may not fit into memory
         obs_names = StoredNames(names) if hasattr(names, "shape") else pd.Index(anndata.io.read_elem(names)).astype(str)
         element = of["X"] if layer is None else root["layers"][layer]
-        matrix = whole(element, f"{what} of {str(path)!r}") if hasattr(element, "shape") else _stored_sparse(element)
+        matrix = (
+            checked_array(element, f"{what} of {str(path)!r}") if hasattr(element, "shape") else _stored_sparse(element)
+        )
         if len(matrix.shape) == 2 and tuple(matrix.shape) != (len(obs_names), len(var)):
             raise ValueError(
                 f"{what} of {str(path)!r} is {matrix.shape[0]} × {matrix.shape[1]}, but there are names of "
@@ -400,9 +405,9 @@ def _check_numbers(
     what = f"{where} has dtype {dtype}, which is not a dtype of real numbers"
     if np.dtype(dtype).kind not in "OSU":
         raise TypeError(f"{what}. Pass the counts with layer=... or use_raw=True.")
-    if (place := _first_text(matrix)) is None:
+    if (first_text := _first_text(matrix)) is None:
         raise TypeError(f"{what}. All of its values are numbers: {with_matrix(where, numbers)}.")
-    value, row, column = place
+    value, row, column = first_text
     cell = f"row {row}" if obs_names is None else f"cell {str(obs_names[row])!r}"
     gene = f"column {column}" if var_names is None else f"gene {str(var_names[column])!r}"
     if pd.isna(value):

@@ -63,20 +63,20 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
         raise FileExistsError(f"{str(out)!r} is a folder and no .zarr, and is not overwritten. Pass another out.")
     if not overwrite:
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True.")
-    if out.is_dir() and not out.is_symlink() and (foreign := _foreign(out)):
+    if out.is_dir() and not out.is_symlink() and (stray := _stray_file(out)):
         raise FileExistsError(
-            f"{str(out)!r} contains {foreign!r}, which is not part of a .zarr: overwrite would delete it. Move it, or "
+            f"{str(out)!r} contains {stray!r}, which is not part of a .zarr: overwrite would delete it. Move it, or "
             "pass another out."
         )
     if is_zarr(out) and not out.is_dir():
         raise FileExistsError(f"{str(out)!r} is a file, where a .zarr is a folder. Pass another out.")
 
 
-def _foreign(folder: Path) -> str:
+def _stray_file(folder: Path) -> str:
     """First file in a ``.zarr`` folder that does not belong to it; empty if there is none."""
     for path in sorted(folder.iterdir()):
-        ours = any((path / node).exists() for node in METADATA) if path.is_dir() else path.name in METADATA
-        if not ours and path.name != ".DS_Store":
+        belongs = any((path / node).exists() for node in METADATA) if path.is_dir() else path.name in METADATA
+        if not belongs and path.name != ".DS_Store":
             return path.name
     return ""
 
@@ -106,7 +106,7 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
     OSError
         If the system refuses a write, for instance because the disk is full.
     """
-    begun = {"encoding-type": "anndata", "encoding-version": "0.1.0"}
+    attributes = {"encoding-type": "anndata", "encoding-version": "0.1.0"}
     if mode == "r":
         root, file = open_root(path)
         with file or contextlib.nullcontext():
@@ -119,12 +119,12 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
             warnings.simplefilter("ignore", DeprecationWarning)
             version = getattr(anndata.settings, "zarr_write_format", 3)
         root = zarr.open_group(str(path), mode=mode, zarr_format=version)
-        root.attrs.update(begun)
+        root.attrs.update(attributes)
         with _text_as_it_is():
             yield root
     else:
         with _text_as_it_is(), new_hdf5(path) as file:
-            file.attrs.update(begun)
+            file.attrs.update(attributes)
             yield file
 
 
@@ -317,15 +317,15 @@ def scan_once(out: Path, key: dict[str, Any], make: Callable[[], Scan]) -> Scan:
     make
         Scans the matrix.
     """
-    text, kept = json.dumps(key, sort_keys=True), folder_of(out) / "scan.npz"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with open_alone(kept.with_suffix(".lock"), waits=True):  # on a disk without locks, each job scans
-        with contextlib.suppress(*DAMAGED), np.load(kept) as file:
+    text, path = json.dumps(key, sort_keys=True), folder_of(out) / "scan.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_alone(path.with_suffix(".lock"), waits=True):  # on a disk without locks, each job scans
+        with contextlib.suppress(*DAMAGED), np.load(path) as file:
             if str(file["key"]) == text:
                 stored = {field.name: file[field.name] for field in fields(Scan)}
                 return Scan(**{name: value if value.ndim else value.item() for name, value in stored.items()})
         scan = make()
-        put_whole(kept, lambda file: np.savez(file, key=text, **asdict(scan)))
+        put_whole(path, lambda file: np.savez(file, key=text, **asdict(scan)))
         return scan
 
 

@@ -140,10 +140,10 @@ class PackedCells:
     def _array(self, name: str) -> np.ndarray:
         if isinstance(self.path, Path):
             check_regular(file := self.path / _in_folder(name))
-            found: np.ndarray = np.load(file, mmap_mode="c")
+            array: np.ndarray = np.load(file, mmap_mode="c")
         else:
-            found = np.load(BytesIO(_get(self.path, _in_folder(name))))
-        return found
+            array = np.load(BytesIO(_get(self.path, _in_folder(name))))
+        return array
 
     def _check_arrays(self) -> None:
         """Raise ValueError if arrays are inconsistent with each other or with the index."""
@@ -172,8 +172,8 @@ class PackedCells:
             at = {name: column.id.get_offset() for name, column in columns.items()}
             # a single part has a checksum, a corpus in a single file has none
             stated = parse_json(self.path, str(file.attrs.get("about", "{}")).encode()).get("sha256", "")
-            whole = stated if len(self.bounds) == 2 else ""
-            self._parts = [_Part("", int(indptr[first]), at, whole) for first in self.bounds[:-1]]
+            checksum = stated if len(self.bounds) == 2 else ""
+            self._parts = [_Part("", int(indptr[first]), at, checksum) for first in self.bounds[:-1]]
             self._types = {name: column.dtype for name, column in columns.items()}
             return dict(file.attrs), {"lengths": np.diff(indptr), **arrays}
 
@@ -255,9 +255,9 @@ class PackedCells:
                 for name, dtype in self._types.items():
                     file.seek(part.at[name] or 0)
                     left = int(indptr[-1]) * dtype.itemsize
-                    while left and (some := file.read(min(left, _HASHED))):
-                        content.update(some)
-                        left -= len(some)
+                    while left and (chunk := file.read(min(left, _HASHED))):
+                        content.update(chunk)
+                        left -= len(chunk)
         except OSError as error:
             raise self._damaged(f"{part.file!r} can't be read ({error})") from error
         if content.hexdigest() != part.sha256:
@@ -269,17 +269,17 @@ class PackedCells:
         dtype, size = self._types[name], self._types[name].itemsize
         if not spans:
             return np.empty(0, dtype)
-        places = [(part.file, part.start + before, n, part.at[name] or 0) for part, before, n in spans]
+        extents = [(part.file, part.start + before, n, part.at[name] or 0) for part, before, n in spans]
         if spans[0][0].at[name] is None:  # stored in chunks
             with open_hdf5(Path(self.path)) as opened:
-                columns = [opened[name][first : first + n] for _, first, n, _ in places]
+                columns = [opened[name][first : first + n] for _, first, n, _ in extents]
         elif isinstance(self.path, Path):
             columns = [
-                np.fromfile(self.path / file, dtype, n, offset=at + first * size) for file, first, n, at in places
+                np.fromfile(self.path / file, dtype, n, offset=at + first * size) for file, first, n, at in extents
             ]
         else:
             store, root = url_to_fs(self.path)
-            ranges = [(f"{root}/{file}", at + first * size, at + (first + n) * size) for file, first, n, at in places]
+            ranges = [(f"{root}/{file}", at + first * size, at + (first + n) * size) for file, first, n, at in extents]
             got = store.cat_ranges(*map(list, zip(*ranges, strict=True)), on_error="raise")
             if [len(one) for one in got] != [stop - first for _, first, stop in ranges]:
                 raise EOFError("a part is cut off, or its server sends no ranges of bytes")

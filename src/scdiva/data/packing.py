@@ -172,30 +172,30 @@ def pack_files(
         if check:
             logger.info("all %d files can be packed", len(names))
             return None
-        if kept := [] if append else sorted(set(unusable).intersection(before.values())):
+        if unpackable := [] if append else sorted(set(unusable).intersection(before.values())):
             raise ValueError(
-                f"{str(out)!r} holds {kept[0]!r}, whose file can't be packed any more, and leaving it out would delete "
-                f"its cells: {unusable[kept[0]][1]} Repair the file, or pass another out."
+                f"{str(out)!r} holds {unpackable[0]!r}, whose file can't be packed any more, and leaving it out would "
+                f"delete its cells: {unusable[unpackable[0]][1]} Repair the file, or pass another out."
             )
         if unusable:
             warn(f"{len(unusable)} of {len(names)} files can't be packed and are left out. {listed}.")
         files = [file for name, file in zip(names, files, strict=True) if name not in unusable]
         names = [name for name in names if name not in unusable]
     tasks = [task for path, name in zip(files, names, strict=True) for task in _tasks(job, path, name, part_cells)]
-    wanted = [task.name for task in tasks]
-    if append and (twice := {study for part, study in before.items() if part not in wanted}.intersection(names)):
+    part_names = [task.name for task in tasks]
+    if append and (twice := {study for part, study in before.items() if part not in part_names}.intersection(names)):
         raise ValueError(f"{str(out)!r} holds {min(twice)!r}, of another file or arguments, already: rename the file.")
-    mine = tasks[len(tasks) * number // n_shards : len(tasks) * (number + 1) // n_shards]
+    shard_tasks = tasks[len(tasks) * number // n_shards : len(tasks) * (number + 1) // n_shards]
     # first parts of all files first, since one process scans a file while others wait
-    mine = sorted((task for task in mine if not (out / task.name).exists()), key=lambda task: task.first)
-    bar = progress_bar(desc="packing", unit="cell", total=sum(task.stop - task.first for task in mine))
+    shard_tasks = sorted((task for task in shard_tasks if not (out / task.name).exists()), key=lambda task: task.first)
+    bar = progress_bar(desc="packing", unit="cell", total=sum(task.stop - task.first for task in shard_tasks))
     with bar, ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (job,)) as pool:
-        for done in pool.map(_pack, mine) if workers > 1 else map(partial(_pack, job=job), mine):
+        for done in pool.map(_pack, shard_tasks) if workers > 1 else map(partial(_pack, job=job), shard_tasks):
             bar.update(done.stop - done.first)
-    if left := sum(not (out / name).exists() for name in wanted):
+    if left := sum(not (out / name).exists() for name in part_names):
         logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
         return None
-    parts = _write_index(job, list(dict.fromkeys([*(before if append else ()), *wanted])))
+    parts = _write_index(job, list(dict.fromkeys([*(before if append else ()), *part_names])))
     for name in names:
         of_study = [part for part in parts if part["study"] == name]
         dropped = sum(part["cells_dropped"] for part in of_study)
@@ -254,10 +254,10 @@ def _tasks(job: _Job, path: Path, study: str, part_cells: int) -> list[_Task]:
     """Split a file into parts, at least one."""
     with open_matrix(path, job.reading.layer, job.reading.use_raw) as opened:
         n_obs = opened.shape[0]
-    tasks, given = [], [job.about, vars(job.reading), __version__, study, at_first := stamp(path)]
+    tasks, inputs = [], [job.about, vars(job.reading), __version__, study, at_first := stamp(path)]
     for first in range(0, max(n_obs, 1), part_cells):
         stop = min(first + part_cells, n_obs)
-        name = f"part-{study[:99]}-{first:09d}-{digest([*given, first, stop])[:12]}.h5"
+        name = f"part-{study[:99]}-{first:09d}-{digest([*inputs, first, stop])[:12]}.h5"
         tasks.append(_Task(path, study, first, stop, n_obs, at_first, name))
     return tasks
 
@@ -282,8 +282,8 @@ def _reason(path: Path, job: _Job | None, quiet: bool) -> str:
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the file can't be packed
-        said = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-        return f"{said[:500]} ..." if len(said) > 500 else said or type(error).__name__
+        reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+        return f"{reason[:500]} ..." if len(reason) > 500 else reason or type(error).__name__
     return ""
 
 
@@ -299,20 +299,20 @@ def _pack(task: _Task, job: _Job | None = None) -> _Task:
     """Write a part of `job` (None: the job of this worker process)."""
     job = job or _JOBS[0]
     how = {name: job.about[name] for name in ("max_length", "entropy_floor")}
-    opened, found = partial(open_cells, task.path, job.vocabulary, job.reading, **how), None
+    opened, scan = partial(open_cells, task.path, job.vocabulary, job.reading, **how), None
     try:
         if (task.first, task.stop) != (0, task.n_obs):
             of_scan = {"file": task.stamp, "vocabulary": job.about["fingerprint"], **vars(job.reading)}
-            found = scan_once(job.out / f"part-{task.study}", of_scan, lambda: opened(keep=False).scan)
-        source = opened(scanned=found)
+            scan = scan_once(job.out / f"part-{task.study}", of_scan, lambda: opened(keep=False).scan)
+        source = opened(scanned=scan)
     except (KeyError, ValueError) as error:
         raise ValueError(f"{task.path.name}: {error.args[0]}") from error
     types = {"tokens": token_type(source.n_tokens), "values": np.dtype(np.float32)}
     lengths, pieces = [np.zeros(1, np.int64)], []
     for start in range(task.first, task.stop, BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, task.stop)
-        kept = np.flatnonzero(source.lengths[start:stop] >= job.about["min_genes"])
-        bounds, *columns = take_cells(source.read(start, stop), kept)
+        usable = np.flatnonzero(source.lengths[start:stop] >= job.about["min_genes"])
+        bounds, *columns = take_cells(source.read(start, stop), usable)
         lengths.append(np.diff(bounds))
         pieces.append([column.astype(dtype, copy=False) for column, dtype in zip(columns, types.values(), strict=True)])
     source.close()

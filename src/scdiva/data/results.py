@@ -39,26 +39,26 @@ def check_anndata(adata: object) -> None:
         raise TypeError(f"expected an AnnData object, got {_what_it_is(adata)}")
 
 
-def _what_it_is(other: object) -> str:
+def _what_it_is(value: object) -> str:
     """Describe another object, and the call that gives an AnnData object."""
-    kind = type(other).__name__
-    if other is None:
+    kind = type(value).__name__
+    if value is None:
         return (
             "None. Calls that write into adata return None: scdiva.tl.embed(adata), not adata = scdiva.tl.embed(adata)."
         )
     # by attributes, to import neither package
     for attribute, name in (("mod", "mdata"), ("tables", "sdata.tables")):
-        if isinstance(parts := getattr(other, attribute, None), Mapping):
-            named = " or ".join(f"{name}[{part!r}]" for part in parts) or "it holds none"
-            return f"a {kind} of {len(parts)} AnnData objects. Pass the one of RNA: {named}."
-    if isinstance(other, list | tuple | Mapping):
+        if isinstance(parts := getattr(value, attribute, None), Mapping):
+            options = " or ".join(f"{name}[{part!r}]" for part in parts) or "it holds none"
+            return f"a {kind} of {len(parts)} AnnData objects. Pass the one of RNA: {options}."
+    if isinstance(value, list | tuple | Mapping):
         return (
-            f"a {kind} of {len(other)}. Pass one at a time, or join them: "
+            f"a {kind} of {len(value)}. Pass one at a time, or join them: "
             "adata = anndata.concat(adatas, label='batch', index_unique='-')."
         )
-    if hasattr(other, "to_adata"):
+    if hasattr(value, "to_adata"):
         return f"{kind}, which is adata.raw? Pass adata with use_raw=True, or adata.raw.to_adata()."
-    if hasattr(other, "shape"):
+    if hasattr(value, "shape"):
         return (
             f"{kind}. If it holds counts, cells × genes, make one: adata = anndata.AnnData(counts); adata.var_names = "
             "symbols, the symbols or Ensembl ids of its columns. If it is part of one, pass that."
@@ -102,11 +102,11 @@ def check_writable(
             f"adata is backed by a file, and {what}, which AnnData does not make without a file of its own. "
             "Load it first: adata = adata.to_memory()."
         )
-    ours = our_uns(adata)
+    records = our_uns(adata)
     if entry is not None:
         check_key(entry)
-        _check_entry(ours, call, entry)
-    taken: list[str] = []
+        _check_entry(records, call, entry)
+    conflicts: list[str] = []
     result = _result_name(entry, keys)
     for slot, names in keys.items():
         for name in names:
@@ -115,19 +115,19 @@ def check_writable(
                 raise ValueError(f"adata.uns[{UNS!r}] holds what scdiva records of every call: choose another key.")
             if name not in getattr(adata, slot):
                 continue
-            owner = _owner(ours, f"{slot}/{name}")
+            owner = _owner(records, f"{slot}/{name}")
             if owner not in (None, (call, result)):
                 raise ValueError(
                     f"adata.{slot}[{name!r}] belongs to the result {owner[1]!r} of scdiva.{owner[0]} and would be "
                     f"overwritten by the result {result!r} of scdiva.{call}: choose another key."
                 )
             # an embedding from `tl.embed_file` has no record but its entry
-            if owner is None and (entry not in ours or _owner(ours, f"uns/{UNS}/{entry}")):
-                taken.append(f"adata.{slot}[{name!r}]")
-    if taken:
+            if owner is None and (entry not in records or _owner(records, f"uns/{UNS}/{entry}")):
+                conflicts.append(f"adata.{slot}[{name!r}]")
+    if conflicts:
         raise ValueError(
-            f"{' and '.join(taken)} would be overwritten, and adata.uns[{UNS!r}] has no record that scdiva wrote it. "
-            f"Pass another key, or delete it first: del {', '.join(taken)}."
+            f"{' and '.join(conflicts)} would be overwritten, and adata.uns[{UNS!r}] has no record that scdiva wrote "
+            f"it. Pass another key, or delete it first: del {', '.join(conflicts)}."
         )
 
 
@@ -181,18 +181,18 @@ def _result_name(entry: str | None, keys: Mapping[str, Iterable[str]]) -> str:
     return entry if entry is not None else next((name for names in keys.values() for name in names), "")
 
 
-def _owner(ours: Mapping[str, Any], path: str) -> tuple[str, str] | None:
+def _owner(records: Mapping[str, Any], path: str) -> tuple[str, str] | None:
     """Call and name of the result that wrote a path, by the record in `uns`."""
-    for call, results in ours.get(WRITTEN, {}).items():
+    for call, results in records.get(WRITTEN, {}).items():
         for result, paths in results.items() if isinstance(results, Mapping) else ():
             if path in set(map(str, paths)):
                 return call, result
     return None
 
 
-def _check_entry(ours: Mapping[str, Any], call: str, entry: str) -> None:
+def _check_entry(records: Mapping[str, Any], call: str, entry: str) -> None:
     """Raise an error if an entry belongs to another call."""
-    owner = _OWN_ENTRIES[entry] if entry in _OWN_ENTRIES else (_owner(ours, f"uns/{UNS}/{entry}") or (call,))[0]
+    owner = _OWN_ENTRIES[entry] if entry in _OWN_ENTRIES else (_owner(records, f"uns/{UNS}/{entry}") or (call,))[0]
     if owner != call:
         raise ValueError(
             f"adata.uns[{UNS!r}][{entry!r}] is where {f'scdiva.{owner}' if owner else 'every call'} keeps what "
@@ -212,21 +212,21 @@ def noted(adata: AnnData, call: str, entry: str | None, notes: Any = None, **key
     notes
         Content of the entry.
     """
-    ours = our_uns(adata)
+    records = our_uns(adata)
     paths = [f"{slot}/{name}" for slot, names in keys.items() for name in names]
     if entry is not None:
-        ours[entry] = notes
+        records[entry] = notes
         paths.append(f"uns/{UNS}/{entry}")
     result = _result_name(entry, keys)
     written: dict[str, dict[str, NDArray[np.object_]]] = {}
-    for one, results in {call: {}, **ours.get(WRITTEN, {})}.items():
-        own = {result: ()} if one == call else {}
-        for name, former in {**own, **(results if isinstance(results, Mapping) else {})}.items():
+    for one, results in {call: {}, **records.get(WRITTEN, {})}.items():
+        added = {result: ()} if one == call else {}
+        for name, former in {**added, **(results if isinstance(results, Mapping) else {})}.items():
             # a path belongs to the last result that wrote it
-            kept = set(map(str, former)) - set(paths) | (set(paths) if (one, name) == (call, result) else set())
-            if kept:
-                written.setdefault(one, {})[name] = np.array(sorted(kept), dtype=object)
-    return {**ours, WRITTEN: written}
+            current = set(map(str, former)) - set(paths) | (set(paths) if (one, name) == (call, result) else set())
+            if current:
+                written.setdefault(one, {})[name] = np.array(sorted(current), dtype=object)
+    return {**records, WRITTEN: written}
 
 
 def write(
@@ -275,10 +275,10 @@ def _view_warnings() -> Iterator[None]:
 
 def our_uns(adata: AnnData) -> dict[str, Any]:
     """Shallow copy of `adata.uns["scdiva"]`, empty if absent; ValueError if it is not a dictionary."""
-    ours = adata.uns.get(UNS, {})
-    if not isinstance(ours, Mapping):
+    records = adata.uns.get(UNS, {})
+    if not isinstance(records, Mapping):
         raise ValueError(
-            f"adata.uns[{UNS!r}] is a {type(ours).__name__}, but scdiva keeps a dictionary there. Give yours another "
-            f"name: adata.uns['mine'] = adata.uns.pop({UNS!r})."
+            f"adata.uns[{UNS!r}] is a {type(records).__name__}, but scdiva keeps a dictionary there. Give yours "
+            f"another name: adata.uns['mine'] = adata.uns.pop({UNS!r})."
         )
-    return dict(ours)
+    return dict(records)

@@ -102,16 +102,16 @@ class CellPool:
         columns = [array(kind) for kind in "iIiii"]  # 32-bit arrays that grow in place
         for number in range(len(self.sources)):
             for blocks in self._blocks(number, block_rows):
-                for column, some in zip(columns, blocks, strict=True):
-                    column.frombytes(some.astype(column.typecode).tobytes())
+                for column, values in zip(columns, blocks, strict=True):
+                    column.frombytes(values.astype(column.typecode).tobytes())
         self._source, self._first, self._span, self.sizes, self.tokens = map(np.asarray, columns)
         self.starts = np.cumsum(self.sizes, dtype=np.int64) - self.sizes
         self.n_cells = int(self.sizes.sum())
 
     def _usable(self, number: int, start: int, stop: int) -> np.ndarray:
         """Rows of a source from `start` to `stop` that belong to this pool."""
-        kept = self._lengths[number][start:stop] >= self.min_genes
-        return start + np.flatnonzero(kept & (self._study(number, slice(start, stop)) != LEFT_OUT))
+        usable = self._lengths[number][start:stop] >= self.min_genes
+        return start + np.flatnonzero(usable & (self._study(number, slice(start, stop)) != LEFT_OUT))
 
     def _study(self, number: int, rows: np.ndarray | slice) -> np.ndarray:
         study = self.studies[number][rows]
@@ -145,11 +145,11 @@ class CellPool:
     def _find(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Block, source and row of each cell."""
         block = np.searchsorted(self.starts, cells, side="right") - 1
-        found, at = np.unique(block, return_inverse=True)
-        where = zip(self._source[found].tolist(), self._first[found].tolist(), self._span[found].tolist(), strict=True)
+        blocks, at = np.unique(block, return_inverse=True)
+        where = zip(*(column[blocks].tolist() for column in (self._source, self._first, self._span)), strict=True)
         rows = np.concatenate([self._usable(number, first, first + span) for number, first, span in where])
-        before = np.cumsum(self.sizes[found]) - self.sizes[found]
-        return block, self._source[block], rows[(before - self.starts[found])[at] + cells]
+        before = np.cumsum(self.sizes[blocks]) - self.sizes[blocks]
+        return block, self._source[block], rows[(before - self.starts[blocks])[at] + cells]
 
     def rows_of(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Source, row and study of each cell (numbers in the pool, at least one), each int (n,); nothing is read."""
@@ -189,11 +189,11 @@ class CellPool:
         for a, b in itertools.pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(of)]):
             ranges = list(zip(first[a:b].tolist(), stop[a:b].tolist(), strict=True))
             indptr, tokens, values = self.sources[of[a]].read_ranges(ranges)
-            mine = order[bounds[a] : bounds[b]]
+            members = order[bounds[a] : bounds[b]]
             before = np.cumsum(stop[a:b] - first[a:b]) - stop[a:b]  # rows read before, minus the first row
-            at = row[mine] + np.repeat(before, np.diff(bounds[a : b + 1]))
-            part[mine], start[mine] = len(parts), indptr[at]
-            length[mine] = np.minimum(indptr[at + 1] - indptr[at], self.context)
+            at = row[members] + np.repeat(before, np.diff(bounds[a : b + 1]))
+            part[members], start[members] = len(parts), indptr[at]
+            length[members] = np.minimum(indptr[at + 1] - indptr[at], self.context)
             parts.append((tokens, values))
         return Held(parts, part, start, length, _each(self._study, source, row))
 
@@ -202,8 +202,8 @@ def _each(function: Callable[[int, np.ndarray], np.ndarray], source: np.ndarray,
     """Apply a function of source and rows to all cells, source by source; int64 (n,)."""
     out = np.empty(len(row), np.int64)
     for number in np.unique(source).tolist():
-        mine = source == number
-        out[mine] = function(number, row[mine])
+        mask = source == number
+        out[mask] = function(number, row[mask])
     return out
 
 
@@ -268,18 +268,18 @@ class Remaining(NamedTuple):
 
     Attributes
     ----------
-    whole
+    uniform
         uint8 (n_blocks,), for all cells of a block.
     mixed
-        By block, uint8 (size,), for each cell of a block whose cells differ; `whole` is not 0 there.
+        By block, uint8 (size,), for each cell of a block whose cells differ; `uniform` is not 0 there.
     """
 
-    whole: np.ndarray
+    uniform: np.ndarray
     mixed: dict[int, np.ndarray]
 
     def sums(self, pool: CellPool) -> tuple[np.ndarray, np.ndarray]:
         """Cells and tokens of each block, with multiplicity."""
-        sizes, tokens = pool.sizes * self.whole, pool.tokens * self.whole
+        sizes, tokens = pool.sizes * self.uniform, pool.tokens * self.uniform
         for block, counts in self.mixed.items():
             ids = np.arange(pool.starts[block], pool.starts[block] + len(counts))
             sizes[block], tokens[block] = counts.sum(), (pool.n_tokens(ids) * counts).sum()
@@ -327,23 +327,23 @@ class Epoch:
         cuts = (2 * lanes * np.arange(1, n_buffers)[None] + 2 * np.arange(lanes)[:, None] + 1 - lanes) * self.n_batches
         self.cuts = np.pad(cuts // (2 * lanes * n_buffers), ((0, 0), (1, 1)), constant_values=(0, self.n_batches))
 
-    def _ids(self, place: int) -> np.ndarray:
+    def _ids(self, position: int) -> np.ndarray:
         """Cell numbers of the block at a position of the order."""
-        block = int(self._blocks[place])
+        block = int(self._blocks[position])
         first, size = int(self.pool.starts[block]), int(self.pool.sizes[block])
-        return np.repeat(np.arange(first, first + size), self.due.mixed.get(block, self.due.whole[block]))
+        return np.repeat(np.arange(first, first + size), self.due.mixed.get(block, self.due.uniform[block]))
 
     def _cut(self, batch: int) -> tuple[int, int]:
         """Start of a batch if there were no buffers: position of the block, and the cell within it."""
         at = batch * int(self._ends[-1]) // (self.lanes * self.n_batches)
-        place = int(np.searchsorted(self._ends, at, side="right"))
-        if place == len(self._ends):
-            return place, 0
-        at -= int(self._ends[place - 1]) if place else 0
+        position = int(np.searchsorted(self._ends, at, side="right"))
+        if position == len(self._ends):
+            return position, 0
+        at -= int(self._ends[position - 1]) if position else 0
         if not self.by_tokens:
-            return place, at
-        n_tokens = self.pool.n_tokens(self._ids(place))
-        return place, int(np.searchsorted(np.cumsum(n_tokens) - n_tokens, at))
+            return position, at
+        n_tokens = self.pool.n_tokens(self._ids(position))
+        return position, int(np.searchsorted(np.cumsum(n_tokens) - n_tokens, at))
 
     def buffer(self, lane: int, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """Draw the cells of a buffer and of its batches.
@@ -354,7 +354,7 @@ class Epoch:
         """
         first, last = (lane * self.n_batches + int(cut) for cut in self.cuts[lane, number : number + 2])
         (block, begin), (end_block, end) = self._cut(first), self._cut(last)
-        ids = [self._ids(place) for place in range(block, end_block)]
+        ids = [self._ids(position) for position in range(block, end_block)]
         cells = np.concatenate([*ids, self._ids(end_block)[:end]] if end else ids)[begin:]
         rng = np.random.default_rng([*self._key, 2, lane, number])
         drawn = rng.permutation(len(cells))
@@ -366,30 +366,30 @@ class Epoch:
 
     def left(self, done: Sequence[int]) -> Remaining:
         """Number of times that each cell is still to be seen after `done` batches of each lane."""
-        due, some = Remaining(np.zeros_like(self.due.whole), {}), [np.zeros(0, np.int64)]
+        due, parts = Remaining(np.zeros_like(self.due.uniform), {}), [np.zeros(0, np.int64)]
         for lane, n in enumerate(done):
             if n == self.n_batches:
                 continue
             number = int(np.searchsorted(self.cuts[lane], n, side="right")) - 1
             cells, batches = self.buffer(lane, number)
-            some.append(cells[np.concatenate(batches[n - self.cuts[lane, number] :])])
-            place, begin = self._cut(lane * self.n_batches + int(self.cuts[lane, number + 1]))
+            parts.append(cells[np.concatenate(batches[n - self.cuts[lane, number] :])])
+            position, begin = self._cut(lane * self.n_batches + int(self.cuts[lane, number + 1]))
             last, end = self._cut((lane + 1) * self.n_batches)
-            if place < last:
-                some.append(self._ids(place)[begin:])
-                blocks = self._blocks[place + 1 : last]
-                due.whole[blocks] = self.due.whole[blocks]
+            if position < last:
+                parts.append(self._ids(position)[begin:])
+                blocks = self._blocks[position + 1 : last]
+                due.uniform[blocks] = self.due.uniform[blocks]
                 begin = 0
             if end:
-                some.append(self._ids(last)[begin:end])
-        due.mixed.update((block, counts) for block, counts in self.due.mixed.items() if due.whole[block])
-        ids = np.concatenate(some)
+                parts.append(self._ids(last)[begin:end])
+        due.mixed.update((block, counts) for block, counts in self.due.mixed.items() if due.uniform[block])
+        ids = np.concatenate(parts)
         of = np.searchsorted(self.pool.starts, ids, side="right") - 1
-        found, at = np.unique(of, return_inverse=True)
-        counts = np.zeros((len(found), self.pool.sizes.max()), np.uint8)
+        mixed_blocks, at = np.unique(of, return_inverse=True)
+        counts = np.zeros((len(mixed_blocks), self.pool.sizes.max()), np.uint8)
         np.add.at(counts, (at, ids - self.pool.starts[of]), 1)
-        due.whole[found], sizes = 1, self.pool.sizes[found].tolist()
-        due.mixed.update((b, row[:n]) for b, row, n in zip(found.tolist(), counts, sizes, strict=True))
+        due.uniform[mixed_blocks], sizes = 1, self.pool.sizes[mixed_blocks].tolist()
+        due.mixed.update((b, row[:n]) for b, row, n in zip(mixed_blocks.tolist(), counts, sizes, strict=True))
         return due
 
 
@@ -440,10 +440,10 @@ class Order:
         self._how = batch_size, batch_tokens, n_blocks
         self._dealt: tuple[tuple[int, int], Epoch] | None = None
         total = pool.n_cells, int(pool.tokens.sum()), pool.longest
-        self._whole = [n_batches(*total, n, batch_size, batch_tokens)[0] for _, n in self.lanes]
+        self._epoch_batches = [n_batches(*total, n, batch_size, batch_tokens)[0] for _, n in self.lanes]
         self._once = Remaining(np.ones(len(pool.sizes), np.uint8), {})
         # of each stretch: its first epoch, the cells of that epoch, and the number of its batches per lane
-        self._begins = [(0, self._once, self._whole[0])]
+        self._begins = [(0, self._once, self._epoch_batches[0])]
         for stretch in range(1, len(self.lanes)):
             epoch, due = self._left(stretch)
             self._begins.append((epoch, due, 0))
@@ -451,14 +451,14 @@ class Order:
 
     def deal(self, stretch: int, epoch: int) -> Epoch:
         """Order of the cells in an epoch of a stretch. The result of the last call is cached."""
-        kept = self._dealt  # read once, since the prefetching thread may replace it
-        if kept is None or kept[0] != (stretch, epoch):
-            kept = self._dealt = None  # free memory first
+        cached = self._dealt  # read once, since the prefetching thread may replace it
+        if cached is None or cached[0] != (stretch, epoch):
+            cached = self._dealt = None  # free memory first
             first, due, _ = self._begins[stretch]
             rest = due if epoch == first else self._once
             dealt = Epoch(self.pool, rest, self.lanes[stretch][1], self._how, [self.seed, stretch, epoch])
-            kept = self._dealt = (stretch, epoch), dealt
-        return kept[1]
+            cached = self._dealt = (stretch, epoch), dealt
+        return cached[1]
 
     def _left(self, stretch: int) -> tuple[int, Remaining]:
         """Epoch in which a stretch starts, and the number of times that each of its cells is still to be seen."""
@@ -469,7 +469,7 @@ class Order:
         if due.sums(self.pool)[0].sum() < following:
             epoch, due = (
                 epoch + 1,
-                Remaining(due.whole + np.uint8(1), {b: n + np.uint8(1) for b, n in due.mixed.items()}),
+                Remaining(due.uniform + np.uint8(1), {b: n + np.uint8(1) for b, n in due.mixed.items()}),
             )
         return epoch, due
 
@@ -478,7 +478,7 @@ class Order:
         first, _, rest = self._begins[stretch]
         if turn < rest:
             return first, turn
-        more, turn = divmod(turn - rest, self._whole[stretch])
+        more, turn = divmod(turn - rest, self._epoch_batches[stretch])
         return first + 1 + more, turn
 
     def find(self, number: int) -> tuple[Buffer, int]:
@@ -550,7 +550,7 @@ class TrainingStream(IterableDataset[CellBatch]):
             first, step = first + worker.id * step, step * worker.num_workers
         return iter(itertools.count(first, step) if self.stop is None else range(first, self.stop, step))
 
-    def _places(self) -> Iterator[tuple[Buffer, int, bool]]:
+    def _schedule(self) -> Iterator[tuple[Buffer, int, bool]]:
         """Buffer of each of these batches, its number there, and whether the buffer is needed for the first time."""
         present: dict[int, Buffer] = {}
         for number in self._numbers():
@@ -559,13 +559,13 @@ class TrainingStream(IterableDataset[CellBatch]):
             present[buffer.lane] = buffer
 
     def __iter__(self) -> Iterator[CellBatch]:
-        places, ahead = itertools.tee(self._places())
-        read = (_read_ahead if self.prefetch else map)(self._read, (buffer for buffer, _, first in ahead if first))
+        schedule, ahead = itertools.tee(self._schedule())
+        buffers = (_read_ahead if self.prefetch else map)(self._read, (buffer for buffer, _, first in ahead if first))
         present: dict[int, tuple[Held, list[np.ndarray]]] = {}
-        for buffer, at, first in places:
+        for buffer, at, first in schedule:
             if first:
                 present.pop(buffer.lane, None)  # free the previous buffer of the lane before reading
-                present[buffer.lane] = next(read)
+                present[buffer.lane] = next(buffers)
             held, batches = present[buffer.lane]
             yield from_ragged(*held.take(batches[at]), copy=False)
 
@@ -626,11 +626,11 @@ def _ends_in_order(lengths: np.ndarray, budget: int) -> list[int]:
     return ends[1:]
 
 
-def _read_ahead(read: Callable[[Key], Item], keys: Iterator[Key]) -> Iterator[Item]:
+def _read_ahead(function: Callable[[Key], Item], keys: Iterator[Key]) -> Iterator[Item]:
     """Map a function over keys in a thread, one item ahead; errors are raised where the item is used."""
     with ThreadPoolExecutor(1, "scdiva-read-ahead") as thread:
-        begun = (thread.submit(read, key) for key in keys)
+        futures = (thread.submit(function, key) for key in keys)
         for coming, _ in itertools.pairwise(
-            itertools.chain(begun, [Future[Item]()])
+            itertools.chain(futures, [Future[Item]()])
         ):  # the next one is already being read
             yield coming.result()

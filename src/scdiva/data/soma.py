@@ -151,8 +151,8 @@ class SomaCells:
                 "TILEDB_VFS_S3_REGION, and TILEDB_VFS_S3_NO_SIGN_REQUEST=true if it is public."
             ) from error
         except (soma.SOMAError, KeyError) as error:
-            said = str(error).partition("\n")[0]
-            raise ValueError(f"{self.uri!r} can't be read: {said} (obs_filter={self.obs_filter!r}).") from error
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{self.uri!r} can't be read: {reason} (obs_filter={self.obs_filter!r}).") from error
 
 
 class SomaRows:
@@ -217,8 +217,8 @@ class SomaRows:
         self._array.close()
 
 
-def _named(read: Any, *columns: str) -> pd.DataFrame:
+def _named(reader: Any, *columns: str) -> pd.DataFrame:
     """Load a SOMA data frame, indexed by the first existing column of some, or by numbers."""
-    frame = read.concat().to_pandas()
+    frame = reader.concat().to_pandas()
     name = next((name for name in columns if name in frame), _ID)
     return frame.set_index(frame[name].astype(str)).drop(columns=[name] if name != _ID else [])

@@ -176,9 +176,9 @@ def _check(part: Path, address: str, sums: set[str], remedy: str) -> None:
     except OSError:
         what = "was cut off" if h5py.is_hdf5(part) else f"is not an h5ad file, it begins with {ascii(begins)[2:-1]!r}"
         raise ValueError(f"The download from {address} {what}. {remedy}") from None
-    if sums and (found := _sha256(part)) not in sums:
+    if sums and (checksum := _sha256(part)) not in sums:
         raise ValueError(
-            f"The download from {address} is not the published file: its SHA-256 is {found}, not "
+            f"The download from {address} is not the published file: its SHA-256 is {checksum}, not "
             f"{' or '.join(sorted(sums))}. {remedy}"
         )
 

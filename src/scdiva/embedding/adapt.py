@@ -146,7 +146,9 @@ def adapt(
             "This model has integrated batches, and adapting would change their states. Adapt the model that it came "
             "from: tl.adapt(adata), and integrate with the result, tl.integrate(adata, batch_key, model=adapted)."
         )
-    cells, rows = read_cells(open_cells(adata, pretrained, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
+    cells, rows = read_cells(
+        open_cells(adata, pretrained, reading, empty="nan"), batch, max_cells=MOST_CELLS, seed=seed
+    )
     pretrained = pretrained.to(target)
     with torch_threads_kept(None if runs_transformer(pretrained) else 1):  # the set encoder is too small for threads
         sample = sampled_states(pretrained, cells)

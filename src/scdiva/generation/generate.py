@@ -163,7 +163,7 @@ def generate(
     shown = _fixed_tokens(fixed or {}, source, max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with torch_threads_kept(1):  # matrix products are too small for several threads
-        cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
+        cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), all_genes=True, trains=False)
     if by_transformer:
         n_steps = n_steps or sampling.STEPS_TRANSFORMER
         prompt = (prompt or "genes") if from_state else None

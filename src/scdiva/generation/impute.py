@@ -179,7 +179,7 @@ def impute(
             stack.enter_context(on_cpu(loaded))
             stack.enter_context(torch_threads_kept(1))
             stack.enter_context(one_blas_thread())
-        cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
+        cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), all_genes=True, trains=False)
         # column of the result of each measured gene, -1: none
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
         wanted = np.flatnonzero(target >= 0)

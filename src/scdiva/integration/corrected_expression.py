@@ -130,7 +130,7 @@ def corrected_expression(
     hint = next((or_in_raw(adata, name, use_raw) for name in genes if name not in matched), "")
     refuse_absent(genes, matched, "genes are not in adata.var_names, or the model does not know them", hint)
     _, source, parameters = open_cells_for_model(pretrained, adata, resolve_run_config(None, "cpu", None), reading)
-    cells, rows = read_cells(source, batch, whole=True, trains=False)
+    cells, rows = read_cells(source, batch, all_genes=True, trains=False)
     finite = np.isfinite(states[rows]).all(axis=1)
     cells, rows = cells.subset(np.flatnonzero(finite)), rows[finite]
     around = np.isin(names, into or names)[batch[rows]]

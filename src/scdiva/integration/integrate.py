@@ -282,7 +282,7 @@ def _read_sample(
     combined = np.unique(np.stack(batches), axis=1, return_inverse=True)[1].ravel()
     # labelled cells are sampled apart from the others, as they may be few
     group = combined if labels is None else 2 * combined + (labels >= 0)
-    cells, rows = read_cells(source, combined, most=fit_cells, balanced=group, seed=seed)
+    cells, rows = read_cells(source, combined, max_cells=fit_cells, balanced=group, seed=seed)
     whole = cells.n_cells == int(np.count_nonzero(source.lengths))
     labels = None if labels is None else labels[rows]
     if labels is not None and len(np.unique(labels[labels >= 0])) < 2:

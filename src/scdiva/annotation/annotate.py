@@ -443,12 +443,12 @@ def _fit(
     source = restricted(source, tokens)
     with speaking_of("adata" if reference is None else "reference"):
         reference_source = source if reference is None else restricted(reference_source, tokens)
-        read = reference_source.lengths > 0
+        is_read = reference_source.lengths > 0
         if config is None:  # fine-tuning uses all cells
-            read[read] = cells_to_read(labels[read], seed)
-        cells, rows = read_cells(reference_source, batch, only=read)
-    if not (known := has_gene_below(cells.indptr, cells.tokens, pretrained.config.n_tokens)).all():
-        cells, rows = cells.subset(np.flatnonzero(known)), rows[known]
+            is_read[is_read] = cells_to_read(labels[is_read], seed)
+        cells, rows = read_cells(reference_source, batch, only=is_read)
+    if not (has_gene := has_gene_below(cells.indptr, cells.tokens, pretrained.config.n_tokens)).all():
+        cells, rows = cells.subset(np.flatnonzero(has_gene)), rows[has_gene]
     states = None
     if config is None:
         states = embed_all(pretrained, cells, run_config)
@@ -576,16 +576,16 @@ def warn_of_shift(novelty: np.ndarray, reject: float, annotator: Annotator) -> N
     n, n_unknown = len(novelty), int(unknown.sum())
     if n_unknown <= n * min(FAR_ABOVE * reject, (1 + reject) / 2) or binom.sf(n_unknown - 1, n, reject) > UNLIKELY:
         return
-    others = ""
+    evidence = ""
     if n_unknown < n:  # types that the reference lacks do not change the novelty of the other cells
         median = np.median(annotator.novelty[annotator.novelty <= threshold])
         above = (novelty[~unknown] > median).mean()
-        others = f" ({above:.0%} of the other cells exceed its median novelty; without a shift 50% do)"
+        evidence = f" ({above:.0%} of the other cells exceed its median novelty; without a shift 50% do)"
     by_batch = annotator.notes.get("max_novelty_from") == "held-out batches"
     batches = "" if by_batch else ", or a reference of several studies with batch_key=..."
     warn(
         f"{n_unknown} of {n} cells ({n_unknown / n:.0%}) are {C.REJECTED!r} with reject={reject:g}: the reference "
-        f"lacks their types, or there is a shift between query and reference{others}. If it is a shift, pass a lower "
+        f"lacks their types, or there is a shift between query and reference{evidence}. If it is a shift, pass a lower "
         f"rate, reject={reject / 5:g}{batches}; reject=None names every cell."
     )
 
@@ -642,9 +642,9 @@ def ancestors(labels: Sequence[str], parents: Mapping[str, str]) -> list[list[st
     groups = {name for chain in chains for name in chain}
     if both := sorted(groups & set(labels)):
         raise ValueError(f"parents names {both[0]!r} as a group, but it is a label too: give the group another name.")
-    if foreign := sorted(set(parents) - set(labels) - groups):
+    if absent := sorted(set(parents) - set(labels) - groups):
         raise ValueError(
-            f"parents names {len(foreign)} label(s) that the reference lacks, the first is {foreign[0]!r}; it has "
+            f"parents names {len(absent)} label(s) that the reference lacks, the first is {absent[0]!r}; it has "
             f"{', '.join(map(repr, labels[:20]))}."
         )
     return chains
@@ -665,9 +665,9 @@ def as_categories(names: np.ndarray, annotator: Annotator) -> pd.Categorical:
             f"{(names == C.REJECTED).sum()} of {len(names)} cells are rejected and have no label: the labels are "
             f"{kind}, which cannot hold {C.REJECTED!r}. Convert the labels of the reference to text to keep it."
         )
-    kept = [number for number, name in enumerate(annotator.names) if name in used]
-    code = {annotator.names[number]: code for code, number in enumerate(kept)}
-    categories = pd.Index([annotator.labels[number] for number in kept], dtype=annotator.dtype)
+    numbers = [number for number, name in enumerate(annotator.names) if name in used]
+    code = {annotator.names[number]: code for code, number in enumerate(numbers)}
+    categories = pd.Index([annotator.labels[number] for number in numbers], dtype=annotator.dtype)
     return pd.Categorical.from_codes([code.get(name, -1) for name in names], categories, ordered=annotator.ordered)
 
 

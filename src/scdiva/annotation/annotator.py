@@ -184,9 +184,9 @@ class AnnotationHead(nn.Module):
         column = torch.full((self.sizes.n_tokens,), -1, dtype=torch.int64, device=tokens.device)
         column[self.gene_tokens] = torch.arange(len(self.gene_tokens), device=column.device)
         columns, rows = column[tokens], cell_of_token(cu_seqlens, len(tokens))
-        kept = columns >= 0
+        selected = columns >= 0
         dense = values.new_zeros(len(cu_seqlens) - 1, self.sizes.n_genes)
-        dense[rows[kept], columns[kept]] = values[kept]
+        dense[rows[selected], columns[selected]] = values[selected]
         return dense
 
     def inputs(self, u: Tensor, genes: Tensor | None, measured: Tensor | None = None) -> Tensor:
@@ -293,8 +293,8 @@ class Annotator(Fitted):
     @property
     def vocabulary(self) -> Vocabulary:
         """Vocabulary of `tokens`: the genes of the model, followed for `"linear"` by all other human genes."""
-        known = self.model.vocabulary
-        return known if self.head.sizes.n_tokens == self.model.config.n_tokens else with_human_genes(known)
+        vocabulary = self.model.vocabulary
+        return vocabulary if self.head.sizes.n_tokens == self.model.config.n_tokens else with_human_genes(vocabulary)
 
     @property
     def method(self) -> str:

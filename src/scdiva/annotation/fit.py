@@ -618,12 +618,12 @@ def _subsample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Rows of labelled cells, ascending: all, or about `most`, stratified by label, at least 50 of each."""
     n_labelled = (labels >= 0).sum()
     rng = np.random.default_rng(step_seed(seed, most, "subset"))
-    kept = [np.zeros(0, dtype=np.int64)]
+    selected = [np.zeros(0, dtype=np.int64)]
     for label in np.unique(labels[labels >= 0]):
         rows = np.flatnonzero(labels == label)
         n = min(len(rows), max(LEAST_OF_LABEL, round(most * len(rows) / n_labelled)))
-        kept.append(rng.choice(rows, n, replace=False))
-    return np.sort(np.concatenate(kept))
+        selected.append(rng.choice(rows, n, replace=False))
+    return np.sort(np.concatenate(selected))
 
 
 def _unlabelled_rows(labels: np.ndarray, seed: int) -> np.ndarray:

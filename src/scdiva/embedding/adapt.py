@@ -179,14 +179,14 @@ def _warn_of_batches(
 
     rows, states = sample
     chosen = np.sort(np.random.default_rng([seed, 2]).permutation(len(rows))[:N_TESTED])
-    some, device = rows[chosen], next(model.parameters()).device
+    tested, device = rows[chosen], next(model.parameters()).device
     assert model.dataset_components is not None
-    embedding = model.dataset_components(states[chosen].to(device), *cells.take(some).to(device).packed)
-    finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy(force=True))
+    embedding = model.dataset_components(states[chosen].to(device), *cells.take(tested).to(device).packed)
+    finder = NearestNeighbors(n_neighbors=min(15, len(tested) - 1)).fit(embedding.numpy(force=True))
     near = finder.kneighbors(return_distance=False)
     scores = []
     for name, values in likely.items():
-        _, number = np.unique(values.astype(str).to_numpy()[some], return_inverse=True)
+        _, number = np.unique(values.astype(str).to_numpy()[tested], return_inverse=True)
         chance = float(np.square(np.bincount(number) / len(number)).sum())
         same = float((number[near] == number[:, None]).mean())
         scores.append(((same - chance) / max(1 - chance, 1e-12), same, chance, name))

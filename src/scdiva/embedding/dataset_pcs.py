@@ -91,23 +91,25 @@ def with_dataset_components(
     center = np.bincount(cells.batch) / cells.n_cells @ means @ loadings
 
     rows, states = sample or sampled_states(model, cells)
-    some, state = cells.subset(rows), states.double().numpy()
-    x = some.matrix(n_tokens)[:, genes] @ loadings - center
+    sampled, state = cells.subset(rows), states.double().numpy()
+    x = sampled.matrix(n_tokens)[:, genes] @ loadings - center
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    state_loadings = _components(state, some.batch, N_DATASET_COMPONENTS)
-    state_loadings = state_loadings * STATE_WEIGHT * _one_over_spread(state @ state_loadings, some.batch)
-    scale = _one_over_spread(x, some.batch)
+    state_loadings = _components(state, sampled.batch, N_DATASET_COMPONENTS)
+    state_loadings = state_loadings * STATE_WEIGHT * _one_over_spread(state @ state_loadings, sampled.batch)
+    scale = _one_over_spread(x, sampled.batch)
     joint = np.hstack([x * scale, state @ state_loadings])
-    rotation = _components(joint, some.batch, N_DATASET_COMPONENTS)
+    rotation = _components(joint, sampled.batch, N_DATASET_COMPONENTS)
     if not rotation.shape[1]:
         raise identical_cells(cells.n_cells, n_batches)
-    directions, ratio = _between_neighborhoods(_within(joint @ rotation, some.batch))
+    directions, ratio = _between_neighborhoods(_within(joint @ rotation, sampled.batch))
     rotation = rotation @ directions
 
     new = ScDiVa(replace(model.config, adapted=len(ratio)), generator=step_generator(0, 0, "components"))
-    mine = "dataset_components."
-    kept = {name: value for name, value in model.state_dict().items() if not name.startswith(mine)}
-    new.load_state_dict(kept | {name: value for name, value in new.state_dict().items() if name.startswith(mine)})
+    prefix = "dataset_components."
+    inherited = {name: value for name, value in model.state_dict().items() if not name.startswith(prefix)}
+    new.load_state_dict(
+        inherited | {name: value for name, value in new.state_dict().items() if name.startswith(prefix)}
+    )
     if hasattr(model, "vocabulary"):
         new.vocabulary = model.vocabulary
     components, n = new.dataset_components, loadings.shape[1]
@@ -249,12 +251,14 @@ def own_directions(cells: InMemoryCells, n_tokens: int, most: int) -> Tensor:
     if n < 4:
         return torch.zeros(n_tokens, 0)
     corpus = _as_corpus(cells, n_tokens)
-    found = fit_linear_map(corpus, n, n_genes=N_GENES, study_power=0.0, spectral_power=0.0, fewer=True)
-    noise = np.median(found.explained[len(found.explained) // 2 :])
-    signal = 1 - noise / found.explained[: min(most, len(found.explained) // 2)]
-    kept = signal > 0
-    own = torch.from_numpy(found.weight[:, : len(signal)][:, kept] * np.sqrt(signal[kept]).astype(np.float32))
-    return centred(own, cells) if kept.any() else own
+    linear_map = fit_linear_map(corpus, n, n_genes=N_GENES, study_power=0.0, spectral_power=0.0, fewer=True)
+    noise = np.median(linear_map.explained[len(linear_map.explained) // 2 :])
+    signal = 1 - noise / linear_map.explained[: min(most, len(linear_map.explained) // 2)]
+    positive = signal > 0
+    directions = torch.from_numpy(
+        linear_map.weight[:, : len(signal)][:, positive] * np.sqrt(signal[positive]).astype(np.float32)
+    )
+    return centred(directions, cells) if positive.any() else directions
 
 
 def _as_corpus(cells: InMemoryCells, n_tokens: int) -> Any:

@@ -190,7 +190,7 @@ def gene_embedding(
     del parameters["precision"]  # nothing is run
     tokens, table = tokens_of_var(adata, source.tokens, use_raw), loaded.embedding.gene.weight.detach()
     # rows of genes outside the training corpus still have random initial values
-    known = (tokens != C.UNKNOWN) & loaded.seen_tokens[tokens]
+    has_embedding = (tokens != C.UNKNOWN) & loaded.seen_tokens[tokens]
     embedding = np.full((len(tokens), table.shape[1]), np.nan, dtype=np.float32)
-    embedding[known] = table.float().cpu().numpy()[tokens[known]]
+    embedding[has_embedding] = table.float().cpu().numpy()[tokens[has_embedding]]
     return write(adata, "tl.gene_embedding", entry, parameters, copy=copy, varm={key_added: embedding})

@@ -206,14 +206,14 @@ def embed_file(
             embed(shard, path, out, model)
         return out
     everywhere = partial(embed, path=path.absolute(), out=out.absolute(), model=named_everywhere(model), joins=False)
-    made, *others = map_shards(client, everywhere, -(-n_obs // _window()))
-    if any(made.parts != other.parts for other in others) or made.parts.missing():
+    result, *others = map_shards(client, everywhere, -(-n_obs // _window()))
+    if any(result.parts != other.parts for other in others) or result.parts.missing():
         raise RuntimeError(
-            f"the workers left no whole result in {made.parts.folder}: they don't share the disk, or differ in "
+            f"the workers left no whole result in {result.parts.folder}: they don't share the disk, or differ in "
             "versions of scdiva and torch, or in their kind of device. device='cuda' refuses workers without a GPU."
         )
-    made.parameters["model"] = model_name(model)
-    _join(out, path, made)
+    result.parameters["model"] = model_name(model)
+    _join(out, path, result)
     return out
 
 
@@ -221,13 +221,13 @@ JOINED = "joined"
 """File next to the parts that identifies the result made from them."""
 
 
-class _Made(NamedTuple):
+class _ShardResult(NamedTuple):
     """Common to all shards of an embedding: parts, key, parameters for `uns`, and the stamp of the input file."""
 
     parts: Parts
     key: str
     parameters: dict[str, Any]
-    at_first: str
+    input_stamp: str
 
 
 def _embed_shard(
@@ -241,7 +241,7 @@ def _embed_shard(
     key_added: str | None,
     overwrite: bool,
     joins: bool = True,
-) -> _Made:
+) -> _ShardResult:
     """Compute the parts of a shard (None: all), and join all parts if they are complete and `joins`.
 
     On a cluster (`joins=False`), a worker that dask gave up may still be run_config: wait for its lock.
@@ -252,8 +252,8 @@ def _embed_shard(
     run_config = resolve_run_config(*how)
     loaded = load_for(model, run_config.device)
     key = embedding_key(loaded) if key_added is None else key_added
-    at_first = stamp(path)
-    given = {**vars(reading), "file": at_first}
+    input_stamp = stamp(path)
+    input_record = {**vars(reading), "file": input_stamp}
 
     def scan() -> Scan:
         opened = open_cells(path, loaded, reading)
@@ -261,20 +261,20 @@ def _embed_shard(
         return opened.scan
 
     with _naming(path):
-        of_scan = given | {"vocabulary": loaded.vocabulary.fingerprint, "scdiva": __version__}
+        of_scan = input_record | {"vocabulary": loaded.vocabulary.fingerprint, "scdiva": __version__}
         scanned = None if shard is None else scan_once(out, of_scan, scan)
         _, source, parameters = open_cells_for_model(loaded, path, run_config, reading, scanned=scanned)
     parameters["model"] = model_name(model)
-    run = _run(loaded, source, run_config, given, parameters["precision"]) | {"window": window}
+    run = _run(loaded, source, run_config, input_record, parameters["precision"]) | {"window": window}
     try:
         parts = Parts(folder_of(out) / digest(run), source.n_obs, window, run_config.width(loaded))
-        made, is_joined = _Made(parts, key, parameters, at_first), _joined(out) == parts.folder.name
+        result, is_joined = _ShardResult(parts, key, parameters, input_stamp), _joined(out) == parts.folder.name
         first, stop = parts.range_of(number, n_shards)
         with _alone(parts.folder.parent, f"{number}-of-{n_shards}", waits=not joins):
             if is_joined and joins:  # killed before it deleted the parts
                 tidy(out)
                 shutil.rmtree(parts.folder.parent, ignore_errors=True)
-                return made
+                return result
             refuse_target(out, overwrite or is_joined, path)  # another call may have finished in the meantime
             for other in set(parts.folder.parent.glob("*/")) - {parts.folder} if shard is None else ():
                 logger.info("%s is of another run: starting again", other)
@@ -294,15 +294,15 @@ def _embed_shard(
             if left := len(parts.missing()):
                 logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
             elif joins:
-                _join(out, path, made)
+                _join(out, path, result)
     finally:
         source.close()
-    return made
+    return result
 
 
-def _join(out: Path, path: Path, made: _Made) -> None:
+def _join(out: Path, path: Path, result: _ShardResult) -> None:
     """Write the result and delete the parts, unless another call does so or has done so."""
-    parts = made.parts
+    parts = result.parts
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(_alone(parts.folder.parent, "joining"))
@@ -313,8 +313,8 @@ def _join(out: Path, path: Path, made: _Made) -> None:
             return
         refuse_full(out, 4 * parts.n_obs * parts.width)
         with whole_or_not(out) as new:
-            _write(new, path, made)
-            if stamp(path) != made.at_first:
+            _write(new, path, result)
+            if stamp(path) != result.input_stamp:
                 shutil.rmtree(parts.folder.parent, ignore_errors=True)
                 raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
             note = f"{parts.folder.name} {_identity(new)}"
@@ -338,11 +338,11 @@ def _identity(path: Path) -> str:
     return f"{stat.st_dev} {stat.st_ino} {stat.st_mtime_ns}"
 
 
-def _write(new: Path, path: Path, made: _Made) -> None:
+def _write(new: Path, path: Path, result: _ShardResult) -> None:
     """Write the new file: a copy of obs, no genes, and the embedding part by part."""
     import anndata.io
 
-    parts = made.parts
+    parts = result.parts
     with open_store(new, "w") as file:
         if isinstance(path, SomaCells):
             anndata.io.write_elem(file, "obs", path.obs())
@@ -351,12 +351,12 @@ def _write(new: Path, path: Path, made: _Made) -> None:
                 copy_frame(old["obs"], file, "obs")
         anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
         anndata.io.write_elem(file, "obsm", {})
-        embedding = new_rows(file["obsm"], made.key, (parts.n_obs, parts.width))
+        embedding = new_rows(file["obsm"], result.key, (parts.n_obs, parts.width))
         for first in range(0, parts.n_obs, parts.window):
             if (states := parts.load(first)) is None:
                 raise ValueError(f"the part from row {first} on is damaged: run the shard of that row again.")
             embedding[first : first + len(states)] = states
-        anndata.io.write_elem(file, "uns", {C.UNS: {made.key: made.parameters}})
+        anndata.io.write_elem(file, "uns", {C.UNS: {result.key: result.parameters}})
 
 
 @contextlib.contextmanager
@@ -386,15 +386,15 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        if path.name in said or getattr(error, "errno", None) in FULL:
+        message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        if path.name in message or getattr(error, "errno", None) in FULL:
             raise
         kind = KeyError if isinstance(error, KeyError) else ValueError
-        raise kind(f"{str(path)!r} can't be embedded: {said}") from error
+        raise kind(f"{str(path)!r} can't be embedded: {message}") from error
 
 
 def _run(
-    model: ScDiVa, source: CellSource, run_config: RunConfig, given: dict[str, Any], precision: str
+    model: ScDiVa, source: CellSource, run_config: RunConfig, input_record: dict[str, Any], precision: str
 ) -> dict[str, Any]:
     """Everything that determines the bits of the embedding, as JSON values."""
     import torch
@@ -409,7 +409,7 @@ def _run(
         "torch": torch.__version__,
         "content": content.hexdigest(),
         "model": fingerprint(model),
-        **given,
+        **input_record,
         "input": source.kind,
         "batch_size": run_config.batch_size,
         "device": run_config.device,
@@ -538,22 +538,22 @@ def map_shards(client: Client | str, embed: Callable[[tuple[int, int]], Result],
         opened.callback(workers.cancel, jobs)
         done = distributed.as_completed(jobs, with_results=True)
         try:
-            found = [made for _, made in progress_bar(done, desc="embedding", unit="shard", total=n)]
+            outcomes = [outcome for _, outcome in progress_bar(done, desc="embedding", unit="shard", total=n)]
         except distributed.KilledWorker as error:
             raise RuntimeError(
                 f"workers died, one after another, as they embedded the same rows: {error} What is finished is kept: "
                 "give workers more memory and call again."
             ) from error
-    for said in dict.fromkeys(text for _, texts in found for text in texts):
-        warn(said)
-    return [made for made, _ in found]
+    for message in dict.fromkeys(text for _, texts in outcomes for text in texts):
+        warn(message)
+    return [result for result, _ in outcomes]
 
 
 def _with_warnings(embed: Callable[[tuple[int, int]], Result], shard: tuple[int, int]) -> tuple[Result, list[str]]:
     """Run the function on a worker and return its warnings, since nobody reads a worker's stderr."""
-    with warnings.catch_warnings(record=True) as given:
-        made = embed(shard)
-    return made, [str(one.message) for one in given if issubclass(one.category, UserWarning)]
+    with warnings.catch_warnings(record=True) as caught:
+        result = embed(shard)
+    return result, [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
 
 
 def named_everywhere(model: Any) -> str:

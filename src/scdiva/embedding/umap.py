@@ -127,7 +127,7 @@ def coordinates(adata: AnnData, basis: str, rng: int | None, *, for_scanpy: bool
     maps = our_uns(adata).get(UMAP, {})
     here = key in adata.obsm and adata.obsm[key].shape[1:] in ((2,), (3,))
     fits = here and (key not in maps or dict(maps[key]) == record)
-    ours = UMAP_KEY in adata.obsm and any(
+    written_by_scdiva = UMAP_KEY in adata.obsm and any(
         np.array_equal(adata.obsm[UMAP_KEY], adata.obsm[one], equal_nan=True) for one in {*maps, key} & set(adata.obsm)
     )
     free = for_scanpy and UMAP_KEY not in adata.obsm
@@ -135,11 +135,11 @@ def coordinates(adata: AnnData, basis: str, rng: int | None, *, for_scanpy: bool
         check_writable(adata, call="pl.umap", entry=UMAP, obsm=[] if fits else [key])
     xy = np.asarray(adata.obsm[key])[:, :2] if fits else umap_of(z, seed)
     new = {} if fits else {key: xy}
-    if free or (ours and (for_scanpy or not fits)):
+    if free or (written_by_scdiva and (for_scanpy or not fits)):
         new[UMAP_KEY] = xy.copy()
     if new:
         write(adata, "pl.umap", UMAP, maps if fits else {**maps, key: record}, obsm=new)
-    if for_scanpy and not free and not ours:
+    if for_scanpy and not free and not written_by_scdiva:
         warn(
             f"adata.obsm[{UMAP_KEY!r}] was not written by scdiva and is kept: sc.pl.umap(adata) draws it. Draw the map "
             f"of {basis!r} with sc.pl.embedding(adata, {key!r}) or scdiva.pl.umap(adata, basis={basis!r})."

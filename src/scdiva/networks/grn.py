@@ -216,9 +216,11 @@ def grn(
     column_of = first_columns(tokens_of_var(adata, source.tokens, source.reading.use_raw), source.n_tokens)
     var_names = np.asarray(adata.var_names).astype(object)
     fraction = expressed_fraction(source, group, len(all_names))
-    known = loaded.seen_tokens & (column_of >= 0)
+    supported = loaded.seen_tokens & (column_of >= 0)
     raw_only = set() if adata.raw is None else set(adata.raw.var_names).difference(adata.var_names)
-    tokens, of_sources, of_targets = _choose_genes(sources, targets, source, fraction, known, min_fraction, raw_only)
+    tokens, of_sources, of_targets = _choose_genes(
+        sources, targets, source, fraction, supported, min_fraction, raw_only
+    )
     pairs = Pairs(loaded, source, tokens, of_sources, of_targets, group, len(all_names), chosen_layers, chosen_heads)
     network = METHODS[method]
     _check_memory(pairs.shape, network.bytes_each, min_fraction)
@@ -250,13 +252,13 @@ def grn(
     return write(adata, "tl.grn", key_added, parameters, copy=copy, varp=graphs)
 
 
-def _numbers(name: str, given: int | Sequence[int] | None, method: str) -> tuple[int, ...] | None:
+def _numbers(name: str, chosen: int | Sequence[int] | None, method: str) -> tuple[int, ...] | None:
     """Layers or heads in ascending order, without duplicates."""
-    if given is None:
+    if chosen is None:
         return None
     if method != "attention":
-        raise ValueError(f'{name}={given!r} selects attention weights. Pass method="attention", or leave {name} out.')
-    each = list(given) if isinstance(given, Sequence | np.ndarray) else [given]
+        raise ValueError(f'{name}={chosen!r} selects attention weights. Pass method="attention", or leave {name} out.')
+    each = list(chosen) if isinstance(chosen, Sequence | np.ndarray) else [chosen]
     numbers = tuple(sorted({operator.index(number) for number in each}))
     if not numbers:
         raise ValueError(f"{name} is empty. Name at least one, or pass None for all.")
@@ -319,44 +321,44 @@ def _choose_genes(
     targets: Sequence[str] | str | None,
     cells: CellSource,
     fraction: NDArray[np.float64],
-    known: NDArray[np.bool_],
+    supported: NDArray[np.bool_],
     min_fraction: float,
     raw_only: Collection[str],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Tokens of sources and targets, ascending, and the positions of the sources and of the targets among them.
 
-    `fraction` is that of cells that express a gene, `(n_groups, n_tokens)`; `known` are the genes of the training
+    `fraction` is that of cells that express a gene, `(n_groups, n_tokens)`; `supported` are the genes of the training
     corpus that `adata` has; `raw_only` are names that only `adata.raw` has.
     """
-    measured = known & np.isin(np.arange(len(known)), cells.measured_tokens)
+    measured = supported & np.isin(np.arange(len(supported)), cells.measured_tokens)
     largest = fraction.max(axis=0)
     frequent = measured & (largest >= min_fraction) & (largest > 0)
 
     def tokens_of(names: Sequence[str] | str | None, what: str) -> NDArray[np.int64]:
         if names is None:
             return np.flatnonzero(frequent)
-        wanted = [names] if isinstance(names, str) else [str(name) for name in names]
-        if not wanted:
+        genes = [names] if isinstance(names, str) else [str(name) for name in names]
+        if not genes:
             raise ValueError(f"{what} is empty; omit it to use all genes.")
-        tokens = cells.vocabulary.match(wanted, cells.reading.species).tokens.astype(np.int64)
-        if missing := [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not measured[token]]:
+        tokens = cells.vocabulary.match(genes, cells.reading.species).tokens.astype(np.int64)
+        if missing := [name for name, token in zip(genes, tokens, strict=True) if token < 0 or not measured[token]]:
             if missing[0] in raw_only:
                 raise ValueError(
-                    f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata, the first is "
+                    f"{len(missing)} of {len(genes)} {what} are not among the genes of adata, the first is "
                     f"{missing[0]!r}, which adata.raw has. A network is written for the genes of adata: "
                     f"adata = adata.raw.to_adata(), and scdiva.tl.grn(adata, {what}=...) without use_raw."
                 )
             human = cells.reading.species in (None, "human")
             symbols = cells.vocabulary.symbols[np.flatnonzero(measured) - C.N_SPECIAL]
             raise ValueError(
-                f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
+                f"{len(missing)} of {len(genes)} {what} are not among the genes of adata that the model knows (first: "
                 f"{missing[0]!r}{or_nearest(missing[0], symbols if human else ())}). Name them "
                 f"{'by symbol or Ensembl id' if human else 'as the data have them'}."
             )
-        if rare := [name for name, token in zip(wanted, tokens, strict=True) if not frequent[token]]:
-            percent = largest[tokens[wanted.index(rare[0])]]
+        if rare := [name for name, token in zip(genes, tokens, strict=True) if not frequent[token]]:
+            percent = largest[tokens[genes.index(rare[0])]]
             raise ValueError(
-                f"{len(rare)} of {len(wanted)} {what} are expressed in fewer than {min_fraction:.2%} of the cells "
+                f"{len(rare)} of {len(genes)} {what} are expressed in fewer than {min_fraction:.2%} of the cells "
                 f"(first: {rare[0]!r}, {percent:.2%}). Leave them out, or lower min_fraction."
             )
         return np.unique(tokens)

@@ -161,8 +161,8 @@ def attention_ranks(
     -------
     float32 `(L, L)` (query, key): ranks in (0, 1], 1 for the key that the query attends to most.
     """
-    most = model.config.max_length
-    by_layer = model.attention_weights(tokens[:most], values[:most], cu_seqlens.clamp_max(most))
+    max_length = model.config.max_length
+    by_layer = model.attention_weights(tokens[:max_length], values[:max_length], cu_seqlens.clamp_max(max_length))
     chosen = range(model.config.n_layers) if layers is None else layers
     total: Tensor | None = None
     for layer, _, weights in by_layer:
@@ -263,8 +263,8 @@ def whitened(model: ScDiVa) -> Floats:
     rows = np.flatnonzero(model.seen_tokens)
     centred = table[rows] - table[rows].mean(axis=0)
     _, singular, directions = np.linalg.svd(centred, full_matrices=False)
-    kept = singular > 1e-6 * singular[0]
-    white = centred @ (directions[kept].T / singular[kept])
+    nonzero = singular > 1e-6 * singular[0]
+    white = centred @ (directions[nonzero].T / singular[nonzero])
     length = np.linalg.norm(white, axis=1, keepdims=True)
     result = np.zeros((len(table), white.shape[1]))
     result[rows] = white / np.where(length > 0, length, 1.0)

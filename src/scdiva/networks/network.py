@@ -120,19 +120,19 @@ def genes_of(network: Network, genes: Sequence[str], key: str) -> NDArray[np.int
         raise TypeError(f"genes={genes!r} must be a list of names.")
     in_network = network.sources | network.targets
     column = {name: i for i, name in enumerate(network.names) if in_network[i]}
-    wanted = list(dict.fromkeys(map(str, genes)))
-    columns = [column[name] for name in wanted if name in column]
-    missing = [name for name in wanted if name not in column]
+    names = list(dict.fromkeys(map(str, genes)))
+    columns = [column[name] for name in names if name in column]
+    missing = [name for name in names if name not in column]
     if not columns:
         like = or_nearest(missing[0], column) if missing else ""
         raise KeyError(
-            f"none of {len(wanted)} genes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}) is in the network "
+            f"none of {len(names)} genes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}) is in the network "
             f"{key!r} of {len(column):,}{like}. scdiva.tl.grn(adata, sources=..., targets=..., min_fraction=...) "
             "decides which are."
         )
     if missing:
         warn(
-            f"{len(missing)} of {len(wanted)} genes are not in the network {key!r} and are left out: "
+            f"{len(missing)} of {len(names)} genes are not in the network {key!r} and are left out: "
             f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}."
         )
     return np.array(columns, dtype=np.intp)
@@ -228,8 +228,13 @@ def grn_modules(
     hubs = np.full(adata.n_vars, np.nan, dtype=np.float32)
     hubs[network.sources] = hub_scores(abs(network.weights[network.sources]))
     modules = pd.Categorical.from_codes(code, [str(i) for i in range(len(names))])
-    given = {"n_neighbors": int(n_neighbors), "resolution": float(resolution)}
-    parameters = {"key": key, "group": network.group, **given, "seed": str(seed)}
+    parameters = {
+        "key": key,
+        "group": network.group,
+        "n_neighbors": int(n_neighbors),
+        "resolution": float(resolution),
+        "seed": str(seed),
+    }
     columns = dict(zip(written, (modules, hubs), strict=True))
     return write(adata, "tl.grn_modules", key_added, parameters, copy=copy, var=columns)
 
@@ -249,15 +254,15 @@ def strongest(weights: sp.csr_matrix, n_neighbors: int) -> sp.csr_matrix:
     (n, n), symmetric.
     """
     positive = weights.maximum(0)
-    both = sp.csr_matrix(positive.maximum(positive.T))
-    both.eliminate_zeros()
-    both.sort_indices()
-    kept = np.zeros(both.nnz, dtype=bool)
-    for start, stop in zip(both.indptr[:-1], both.indptr[1:], strict=True):
-        kept[start + np.argsort(-both.data[start:stop], kind="stable")[:n_neighbors]] = True
-    both.data[~kept] = 0
-    both.eliminate_zeros()
-    return sp.csr_matrix(both.maximum(both.T))
+    symmetric = sp.csr_matrix(positive.maximum(positive.T))
+    symmetric.eliminate_zeros()
+    symmetric.sort_indices()
+    is_strongest = np.zeros(symmetric.nnz, dtype=bool)
+    for start, stop in zip(symmetric.indptr[:-1], symmetric.indptr[1:], strict=True):
+        is_strongest[start + np.argsort(-symmetric.data[start:stop], kind="stable")[:n_neighbors]] = True
+    symmetric.data[~is_strongest] = 0
+    symmetric.eliminate_zeros()
+    return sp.csr_matrix(symmetric.maximum(symmetric.T))
 
 
 def _leiden(igraph: ModuleType, graph: sp.csr_matrix, resolution: float, seed: int) -> NDArray[np.int64]:
@@ -375,13 +380,13 @@ def regulon(
     return frame
 
 
-def _modes(known: pd.DataFrame, source: str) -> pd.Series:
+def _modes(prior: pd.DataFrame, source: str) -> pd.Series:
     """Sign of the regulation of each known target: 1, -1, or 0 if it is unknown or contradictory."""
-    factor = next((name for name in ("source", "tf") if name in known), None)
-    if factor is None or "target" not in known:
-        raise ValueError(f"known needs columns source (or tf) and target; it has {', '.join(map(str, known.columns))}.")
-    rows = known[known[factor] == source]
-    sign = next((name for name in ("mor", "weight") if name in known), None)
+    factor = next((name for name in ("source", "tf") if name in prior), None)
+    if factor is None or "target" not in prior:
+        raise ValueError(f"known needs columns source (or tf) and target; it has {', '.join(map(str, prior.columns))}.")
+    rows = prior[prior[factor] == source]
+    sign = next((name for name in ("mor", "weight") if name in prior), None)
     mode = np.zeros(len(rows)) if sign is None else np.sign(rows[sign].fillna(0).to_numpy(dtype=np.float64))
     of_target = pd.Series(mode).groupby(rows["target"].astype(str).to_numpy())
     return np.sign(of_target.min() + of_target.max())

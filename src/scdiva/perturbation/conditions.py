@@ -448,11 +448,11 @@ def same_genes(
 
 
 def _refuse_two_names(
-    labels: Mapping[str, str], kept: Collection[str], design: ScreenDesign, vocabulary: Vocabulary, species: Species
+    labels: Mapping[str, str], exempt: Collection[str], design: ScreenDesign, vocabulary: Vocabulary, species: Species
 ) -> None:
-    """Raise an error if two parts are names of one gene and not `kept`; `labels` maps each label to its genes."""
+    """Raise an error if two parts are names of one gene and not `exempt`; `labels` maps each label to its genes."""
     parts = {part for label in labels.values() for part in design.parts(label)}
-    genes = _genes_of(parts.difference(kept), vocabulary, species)
+    genes = _genes_of(parts.difference(exempt), vocabulary, species)
     names: dict[int, list[str]] = {}
     for name in sorted(genes, key=lambda name: (genes[name][1] != "symbol", name)):
         names.setdefault(genes[name][0], []).append(name)
@@ -616,8 +616,8 @@ def read_perturbations(
     if guides is None or guides:
         _check_controls(renamed.values(), mapping, genes_among, design, is_fitted=is_fitted)
         if not is_fitted:
-            kept = {guide for guide, gene in mapping.items() if guide == gene}
-            _refuse_two_names(renamed, kept, design, vocabulary, species)
+            exempt = {guide for guide, gene in mapping.items() if guide == gene}
+            _refuse_two_names(renamed, exempt, design, vocabulary, species)
         if not is_fitted:
             unmapped = [label for label in renamed.values() if label not in genes.values()]
             _warn_of_guides(unmapped, genes_among, design, column)

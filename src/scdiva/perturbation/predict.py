@@ -96,12 +96,12 @@ def find_targets(
         names = [labels[of_one] for of_one in parts]
     else:
         names = listed(predict)
-        named = design.with_whole_names(names, gene_filter(vocabulary, species), frozenset(screen.genes))
-        requested = [named.parts(name) for name in names]
+        query_design = design.with_whole_names(names, gene_filter(vocabulary, species), frozenset(screen.genes))
+        requested = [query_design.parts(name) for name in names]
         renamed = same_genes(set().union(*requested), measured.part_names, vocabulary, species, argument)
         for name, gene in renamed.items():
             logger.info("%s: %r is the measured gene %r", argument, name, gene)
-        parts = distinct_parts(names, named, argument, screen.labels, renamed) if names or not add_pairs else []
+        parts = distinct_parts(names, query_design, argument, screen.labels, renamed) if names or not add_pairs else []
     if add_pairs:
         alone = sorted(of_one[0] for of_one in set(measured.parts) if len(of_one) == 1)
         pairs = [pair for pair in itertools.combinations(alone, 2) if pair not in parts]
@@ -115,9 +115,9 @@ def find_targets(
         raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
     refuse_twice(doses, "dose")
     refuse_unknown(source.model, parts, species, measured.part_names)
-    wanted = wanted_groups(groups, present, "have no control cells in adata")
+    chosen_groups = wanted_groups(groups, present, "have no control cells in adata")
     number = {name: i for i, name in enumerate(dict.fromkeys((*screen.groups, *present)))}
-    rows = list(itertools.product(wanted, zip(parts, names, strict=True), doses))
+    rows = list(itertools.product(chosen_groups, zip(parts, names, strict=True), doses))
     conditions = Conditions.of((of_one, number[group], value) for group, (of_one, _), value in rows)
     return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows], requested)
 
@@ -270,10 +270,10 @@ def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
 
 
 def _warn_of_few(controls: Controls, groups: list[str], is_grouped: bool) -> None:
-    few = {name: n for name in groups if (n := len(controls.of_group(name))) < FEW}
-    if few:
-        name, n = next(iter(few.items()))
-        where = f"{len(few)} of {len(groups)} groups have fewer than {FEW} control cells (first: {name!r} with {n})"
+    small = {name: n for name in groups if (n := len(controls.of_group(name))) < FEW}
+    if small:
+        name, n = next(iter(small.items()))
+        where = f"{len(small)} of {len(groups)} groups have fewer than {FEW} control cells (first: {name!r} with {n})"
         warn(
             f"{where if is_grouped else f'adata has {n} control cells'}: at most so many cells are predicted of each "
             "condition, and the mean that changes are added to is uncertain."

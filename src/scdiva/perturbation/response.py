@@ -213,8 +213,10 @@ def baselines(screen: Screen, targets: Conditions, columns: Mapping[str, int] | 
         for holds in measured.holding(parts).T:
             with_part = usable[row] & holds
             matching[row] += (delta[with_part].mean(axis=0) if with_part.any() else mean[row]) / len(parts)
-            own = _first(alone[row] & holds & (measured.dose == targets.dose[row]), alone[row] & holds, single & holds)
-            additive[row] += alone_mean[row] if own is None else delta[own].mean(axis=0)
+            measured_alone = _first(
+                alone[row] & holds & (measured.dose == targets.dose[row]), alone[row] & holds, single & holds
+            )
+            additive[row] += alone_mean[row] if measured_alone is None else delta[measured_alone].mean(axis=0)
 
     other_group = targets.group[:, None] != measured.group
     same, any_dose = targets.same(measured) & other_group, targets.same_parts(measured) & other_group
@@ -361,10 +363,10 @@ def expected_response(screen: Screen, targets: Conditions, similarities: Similar
     across, shared = prior_of(targets, measured), common(targets, measured)
     mean = across @ weight + ratio * (shared @ weight)
     rows = np.arange(len(targets))
-    own = np.array([prior_of(targets.only(row), targets.only(row))[0, 0] for row in rows[:, None]])
+    prior_variance = np.array([prior_of(targets.only(row), targets.only(row))[0, 0] for row in rows[:, None]])
     a, b = across @ back, shared @ back
     explained = np.square(a) @ inverse + 2 * ratio * ((a * b) @ inverse) + np.square(ratio) * (np.square(b) @ inverse)
-    left = own[:, None] + ratio * of_control[targets.group][:, None] - explained
+    left = prior_variance[:, None] + ratio * of_control[targets.group][:, None] - explained
     return mean, np.sqrt(np.maximum(left, 0.0) * scale)
 
 
@@ -398,8 +400,8 @@ def shared_changes(screen: Screen) -> Shared:
 
     apart = once & ~same
     of_all = min(shrunk(apart, len(rows) if apart.any() else 0, GUESSED.all / (1 + GUESSED.all)), 0.95)
-    both = once & c.same(c) & ~together
-    of_groups = shrunk(both, float(both.sum()), of_all + GUESSED.groups * (1 - of_all))
+    across_groups = once & c.same(c) & ~together
+    of_groups = shrunk(across_groups, float(across_groups.sum()), of_all + GUESSED.groups * (1 - of_all))
     return Shared(of_all / (1 - of_all), float(np.clip((of_groups - of_all) / (1 - of_all), 0.0, 1.0)))
 
 
@@ -472,10 +474,10 @@ def folds(screen: Screen, kind: Kind, seed: int) -> Iterator[tuple[NDArray[np.in
     if kind == "group":
         same = c.same(c)
         for group in rng.permutation(np.unique(c.group))[:FOLDS]:
-            kept = c.group != group
-            predicted = (same & kept).any(axis=1) & ~kept
+            training = c.group != group
+            predicted = (same & training).any(axis=1) & ~training
             if predicted.any():
-                yield np.flatnonzero(kept), np.flatnonzero(predicted)
+                yield np.flatnonzero(training), np.flatnonzero(predicted)
         return
     units = sorted({parts for parts in c.parts if (len(parts) > 1) == (kind == "combination")})
     if len(units) < 2:
@@ -519,8 +521,8 @@ def validate(screen: Screen, similarities: Similarities, seed: int) -> Scores:
     """
     kind_of, mse, pearson = [], [np.empty((0, len(METHODS)))], [np.empty((0, len(METHODS)))]
     every_fold = [(kind, *fold) for kind in KINDS for fold in folds(screen, kind, seed)]
-    for kind, kept, held_out in progress_bar(every_fold, desc="validating", unit="fold"):
-        changes, _ = by_every_method(screen.only(kept), screen.conditions.only(held_out), similarities)
+    for kind, training, held_out in progress_bar(every_fold, desc="validating", unit="fold"):
+        changes, _ = by_every_method(screen.only(training), screen.conditions.only(held_out), similarities)
         every = np.stack([changes[name] for name in METHODS], axis=1).astype(np.float32).astype(np.float64)
         for row, predicted in zip(held_out, every, strict=True):
             truth = screen.delta[row].astype(np.float64)

@@ -164,8 +164,8 @@ def perturbed_input(
     number, first = np.repeat(np.arange(len(rows)), np.diff(indptr)), np.repeat(np.arange(len(rows)), n_first)
     perturbed = np.concatenate([np.empty(0, dtype=np.int64), *tokens])
     stride = int(max(of_cell.max(initial=0), perturbed.max(initial=0))) + 1
-    other = ~np.isin(number * stride + of_cell, first * stride + perturbed)
-    number, of_cell, values = number[other], of_cell[other], values[other]
+    unperturbed = ~np.isin(number * stride + of_cell, first * stride + perturbed)
+    number, of_cell, values = number[unperturbed], of_cell[unperturbed], values[unperturbed]
     start = np.searchsorted(number, np.arange(len(rows)))
     fits = np.arange(len(number)) - start[number] < context - n_first[number]
     number = np.concatenate([first, number[fits]])

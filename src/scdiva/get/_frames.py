@@ -78,11 +78,11 @@ def serialized_df(
     if cells is None:
         rows = np.arange(adata.n_obs)
     else:
-        wanted = [cells] if isinstance(cells, str) else list(cells)
-        refuse_absent(wanted, names, "cells are not in adata")
+        cell_names = [cells] if isinstance(cells, str) else list(cells)
+        refuse_absent(cell_names, names, "cells are not in adata")
         if not names.is_unique:
             raise KeyError("adata.obs_names repeat names: call adata.obs_names_make_unique() first.")
-        rows = names.get_indexer(wanted)
+        rows = names.get_indexer(cell_names)
     ranks = sp.csr_matrix(adata.layers[key])[rows].tocoo()
     order = np.lexsort((ranks.data, ranks.row))
     if max_rank is not None:
@@ -137,14 +137,14 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     check_anndata(adata)
     check_least(top_k=(top_k, 1))
     at = f"{key}_{PROBABILITY}"
-    ours = our_uns(adata)
-    if at not in adata.obsm or "labels" not in ours.get(key, ()):
+    uns = our_uns(adata)
+    if at not in adata.obsm or "labels" not in uns.get(key, ()):
         where = f"adata.obsm has no {at!r}" if at not in adata.obsm else f"adata.uns[{UNS!r}][{key!r}] names no labels"
         raise KeyError(
             f"{where}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first. anndata.concat leaves out `uns`, "
             "and with it the names of labels; uns_merge='same' keeps what all parts agree on."
         )
-    labels = np.asarray(ours[key]["labels"])
+    labels = np.asarray(uns[key]["labels"])
     if labels.dtype.kind not in "biuf":  # zarr returns numpy's string dtype
         labels = np.array([str(name) for name in labels], dtype=object)
     probability = np.asarray(adata.obsm[at], dtype=np.float32)
@@ -156,17 +156,17 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     rows = np.flatnonzero(~np.isnan(probability).any(axis=1))
     probability = probability[rows]
     best = np.argsort(-probability, axis=1, kind="stable")[:, :top_k]
-    if adata.n_obs > ours[key].get("n_cells", adata.n_obs) and key in adata.obs:
+    if adata.n_obs > uns[key].get("n_cells", adata.n_obs) and key in adata.obs:
         names = adata.obs[key].iloc[rows]
-        named = (
-            names.notna().to_numpy() & ~names.astype(str).isin([REJECTED, *map(str, ours[key]["groups"])]).to_numpy()
+        is_label = (
+            names.notna().to_numpy() & ~names.astype(str).isin([REJECTED, *map(str, uns[key]["groups"])]).to_numpy()
         )
-        other = named & (names.astype(str).to_numpy() != labels[best[:, 0]].astype(str))
-        if other.any():
-            first = int(other.argmax())
+        differs = is_label & (names.astype(str).to_numpy() != labels[best[:, 0]].astype(str))
+        if differs.any():
+            first = int(differs.argmax())
             raise ValueError(
-                f"adata.uns[{UNS!r}][{key!r}] describes {ours[key]['n_cells']} of {adata.n_obs} cells, and its labels "
-                f"do not fit {other.sum()} others (first: {adata.obs_names[rows[first]]!r}, {names.iloc[first]!r}): "
+                f"adata.uns[{UNS!r}][{key!r}] describes {uns[key]['n_cells']} of {adata.n_obs} cells, and its labels "
+                f"do not fit {differs.sum()} others (first: {adata.obs_names[rows[first]]!r}, {names.iloc[first]!r}): "
                 "different annotations were concatenated. Use anndata.concat(..., uns_merge='same') on cells annotated "
                 "with one annotator, scdiva.tl.annotate(adata, model=annotator), or annotate the cells again."
             )
@@ -213,8 +213,8 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING) -> pd.DataFr
     if key not in adata.varm:
         raise no_entry("adata.varm", key, adata.varm, "scdiva.tl.gene_embedding(adata)")
     values = np.asarray(adata.varm[key])
-    known = ~np.isnan(values).any(axis=1)
-    return pd.DataFrame(values[known], index=adata.var_names[known])
+    has_embedding = ~np.isnan(values).any(axis=1)
+    return pd.DataFrame(values[has_embedding], index=adata.var_names[has_embedding])
 
 
 @check_arguments
@@ -267,11 +267,11 @@ def grn_df(
     check_least(top=(1 if top is None else top, 1))
     network = network_of(adata, key, group)
     edges = network.weights.tocoo()
-    kept = np.ones(edges.nnz, dtype=bool)
-    for wanted, genes in ((sources, edges.row), (targets, edges.col)):
-        if wanted is not None:
-            kept &= np.isin(genes, genes_of(network, [wanted] if isinstance(wanted, str) else wanted, key))
-    source, target, weight = edges.row[kept], edges.col[kept], edges.data[kept].astype(np.float64)
+    selected = np.ones(edges.nnz, dtype=bool)
+    for names, genes in ((sources, edges.row), (targets, edges.col)):
+        if names is not None:
+            selected &= np.isin(genes, genes_of(network, [names] if isinstance(names, str) else names, key))
+    source, target, weight = edges.row[selected], edges.col[selected], edges.data[selected].astype(np.float64)
     order = np.lexsort((target, source, -network.strength(weight)))[:top]
     return pd.DataFrame(
         {"source": network.names[source[order]], "target": network.names[target[order]], "weight": weight[order]}
@@ -326,13 +326,13 @@ def perturbation_df(
     prediction = read_prediction(predicted, key)
     conditions = prediction.conditions
     names = conditions["condition"].tolist()
-    wanted = names if condition is None else [condition] if isinstance(condition, str) else list(condition)
-    if not wanted:
+    chosen = names if condition is None else [condition] if isinstance(condition, str) else list(condition)
+    if not chosen:
         raise ValueError("condition is empty. Omit it to list all conditions, or name one or more.")
     shown = f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}"
-    refuse_absent(wanted, names, "conditions are not in the prediction", f"; it has {shown}")
+    refuse_absent(chosen, names, "conditions are not in the prediction", f"; it has {shown}")
     frames = []
-    for name in wanted:
+    for name in chosen:
         at = names.index(name)
         mean, control = prediction.mean[:, at].astype(np.float64), prediction.control[:, at].astype(np.float64)
         sd = np.full(len(mean), np.nan) if prediction.sd is None else prediction.sd[:, at].astype(np.float64)
@@ -401,16 +401,16 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     for names, what in ((adata.obs_names, "obs_names"), (adata.var_names, "var_names")):
         if not names.is_unique:
             raise ValueError(f"adata.{what} repeat names: call adata.{what}_make_unique() first.")
-    found = recovered_of(adata, key)
+    recovered = recovered_of(adata, key)
     return pd.DataFrame(
         {
-            "obs_name": pd.Categorical.from_codes(found.cell, adata.obs_names),
-            "rank": found.rank,
-            "gene": pd.Categorical.from_codes(found.gene, adata.var_names),
-            "reconstructed_gene": pd.Categorical.from_codes(found.gene_there, adata.var_names),
-            "value": found.value,
-            "reconstructed_value": found.value_there,
-            "masked": found.masked,
+            "obs_name": pd.Categorical.from_codes(recovered.cell, adata.obs_names),
+            "rank": recovered.rank,
+            "gene": pd.Categorical.from_codes(recovered.gene, adata.var_names),
+            "reconstructed_gene": pd.Categorical.from_codes(recovered.gene_at_rank, adata.var_names),
+            "value": recovered.value,
+            "reconstructed_value": recovered.value_at_rank,
+            "masked": recovered.masked,
         }
     )
 
@@ -468,9 +468,9 @@ def reconstructed_genes(
             f"no gene was masked in {min_cells} cells, the most in {n_masked.max(initial=0)}: take a lower min_cells, "
             "or reconstruct more cells with a higher mask_ratio."
         )
-    n_found = np.bincount(genes.gene[genes.masked & (genes.reconstructed_rank > 0)], minlength=adata.n_vars)
-    kept = (n_masked >= min_cells) & (n_found / np.maximum(n_masked, 1) >= min_recall)
-    return list(adata.var_names[kept])
+    n_recovered = np.bincount(genes.gene[genes.masked & (genes.reconstructed_rank > 0)], minlength=adata.n_vars)
+    selected = (n_masked >= min_cells) & (n_recovered / np.maximum(n_masked, 1) >= min_recall)
+    return list(adata.var_names[selected])
 
 
 @check_arguments
@@ -505,19 +505,19 @@ def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key:
     >>> adata.obs["imputed"] = sd.get.imputed_df(adata)[adata.var_names[0]]  # for scanpy plots
     """
     check_anndata(adata)
-    found = adata.obsm.get(key)
-    if not isinstance(found, pd.DataFrame):
+    imputed = adata.obsm.get(key)
+    if not isinstance(imputed, pd.DataFrame):
         if key not in adata.layers:
             present = [*adata.obsm, *adata.layers]
             raise no_entry("adata, in obsm and layers,", key, present, "scdiva.tl.impute(adata)")
         layer = np.asarray(adata.layers[key])
-        known = ~np.isnan(layer).all(axis=0)
-        found = pd.DataFrame(layer[:, known], adata.obs_names, adata.var_names[known])
+        is_imputed = ~np.isnan(layer).all(axis=0)
+        imputed = pd.DataFrame(layer[:, is_imputed], adata.obs_names, adata.var_names[is_imputed])
     if genes is None:
-        return found.copy()
+        return imputed.copy()
     names = [genes] if isinstance(genes, str) else list(genes)
-    refuse_absent(names, found.columns, "genes were not imputed", ": call scdiva.tl.impute(adata, [...]) with them")
-    return found[names].copy()
+    refuse_absent(names, imputed.columns, "genes were not imputed", ": call scdiva.tl.impute(adata, [...]) with them")
+    return imputed[names].copy()
 
 
 class Recovered(NamedTuple):
@@ -534,9 +534,9 @@ class Recovered(NamedTuple):
     reconstructed_value: NDArray[np.float32]
     """NaN: not in the reconstructed cell."""
     masked: NDArray[np.bool_]
-    gene_there: NDArray[np.intp]
+    gene_at_rank: NDArray[np.intp]
     """Column of the gene at this rank of the reconstructed cell; -1: none."""
-    value_there: NDArray[np.float32]
+    value_at_rank: NDArray[np.float32]
     """Value of that gene; NaN: none."""
 
 
@@ -555,13 +555,13 @@ def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     KeyError
         If a layer or the parameters are missing.
     """
-    wanted = [key, *(f"{key}_{ending}" for ending in (RANK, TRUE, TRUE_RANK, MASKED))]
-    missing = [name for name in wanted if name not in adata.layers]
-    ours = our_uns(adata)
-    if missing or key not in ours:
+    layers = [key, *(f"{key}_{ending}" for ending in (RANK, TRUE, TRUE_RANK, MASKED))]
+    missing = [name for name in layers if name not in adata.layers]
+    uns = our_uns(adata)
+    if missing or key not in uns:
         where = f"adata.layers has no {missing[0]!r}" if missing else f"adata.uns[{UNS!r}] has no {key!r}"
         raise KeyError(f"{where}: call scdiva.tl.reconstruct(adata, ..., key_added={key!r}) first.")
-    return dict(ours[key])
+    return dict(uns[key])
 
 
 def recovered_of(adata: AnnData, key: str) -> Recovered:
@@ -600,9 +600,9 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
             "columns, or reconstruct the cells again."
         )
     masked = _values_at(adata, f"{key}_{MASKED}", cell, gene).astype(bool)
-    other = _entries(adata, f"{key}_{RANK}")
-    at = starts[other.row] + other.data - 1
-    ranked = (other.data >= 1) & (other.data <= n_genes[other.row])
+    reconstructed = _entries(adata, f"{key}_{RANK}")
+    at = starts[reconstructed.row] + reconstructed.data - 1
+    ranked = (reconstructed.data >= 1) & (reconstructed.data <= n_genes[reconstructed.row])
     for ending, fits in (
         (MASKED, _entries(adata, f"{key}_{MASKED}").nnz == masked.sum()),
         (RANK, ranked.all() and len(np.unique(at)) == len(at)),
@@ -612,16 +612,17 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
                 f"adata.layers[{f'{key}_{ending}'!r}] holds other genes or ranks than the cells as they were: it was "
                 "changed since scdiva.tl.reconstruct wrote it. Reconstruct the cells again."
             )
-    gene_there, value_there = np.full(len(gene), -1, dtype=np.intp), np.full(len(gene), np.nan, dtype=np.float32)
-    gene_there[at] = other.col
-    filled = gene_there >= 0
-    value_there[filled] = _values_at(adata, key, cell[filled], gene_there[filled])
+    gene_at_rank = np.full(len(gene), -1, dtype=np.intp)
+    value_at_rank = np.full(len(gene), np.nan, dtype=np.float32)
+    gene_at_rank[at] = reconstructed.col
+    filled = gene_at_rank >= 0
+    value_at_rank[filled] = _values_at(adata, key, cell[filled], gene_at_rank[filled])
     reconstructed_rank = _values_at(adata, f"{key}_{RANK}", cell, gene).astype(np.int32)
     value = _values_at(adata, key, cell, gene).astype(np.float32)
     value[reconstructed_rank == 0] = np.nan
     true_value = _values_at(adata, f"{key}_{TRUE}", cell, gene)
     return Recovered(
-        cell, gene, rank.astype(np.int32), reconstructed_rank, true_value, value, masked, gene_there, value_there
+        cell, gene, rank.astype(np.int32), reconstructed_rank, true_value, value, masked, gene_at_rank, value_at_rank
     )
 
 

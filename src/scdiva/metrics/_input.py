@@ -103,7 +103,7 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
 def truth_values(values: ArrayLike, what: str) -> NDArray[np.bool_]:
     """Truth values as booleans; refuse other numbers than 0 and 1."""
     values = np.asarray(values)
-    other = np.zeros(values.shape, dtype=bool) if values.dtype == np.bool_ else ~np.isin(values, (0, 1))
-    if other.any():
-        raise ValueError(f"{what} must hold truth values, not {values.dtype} such as {values[other][0]!r}.")
+    invalid = np.zeros(values.shape, dtype=bool) if values.dtype == np.bool_ else ~np.isin(values, (0, 1))
+    if invalid.any():
+        raise ValueError(f"{what} must hold truth values, not {values.dtype} such as {values[invalid][0]!r}.")
     return values.astype(np.bool_)

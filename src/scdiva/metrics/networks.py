@@ -61,8 +61,8 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
         return scores
     weights = weights / weights.max()  # avoids underflow of squares
     # bipartite graph of sources and targets
-    both = block_array([[None, weights], [weights.T, None]]).tocsr()
-    _, block = connected_components(both, directed=False)
+    bipartite = block_array([[None, weights], [weights.T, None]]).tocsr()
+    _, block = connected_components(bipartite, directed=False)
     block = block[: weights.shape[0]]
     linked = np.flatnonzero(np.diff(weights.indptr))
     order = linked[np.argsort(block[linked], kind="stable")]

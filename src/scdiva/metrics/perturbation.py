@@ -78,11 +78,11 @@ def perturbation_response(
     >>> sd.metrics.perturbation_response(predicted, observed, control, top=[20])["pearson_delta"] > 0.9
     True
     """
-    given = {"predicted": predicted, "observed": observed, "reference": reference}
+    inputs = {"predicted": predicted, "observed": observed, "reference": reference}
     if de_score is not None:
-        given["de_score"] = de_score
-    given["weights"] = reference if weights is None else weights
-    arrays = finite_arrays("(n_genes,)", given)
+        inputs["de_score"] = de_score
+    inputs["weights"] = reference if weights is None else weights
+    arrays = finite_arrays("(n_genes,)", inputs)
     p, o, ref, v = (arrays[name] for name in ("predicted", "observed", "reference", "weights"))
     if not len(top) or min(top) < 1:
         raise ValueError(f"top must hold numbers of genes from 1 on, got {tuple(top)!r}.")

@@ -75,11 +75,11 @@ def l_dist(true: ArrayLike, predicted: ArrayLike) -> LDist:
         If either does not hold integers.
     """
     genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
-    _, place, predicted_place = np.intersect1d(genes, guessed, return_indices=True)
+    _, position, predicted_position = np.intersect1d(genes, guessed, return_indices=True)
     length = len(genes)
-    mean = float(np.abs(place - predicted_place).mean()) if len(place) else np.nan
+    mean = float(np.abs(position - predicted_position).mean()) if len(position) else np.nan
     return LDist(
-        l_dist=mean, chance=(length**2 - 1) / (3 * length), coverage=len(place) / length, by_length=mean / length
+        l_dist=mean, chance=(length**2 - 1) / (3 * length), coverage=len(position) / length, by_length=mean / length
     )
 
 
@@ -186,23 +186,23 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
     TypeError
         If genes are not integers.
     """
-    genes, seen = _sequence(true, "true", once=True), _sequence(shown, "shown", once=True)
+    genes, visible = _sequence(true, "true", once=True), _sequence(shown, "shown", once=True)
     often = np.asarray(frequency, dtype=np.float64)
     if often.ndim != 1:
         raise ValueError(f"frequency has shape {often.shape}; it must be (n_genes,).")
     refuse_where(~(np.isfinite(often) & (often >= 0)), "frequencies are negative or not finite", "Leave them out.")
-    for name, numbers in (("true", genes), ("shown", seen)):
+    for name, numbers in (("true", genes), ("shown", visible)):
         beyond = numbers[numbers >= len(often)]
         if len(beyond):
             raise ValueError(
                 f"{len(beyond)} of {len(numbers)} genes of {name} are not rows of frequency, which has {len(often)} "
                 f"(first: {beyond[0]}). Pass row numbers, not tokens."
             )
-    both = np.intersect1d(genes, seen)
-    if len(both):
-        raise ValueError(f"{len(both)} of {len(genes)} masked genes are visible too (such as gene {both[0]}).")
+    overlap = np.intersect1d(genes, visible)
+    if len(overlap):
+        raise ValueError(f"{len(overlap)} of {len(genes)} masked genes are visible too (such as gene {overlap[0]}).")
     order = np.argsort(-often, kind="stable")
-    return _found(genes, order[~np.isin(order, seen)][: len(genes)])
+    return _recall(genes, order[~np.isin(order, visible)][: len(genes)])
 
 
 def reconstruction_scores(
@@ -255,27 +255,27 @@ def reconstruction_scores(
     1.0
     """
     genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
-    given = {"true_values": true_values, "predicted_values": predicted_values}
-    values, predicted_values = finite_arrays("(n,)", given, empty=True).values()
+    inputs = {"true_values": true_values, "predicted_values": predicted_values}
+    values, predicted_values = finite_arrays("(n,)", inputs, empty=True).values()
     at = np.asarray(masked)
     shapes = {"true": genes.shape, "predicted": guessed.shape, "values": values.shape, "masked": at.shape}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"all must be of the same positions, shape (L,), got {shapes}.")
     at = truth_values(at, "masked")
-    whole = l_dist(genes, guessed)
-    _, place, predicted_place = np.intersect1d(genes, guessed, return_indices=True)
+    distance = l_dist(genes, guessed)
+    _, position, predicted_position = np.intersect1d(genes, guessed, return_indices=True)
     at_masked, at_visible = (
         _at(genes[part], guessed[part], values[part], predicted_values[part]) for part in (at, ~at)
     )
     return ReconstructionScores(
         *at_masked,
         *at_visible,
-        l_dist=whole.l_dist,
-        l_dist_chance=whole.chance,
-        l_dist_by_length=whole.by_length,
-        coverage=whole.coverage,
+        l_dist=distance.l_dist,
+        l_dist_chance=distance.chance,
+        l_dist_by_length=distance.by_length,
+        coverage=distance.coverage,
         bleu=bleu(genes, guessed),
-        value_spearman=value_spearman(values[place], predicted_values[predicted_place]),
+        value_spearman=value_spearman(values[position], predicted_values[predicted_position]),
     )
 
 
@@ -287,14 +287,14 @@ def _at(
         return 0, np.nan, np.nan, np.nan, np.nan
     return (
         len(genes),
-        _found(genes, guessed),
+        _recall(genes, guessed),
         float((genes == guessed).mean()),
         value_spearman(values, predicted_values),
         float(np.sqrt(np.mean(np.subtract(values, predicted_values) ** 2))),
     )
 
 
-def _found(genes: NDArray[np.int64], guessed: NDArray[np.int64]) -> float:
+def _recall(genes: NDArray[np.int64], guessed: NDArray[np.int64]) -> float:
     """Fraction of genes that are predicted."""
     return float(np.isin(genes, guessed).mean())
 
@@ -304,9 +304,9 @@ def _n_grams(genes: NDArray[np.int64], n: int) -> Counter[tuple[int, ...]]:
     return Counter(zip(*(listed[i:] for i in range(n)), strict=False))
 
 
-def _sequence(given: ArrayLike, name: str, *, once: bool = False) -> NDArray[np.int64]:
+def _sequence(values: ArrayLike, name: str, *, once: bool = False) -> NDArray[np.int64]:
     """Genes as int64; raises an error for other values and, with `once`, for duplicates."""
-    genes = np.asarray(given)
+    genes = np.asarray(values)
     if genes.ndim != 1:
         raise ValueError(f"{name} has shape {genes.shape}; it must be the genes of one cell, (n,).")
     if not genes.size:

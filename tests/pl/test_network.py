@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch
 from scipy.spatial.distance import pdist
 
 from scdiva.pl import attention, grn, regulon
-from scdiva.pl._network import DOWN, UP, _places
+from scdiva.pl._network import DOWN, UP, _positions
 
 from .conftest import heatmap, legend, texts
 
@@ -83,10 +83,10 @@ def test_genes_are_apart_and_placed_the_same_every_time(n):
     code = pd.Series(rng.integers(-1, 3, graph.number_of_nodes()), sorted(graph))
     state = np.random.get_state()[1].copy()  # noqa: NPY002
     for kind in (None, code):
-        places = _places(graph, kind)
+        places = _positions(graph, kind)
         assert set(places) == set(graph)
         assert pdist(np.array(list(places.values()))).min() > 0.05
-        again = _places(graph, kind)
+        again = _positions(graph, kind)
         assert all(np.array_equal(places[gene], again[gene]) for gene in places)
     np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 

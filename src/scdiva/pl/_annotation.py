@@ -190,9 +190,9 @@ def marker_heatmap(
 
     check_least(n_genes=(n_genes, 1))
     types = predicted_groups(adata, key)
-    kept = np.flatnonzero(types.notna())
+    labelled = np.flatnonzero(types.notna())
     # scanpy requires names, and clusters may be numbers
-    types = types.iloc[kept].cat.remove_unused_categories().cat.rename_categories(str)
+    types = types.iloc[labelled].cat.remove_unused_categories().cat.rename_categories(str)
     size = types.value_counts(sort=False)
     if len(size) < 2 or size.max() < 2:
         raise ValueError(
@@ -201,23 +201,23 @@ def marker_heatmap(
         )
     names = gene_names((adata.raw if use_raw and adata.raw else adata).var, gene_symbols)
     values, _ = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
-    cells = AnnData(values[kept], obs=pd.DataFrame({key: types.array}, index=np.arange(len(kept)).astype(str)))
+    cells = AnnData(values[labelled], obs=pd.DataFrame({key: types.array}, index=np.arange(len(labelled)).astype(str)))
     cells.uns["log1p"] = {"base": None}
     markers = _markers(cells, key, size, n_genes)
     if markers.empty:
         raise ValueError(f"no gene is higher in one type of adata.obs[{key!r}] than in the others.")
     genes = markers["names"].to_numpy(dtype=int)
-    shown = sc.get.aggregate(cells[:, genes], key, "mean").layers["mean"]
-    order = similar_order(shown / shown.max(axis=0))
-    place = {name: row for row, name in enumerate(size.index[order])}
-    framed = markers["type"].map(place).to_numpy()
+    means = sc.get.aggregate(cells[:, genes], key, "mean").layers["mean"]
+    order = similar_order(means / means.max(axis=0))
+    row_of = {name: row for row, name in enumerate(size.index[order])}
+    framed = markers["type"].map(row_of).to_numpy()
     along = np.argsort(framed, kind="stable")  # the diagonal
-    standard = ((shown - shown.mean(axis=0)) / shown.std(axis=0))[order][:, along]
+    standard = ((means - means.mean(axis=0)) / means.std(axis=0))[order][:, along]
     limit = min(3.0, float(np.abs(standard).max()))  # standard deviations from a gene's mean
-    wide, high = text_inches(list(place)), text_inches(names[genes])
-    fig, axes = axes_for(ax, (0.16 * len(genes) + wide + 1.4, max(0.2 * len(place) + high, 2.0) + 0.6))
+    wide, high = text_inches(list(row_of)), text_inches(names[genes])
+    fig, axes = axes_for(ax, (0.16 * len(genes) + wide + 1.4, max(0.2 * len(row_of) + high, 2.0) + 0.6))
     draw_heatmap(
-        axes, standard, list(place), names[genes[along]], "mean expression (z-score)", vmin=-limit, vmax=limit,
+        axes, standard, list(row_of), names[genes[along]], "mean expression (z-score)", vmin=-limit, vmax=limit,
         framed=list(zip(framed[along], range(len(genes)), strict=True)), cmap="RdBu_r", rasterized=True,
     )  # fmt: skip
     axes.set_ylabel(key, fontsize=9)
@@ -310,14 +310,14 @@ def feature_heatmap(
     labelled, finite = types.notna().to_numpy(), np.isfinite(features).all(axis=1)
     if n_lost := int((labelled & ~finite).sum()):
         warn(f"{n_lost:,} of {labelled.sum():,} cells have no finite embedding and are not drawn")
-    kept = np.flatnonzero(labelled & finite)
-    if not len(kept):
+    drawn = np.flatnonzero(labelled & finite)
+    if not len(drawn):
         raise ValueError(f"no cell has both a value in adata.obs[{groupby!r}] and a finite adata.obsm[{basis!r}].")
-    types, features = types.iloc[kept].cat.remove_unused_categories(), features[kept]
+    types, features = types.iloc[drawn].cat.remove_unused_categories(), features[drawn]
     spread = features.std(axis=0)
     varies = spread > 1e-9 * np.abs(features).max(axis=0)
     if not varies.any():
-        raise ValueError(f"adata.obsm[{basis!r}] is the same in all {len(kept):,} cells.")
+        raise ValueError(f"adata.obsm[{basis!r}] is the same in all {len(drawn):,} cells.")
     number = np.flatnonzero(varies)
     features = (features[:, number] - features[:, number].mean(axis=0)) / spread[number]
 
@@ -336,16 +336,16 @@ def feature_heatmap(
     across = similar_order(rows.T, "correlation" if len(rows) > 2 else "euclidean")
     values = rows[:, across]
     limit = min(3.0, float(np.abs(values).max())) or 1.0
-    shown = [f"{names[i]} ({sizes.iloc[i]:,})" for i in along]
-    width = float(np.clip(0.03 * len(across), 3.0, 9.0)) + text_inches(shown) + 1.2
-    height = float(np.clip(0.012 * len(rows), 0.24 * len(shown), 12.0)) if n_cells else 0.24 * len(shown)
+    tick_labels = [f"{names[i]} ({sizes.iloc[i]:,})" for i in along]
+    width = float(np.clip(0.03 * len(across), 3.0, 9.0)) + text_inches(tick_labels) + 1.2
+    height = float(np.clip(0.012 * len(rows), 0.24 * len(tick_labels), 12.0)) if n_cells else 0.24 * len(tick_labels)
     fig, axes = axes_for(ax, (width, max(height, 1.6) + 0.8))
     draw_heatmap(
         axes, values, [], [str(n) for n in number[across]] if len(across) <= 40 else [], label,
         vmin=-limit, vmax=limit, cmap="RdBu_r", rasterized=True, extend="both",
     )  # fmt: skip
     starts = np.concatenate([[0], ends[:-1]])
-    axes.set_yticks((starts + ends) / 2, shown)
+    axes.set_yticks((starts + ends) / 2, tick_labels)
     axes.hlines(ends[:-1], 0, len(across), color="white", linewidth=1.0 if n_cells else 0.4)
     axes.set(xlabel=f"features of {basis} ({len(across):,})", ylabel=f"{groupby} (cells)")
     return fig

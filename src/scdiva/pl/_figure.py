@@ -152,7 +152,7 @@ def write_names(
     rings = radii[:, None, None] * np.stack([np.cos(turn), np.sin(turn)], axis=1)
     steps = np.concatenate([np.zeros((1, 2)), rings.reshape(-1, 2)])
     share = np.linspace(0, 1, 16)[:, None, None]
-    taken: list[NDArray[np.float64]] = []
+    boxes: list[NDArray[np.float64]] = []
     lines = np.zeros((0, 2))
     for anchor, name, colour in zip(np.asarray(anchors, dtype=np.float64), names, colours, strict=True):
         text = axes.text(anchor[0], anchor[1], name, ha="center", va="center", color=colour, zorder=5)
@@ -161,20 +161,20 @@ def write_names(
         half = np.array(text.get_window_extent().size) / 2 + 2
         low = np.array(frame.min) + half + _MARGIN
         start = pixels.transform(anchor)
-        places = np.clip(start + steps, low, np.maximum(np.array(frame.max) - half - _MARGIN, low))
-        to_places = start + share * (places - start)
-        hidden = (np.abs(places[:, None] - at_dots) < half + clear).all(axis=2).sum(axis=1)
+        positions = np.clip(start + steps, low, np.maximum(np.array(frame.max) - half - _MARGIN, low))
+        paths = start + share * (positions - start)
+        hidden = (np.abs(positions[:, None] - at_dots) < half + clear).all(axis=2).sum(axis=1)
         cost = hidden * (0.5 if clear else 40 / len(at_dots)) + np.linalg.norm(steps, axis=1) / _REACH
-        cost += 3 * (np.abs(places[:, None] - lines) < half).all(axis=2).any(axis=1)
-        for centre, size in taken:
-            cost += 10 * (np.abs(places - centre) < half + size).all(axis=1)
-            cost += 3 * (np.abs(to_places - centre) < size).all(axis=2).any(axis=0)
+        cost += 3 * (np.abs(positions[:, None] - lines) < half).all(axis=2).any(axis=1)
+        for centre, size in boxes:
+            cost += 10 * (np.abs(positions - centre) < half + size).all(axis=1)
+            cost += 3 * (np.abs(paths - centre) < size).all(axis=2).any(axis=0)
         best = int(cost.round(6).argmin())  # rounded, for the same choice on every machine
-        taken.append(np.stack([places[best], half]))
-        text.set(position=pixels.inverted().transform(places[best]))
-        if (np.abs(places[best] - start) > half).any():
-            lines = np.concatenate([lines, to_places[:, best]])
-            edge = pixels.inverted().transform(np.clip(start, places[best] - half, places[best] + half))
+        boxes.append(np.stack([positions[best], half]))
+        text.set(position=pixels.inverted().transform(positions[best]))
+        if (np.abs(positions[best] - start) > half).any():
+            lines = np.concatenate([lines, paths[:, best]])
+            edge = pixels.inverted().transform(np.clip(start, positions[best] - half, positions[best] + half))
             axes.plot([anchor[0], edge[0]], [anchor[1], edge[1]], color="0.3", linewidth=0.6, zorder=4)
 
 
@@ -187,7 +187,7 @@ def draw_heatmap(
     *,
     framed: Collection[tuple[int, int]] = (),
     extend: str = "neither",
-    **look: Any,
+    **kwargs: Any,
 ) -> None:
     """Draw a heatmap of `values`, (n_rows, n_columns), with names and a colour bar; NaN are grey.
 
@@ -201,11 +201,11 @@ def draw_heatmap(
         Row and column of fields with a frame.
     extend
         As for matplotlib's ``colorbar``.
-    **look
+    **kwargs
         Passed to matplotlib's ``pcolormesh``.
     """
     axes.set_facecolor("0.88")
-    image = axes.pcolormesh(np.ma.masked_invalid(values), **look)
+    image = axes.pcolormesh(np.ma.masked_invalid(values), **kwargs)
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=7)

@@ -84,8 +84,8 @@ def predicted_groups(adata: AnnData, key: str) -> pd.Series:
     return groups_of(adata, key, made_by=f"scdiva.tl.annotate(adata, ..., key_added={key!r})")
 
 
-def palette(adata: AnnData, names: Mapping[str, Sequence[Hashable]], given: Any = None) -> dict[Hashable, Any]:
-    """Colour of each category of the columns `names`: from `given` as in scanpy, else those in ``uns``, else distinct.
+def palette(adata: AnnData, names: Mapping[str, Sequence[Hashable]], user_palette: Any = None) -> dict[Hashable, Any]:
+    """Colour of each category of the columns `names`: from `user_palette`, else those in ``uns``, else distinct.
 
     Parameters
     ----------
@@ -93,37 +93,37 @@ def palette(adata: AnnData, names: Mapping[str, Sequence[Hashable]], given: Any 
         Cells, maybe with colours in ``uns[column + "_colors"]``.
     names
         Categories of each column. A category of several columns has the colour of the first.
-    given
+    user_palette
         `palette` of scanpy: the name of a colour map, colours, a cycler, or a mapping from categories to colours.
     """
     every = list(dict.fromkeys(name for each in names.values() for name in each))
     colours: dict[Hashable, Any] = {}
-    if isinstance(given, Mapping):
-        refuse_absent([str(name) for name in every], list(map(str, given)), "groups have no colour in palette")
-        by_name = {str(name): colour for name, colour in given.items()}
+    if isinstance(user_palette, Mapping):
+        refuse_absent([str(name) for name in every], list(map(str, user_palette)), "groups have no colour in palette")
+        by_name = {str(name): colour for name, colour in user_palette.items()}
         return {name: to_rgb(by_name[str(name)]) for name in every}
-    if isinstance(given, str):
-        check_choices(palette=(given, list(colormaps)))
-        return dict(zip(every, map(to_rgb, colormaps[given](np.linspace(0, 1, len(every)))), strict=True))
-    if given is not None:
-        one_by_one = given.by_key()["color"] if hasattr(given, "by_key") else given
+    if isinstance(user_palette, str):
+        check_choices(palette=(user_palette, list(colormaps)))
+        return dict(zip(every, map(to_rgb, colormaps[user_palette](np.linspace(0, 1, len(every)))), strict=True))
+    if user_palette is not None:
+        one_by_one = user_palette.by_key()["color"] if hasattr(user_palette, "by_key") else user_palette
         return dict(zip(every, itertools.cycle(map(to_rgb, one_by_one)), strict=False))
     for key, each in names.items():
         colours = dict(zip(each, _stored_colours(adata, f"{key}_colors"), strict=False)) | colours
     distinct = distinct_colours(len(every))
-    others = itertools.cycle([colour for colour in distinct if colour not in colours.values()] or distinct)
-    return {name: colours.get(name) or (UNKNOWN if name == REJECTED else next(others)) for name in every}
+    unused = itertools.cycle([colour for colour in distinct if colour not in colours.values()] or distinct)
+    return {name: colours.get(name) or (UNKNOWN if name == REJECTED else next(unused)) for name in every}
 
 
 def keep_colours(
-    adata: AnnData, names: Mapping[str, Sequence[Hashable]], colours: Mapping[Hashable, Any], given: Any = None
+    adata: AnnData, names: Mapping[str, Sequence[Hashable]], colours: Mapping[Hashable, Any], user_palette: Any = None
 ) -> None:
     """Write the colours of categories to ``uns[column + "_colors"]``, as scanpy does; views are not changed.
 
-    Existing colours are replaced only by a `given` palette.
+    Existing colours are replaced only by a `user_palette`.
     """
     for key, each in names.items():
-        if not adata.is_view and (given is not None or f"{key}_colors" not in adata.uns):
+        if not adata.is_view and (user_palette is not None or f"{key}_colors" not in adata.uns):
             adata.uns[f"{key}_colors"] = [to_hex(colours[name]) for name in each]
 
 

@@ -52,7 +52,7 @@ class Panel(NamedTuple):
         return [name for name in self.column.cat.categories if name in used]
 
 
-def draw_maps(panels: Sequence[Panel], *, ax: Axes | None = None, ncols: int = 4, **look: Any) -> Figure:
+def draw_maps(panels: Sequence[Panel], *, ax: Axes | None = None, ncols: int = 4, **kwargs: Any) -> Figure:
     """Draw panels in rows of `ncols`, with space for legends; a single one is larger, or drawn on `ax`.
 
     Parameters
@@ -61,20 +61,20 @@ def draw_maps(panels: Sequence[Panel], *, ax: Axes | None = None, ncols: int = 4
         What to draw.
     ax
         The user's axes.
-    ncols, **look
+    ncols, **kwargs
         Arguments of scanpy's ``pl.embedding``; colours of groups are those of the panels.
     """
     n = len(panels)
-    check_look(n, len(panels[0].xy), ncols=ncols, **look)
-    if (title := look.pop("title", None)) is not None:
+    check_kwargs(n, len(panels[0].xy), ncols=ncols, **kwargs)
+    if (title := kwargs.pop("title", None)) is not None:
         titles = [title] if isinstance(title, str) else title
         panels = [panel._replace(title=one) for panel, one in zip(panels, titles, strict=True)]
-    if "legend_loc" in look:
-        panels = [panel._replace(legend=look["legend_loc"] or "none") for panel in panels]
+    if "legend_loc" in kwargs:
+        panels = [panel._replace(legend=kwargs["legend_loc"] or "none") for panel in panels]
     panels = [panel._replace(legend=_legend_place(panel)) for panel in panels]
-    if groups := [look["groups"]] if isinstance(look.get("groups"), str) else list(look.get("groups") or ()):
+    if groups := [kwargs["groups"]] if isinstance(kwargs.get("groups"), str) else list(kwargs.get("groups") or ()):
         refuse_absent(groups, {str(name) for panel in panels for name in panel.groups}, "groups have no cell")
-    spaces = {name: look.pop(name) for name in ("hspace", "wspace") if name in look}
+    spaces = {name: kwargs.pop(name) for name in ("hspace", "wspace") if name in kwargs}
     ncols = min(ncols, n)
     legends = sum(max(map(_legend_inches, panels[i::ncols])) for i in range(ncols))
     if n == 1:
@@ -88,32 +88,32 @@ def draw_maps(panels: Sequence[Panel], *, ax: Axes | None = None, ncols: int = 4
     for axes in grid[n:]:
         axes.remove()
     for i, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
-        limits = {name: look[name][i] for name in _LIMITS if isinstance(look.get(name), list | tuple)}
-        _draw_cells(axes, panel, **{**look, **limits})
+        limits = {name: kwargs[name][i] for name in _LIMITS if isinstance(kwargs.get(name), list | tuple)}
+        _draw_cells(axes, panel, **{**kwargs, **limits})
     for axes, panel in zip(grid, panels, strict=False):  # once the legends have changed the size of the axes
         if panel.legend == "on data":
-            _name_groups(axes, panel, groups, **look)
+            _name_groups(axes, panel, groups, **kwargs)
     return fig
 
 
-def check_look(n: int, n_cells: int, *, ncols: int = 4, legend_loc: str | None = None, **look: Any) -> None:
+def check_kwargs(n: int, n_cells: int, *, ncols: int = 4, legend_loc: str | None = None, **kwargs: Any) -> None:
     """Raise an error if an argument for scanpy is invalid for `n` panels of `n_cells` cells."""
     check_least(ncols=(ncols, 1))
-    places = ("auto", "on data", "right margin", "none", None, *Legend.codes)
-    check_choices(legend_loc=(legend_loc, places))
-    listed = {name: value for name, value in look.items() if name in _LIMITS and isinstance(value, list | tuple)}
-    if (title := look.get("title")) is not None:
+    locations = ("auto", "on data", "right margin", "none", None, *Legend.codes)
+    check_choices(legend_loc=(legend_loc, locations))
+    listed = {name: value for name, value in kwargs.items() if name in _LIMITS and isinstance(value, list | tuple)}
+    if (title := kwargs.get("title")) is not None:
         listed["title"] = [title] if isinstance(title, str) else title
     for name, values in listed.items():
         if len(values) != n:
             raise ValueError(f"{name} has {len(values)} entries for {n} panels: give one for each")
-    for name, value in ((key, look.get(key)) for key in _LIMITS):
+    for name, value in ((key, kwargs.get(key)) for key in _LIMITS):
         for one in value if isinstance(value, list | tuple) else [value]:
             if isinstance(one, str) and not re.fullmatch(r"p(100(\.0*)?|\d{1,2}(\.\d*)?)", one):
                 raise ValueError(f"{name}={one!r} is neither a number nor a percentile from 'p0' to 'p100'.")
-    if not isinstance(look.get("marker", "."), str):
-        raise TypeError(f"marker must be one of matplotlib's markers; got {look['marker']!r:.80}.")
-    size = look.get("size")
+    if not isinstance(kwargs.get("marker", "."), str):
+        raise TypeError(f"marker must be one of matplotlib's markers; got {kwargs['marker']!r:.80}.")
+    size = kwargs.get("size")
     if size is not None:
         sizes = np.asarray(size)
         if sizes.dtype.kind not in "iuf" or sizes.shape not in ((), (n_cells,)) or not (sizes >= 0).all():
@@ -139,7 +139,7 @@ def _legend_inches(panel: Panel) -> float:
     return n_columns * (text_inches(names) + 0.4) if panel.legend == "right margin" else 0.0
 
 
-def _draw_cells(axes: Axes, panel: Panel, **look: Any) -> None:
+def _draw_cells(axes: Axes, panel: Panel, **kwargs: Any) -> None:
     """Draw the cells of a panel with scanpy, cells without a value first."""
     import scanpy as sc
 
@@ -153,15 +153,15 @@ def _draw_cells(axes: Axes, panel: Panel, **look: Any) -> None:
         cells.obs["value"] = column.array  # keeps the order of categories and colours
     elif panel.column is not None:
         numbers = pd.to_numeric(panel.column.iloc[shown].astype(object), errors="coerce").to_numpy(dtype=np.float64)
-        known = np.isfinite(numbers)
-        bar, missing = known.any(), not known.all()
-        cells.obs["value"] = np.where(known, numbers, np.nan)
-    bar_at = look.pop("colorbar_loc", "right") if bar else None
-    size = look.pop("size", None)
+        is_finite = np.isfinite(numbers)
+        bar, missing = is_finite.any(), not is_finite.all()
+        cells.obs["value"] = np.where(is_finite, numbers, np.nan)
+    bar_at = kwargs.pop("colorbar_loc", "right") if bar else None
+    size = kwargs.pop("size", None)
     size = float(np.clip(48_000 / len(shown), 4, 72)) if size is None else size
-    defaults: dict[str, Any] = {"vmin": panel.limits[0], "vmax": panel.limits[1]} if look.get("norm") is None else {}
+    defaults: dict[str, Any] = {"vmin": panel.limits[0], "vmax": panel.limits[1]} if kwargs.get("norm") is None else {}
     defaults |= {"na_color": "0.5" if panel.column is None else MISSING, "legend_fontsize": 8}
-    place = {"legend_loc": None if panel.legend in ("on data", "none") else panel.legend, "title": panel.title}
+    panel_kwargs = {"legend_loc": None if panel.legend in ("on data", "none") else panel.legend, "title": panel.title}
     sc.pl.embedding(
         cells,
         "map",
@@ -175,14 +175,14 @@ def _draw_cells(axes: Axes, panel: Panel, **look: Any) -> None:
         ax=axes,
         show=False,
         save=False,  # overrides scanpy's settings
-        **{**defaults, **look, **place},
+        **{**defaults, **kwargs, **panel_kwargs},
     )
     if bar_at is not None:  # scanpy would draw it in pyplot's current figure
         axes.figure.colorbar(axes.collections[-1], ax=axes, pad=0.02, shrink=0.7, location=bar_at, label=panel.unit)
     axes.set(xlabel=panel.axis_names[0] + "\ngrey: NA" * missing, ylabel=panel.axis_names[1])
 
 
-def _name_groups(axes: Axes, panel: Panel, chosen: Sequence[str], **look: Any) -> None:
+def _name_groups(axes: Axes, panel: Panel, chosen: Sequence[str], **kwargs: Any) -> None:
     """Write the names of groups at their median cell, in darker colours that are legible on white."""
     shown = np.isfinite(panel.xy).all(axis=1)
     names = [name for name in panel.groups if not chosen or str(name) in chosen]
@@ -192,5 +192,5 @@ def _name_groups(axes: Axes, panel: Panel, chosen: Sequence[str], **look: Any) -
         anchors.append(xy[np.abs(xy - np.median(xy, axis=0)).sum(axis=1).argmin()])
     colours = [tuple(0.7 * part for part in to_rgb(panel.colours[name])) for name in names]
     fonts = {"fontsize": "legend_fontsize", "weight": "legend_fontweight", "outline": "legend_fontoutline"}
-    given = {name: look[key] for name, key in fonts.items() if look.get(key) is not None}
-    write_names(axes, panel.xy[shown], anchors, [str(name) for name in names], colours, **given)
+    font_kwargs = {name: kwargs[key] for name, key in fonts.items() if kwargs.get(key) is not None}
+    write_names(axes, panel.xy[shown], anchors, [str(name) for name in names], colours, **font_kwargs)

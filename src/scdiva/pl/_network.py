@@ -116,7 +116,7 @@ def grn(
     code = pd.Series(0, strength.index) if module is None else module.cat.codes.loc[strength.index].astype(int)
     heads = network.directed and len(edges) <= 60  # more would overlap
     graph = nx.from_pandas_edgelist(edges, create_using=nx.DiGraph if heads else nx.Graph)
-    places = _places(graph, None if module is None else code)
+    positions = _positions(graph, None if module is None else code)
 
     fig, axes = axes_for(ax, (8.2, 6.2))
     axes.set_title(f"{network.title}: {len(edges):,} strongest edges, {len(strength):,} genes", fontsize=10)
@@ -129,20 +129,22 @@ def grn(
     shades[:, 3] = 0.35 + 0.55 * share
     widest = np.clip(6_000 / len(strength), 40, 180)
     areas = widest * (0.15 + 0.85 * strength / strength.max()).to_numpy()
-    look: dict[str, Any] = {"arrows": True, "arrowsize": 8, "node_size": areas} if heads else {"arrows": False}
+    edge_style: dict[str, Any] = {"arrows": True, "arrowsize": 8, "node_size": areas} if heads else {"arrows": False}
     ends = list(zip(edges["source"], edges["target"], strict=True))
-    look |= {"edgelist": ends, "nodelist": list(strength.index), "width": 0.5 + 2.0 * share, "edge_color": shades}
-    nx.draw_networkx_edges(graph, places, ax=axes, **look)
+    edge_style |= {"edgelist": ends, "nodelist": list(strength.index), "width": 0.5 + 2.0 * share, "edge_color": shades}
+    nx.draw_networkx_edges(graph, positions, ax=axes, **edge_style)
     table = np.array([_ONE_COLOUR] if module is None else [*distinct_colours(_COLOURED), _GREY])
     colours = table[code.where((code >= 0) & (code < len(table)), len(table) - 1)]
-    xy = np.array([places[gene] for gene in strength.index])
+    xy = np.array([positions[gene] for gene in strength.index])
     axes.scatter(xy[:, 0], xy[:, 1], s=areas, c=colours, edgecolors="white", linewidths=0.6, zorder=3)
     _explain(axes, None if module is None else module.cat.categories, code, table, edges, network)
     # the strongest gene of each module first
     rank = strength.groupby(code).rank(ascending=False, method="first")
-    named = np.lexsort((-strength, rank))[:n_labels]
-    at = pd.Index(network.names).get_indexer(strength.index[named])
-    write_names(axes, xy, xy[named], list(shown[at]), [tuple(0.6 * colours[i]) for i in named], fontsize=7, clear=5)
+    labelled = np.lexsort((-strength, rank))[:n_labels]
+    at = pd.Index(network.names).get_indexer(strength.index[labelled])
+    write_names(
+        axes, xy, xy[labelled], list(shown[at]), [tuple(0.6 * colours[i]) for i in labelled], fontsize=7, clear=5
+    )
     return fig
 
 
@@ -170,7 +172,7 @@ def _strongest(adata: AnnData, network: Network, key: str, genes: Sequence[str] 
     return edges.head(n_edges)
 
 
-def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.float64]]:
+def _positions(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.float64]]:
     """Positions of genes: each module or connected component in a disc, the largest disc in the centre."""
     parts = enumerate(nx.connected_components(graph.to_undirected()))
     block = pd.Series({gene: -1 - i for i, genes in parts for gene in genes}).sort_index()
@@ -179,7 +181,7 @@ def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.flo
         block.update(code[(code >= 0) & (code.groupby(code).transform("size") >= 3)])
     turn = np.linspace(0, 2 * np.pi, 72, endpoint=False)
     rays = np.column_stack([np.cos(turn), np.sin(turn)])
-    places: dict[str, NDArray[np.float64]] = {}
+    positions: dict[str, NDArray[np.float64]] = {}
     discs: list[tuple[NDArray[np.float64], float]] = []
     for name in block.value_counts(sort=False).sort_values(ascending=False, kind="stable").index:
         genes = list(block.index[block == name])
@@ -189,9 +191,9 @@ def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.flo
         # for the layout, smaller components are connected to the largest
         pieces = sorted((sorted(piece) for piece in nx.connected_components(part)), key=lambda piece: -len(piece))
         nx.add_star(part, [max(piece, key=part.degree) for piece in pieces])
-        few = len(genes) < 120  # the Kamada-Kawai layout is slow for more genes
-        found = nx.kamada_kawai_layout(part, weight=None) if few else nx.spring_layout(part, weight=None, seed=0)
-        xy = np.sqrt(len(genes)) * np.array([found[gene] for gene in genes])
+        is_small = len(genes) < 120  # the Kamada-Kawai layout is slow for more genes
+        layout = nx.kamada_kawai_layout(part, weight=None) if is_small else nx.spring_layout(part, weight=None, seed=0)
+        xy = np.sqrt(len(genes)) * np.array([layout[gene] for gene in genes])
         radius = float(np.linalg.norm(xy, axis=1).max()) + 1
         tries = np.zeros((1, 2))
         if discs:
@@ -200,8 +202,8 @@ def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.flo
             tries = tries[np.min(gaps, axis=0) >= 0]
         centre = tries[np.linalg.norm(tries * (0.8, 1), axis=1).round(6).argmin()]  # figures are wider than high
         discs.append((centre, radius))
-        places |= dict(zip(genes, xy + centre, strict=True))
-    return places
+        positions |= dict(zip(genes, xy + centre, strict=True))
+    return positions
 
 
 def _explain(
@@ -317,12 +319,12 @@ def attention(
     width, height = (min(max(0.135 * n, 1.8) + inches, 18.5) for n in (len(columns), len(rows)))
     fig, axes = axes_for(ax, (width + 1.4, height + 0.5))
     low, high = np.nanquantile(values, [0.01, 0.99])
-    if both := network.signed or bool(network.reference):
+    if diverging := network.signed or bool(network.reference):
         high = np.nanquantile(np.abs(values), 0.99)
         low = -high
     draw_heatmap(
         axes, values, names[rows], names[columns], network.unit.replace("\n", " ", 1), extend="both",
-        vmin=low, vmax=high, cmap="RdBu_r" if both else "Blues", rasterized=True,
+        vmin=low, vmax=high, cmap="RdBu_r" if diverging else "Blues", rasterized=True,
     )  # fmt: skip
     axes.set(xlabel="source gene", ylabel="target gene")
     axes.set_title(network.title, fontsize=10)
@@ -343,9 +345,9 @@ def _sides(
 
 def _dense(network: Network, sources: NDArray[np.intp], targets: NDArray[np.intp]) -> NDArray[np.float64]:
     """Weights of targets (rows) from sources (columns); NaN if not in the network."""
-    kept = network.weights[sources][:, targets].tocoo()
+    entries = network.weights[sources][:, targets].tocoo()
     values = np.full((len(targets), len(sources)), np.nan)
-    values[kept.col, kept.row] = kept.data
+    values[entries.col, entries.row] = entries.data
     values[targets[:, None] == sources] = np.nan
     return values
 
@@ -406,24 +408,24 @@ def regulon(
     rows = rows.iloc[:n_targets]
     weight = rows["weight"].to_numpy(dtype=np.float64)
     sign = np.sign(rows["sign"].to_numpy(dtype=np.float64) if "sign" in rows else weight)
-    known = rows["known"].to_numpy(dtype=np.float64) if "known" in rows else np.full(len(rows), np.nan)
+    known_modes = rows["known"].to_numpy(dtype=np.float64) if "known" in rows else np.full(len(rows), np.nan)
 
     n = len(rows)
     fig, axes = axes_for(ax, (5.4 + text_inches(list(rows["target"])), 0.19 * n + 1.2))
     inks = [_colour(one) for one in sign]
-    fills = ["white" if np.isnan(mode) else _colour(mode) for mode in known]
+    fills = ["white" if np.isnan(mode) else _colour(mode) for mode in known_modes]
     axes.hlines(np.arange(n), 0, np.abs(weight), color=inks, linewidth=1.6, zorder=2)
     axes.scatter(np.abs(weight), np.arange(n), s=34, c=fills, edgecolors=inks, linewidths=1.2, zorder=3)
     axes.set_yticks(np.arange(n), rows["target"], fontsize=8)
     axes.set(xlabel="absolute weight", xlim=(0, None), ylim=(n - 0.5, -0.5))
-    for text, mode in zip(axes.get_yticklabels(), known, strict=True):
+    for text, mode in zip(axes.get_yticklabels(), known_modes, strict=True):
         text.set_fontweight("normal" if np.isnan(mode) else "bold")
     handles = [Line2D([], [], color=_colour(one), label=_SIGNS[one]) for one in _SIGNS if (sign == one).any()]
     dot: dict[str, Any] = {"linestyle": "", "marker": "o", "markeredgecolor": "0.3"}
-    modes = [mode for mode in _KNOWN if (np.sign(known) == mode).any()]
+    modes = [mode for mode in _KNOWN if (np.sign(known_modes) == mode).any()]
     handles += [Line2D([], [], markerfacecolor=_colour(mode), label=_KNOWN[mode], **dot) for mode in modes]
     title = f"{factor}: {n} strongest target{'s' * (n > 1)}"
-    axes.set_title(title + (f", {np.isfinite(known).sum()} known" if "known" in rows else ""), fontsize=10)
+    axes.set_title(title + (f", {np.isfinite(known_modes).sum()} known" if "known" in rows else ""), fontsize=10)
     draw_legend(axes, handles=handles)
     return fig
 

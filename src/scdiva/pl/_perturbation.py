@@ -276,9 +276,9 @@ def delta_scatter(
     title = f"Pearson r {scores['pearson_delta']:.2f} ({len(x):,} genes)"
     title += f", {scores[f'pearson_delta_top{_TOP}']:.2f} (top {len(top)})"
     axes.set_title(f"{name}\n{title}", fontsize=10)
-    named, points = best[:n_names], np.column_stack([x, y])
-    inks = [_COLOURS[OURS]] * len(named)
-    write_names(axes, points, points[named], list(names[responses.genes][named]), inks, fontsize=7, clear=3)
+    labelled, points = best[:n_names], np.column_stack([x, y])
+    inks = [_COLOURS[OURS]] * len(labelled)
+    write_names(axes, points, points[labelled], list(names[responses.genes][labelled]), inks, fontsize=7, clear=3)
     axes.set_adjustable("box")  # names stay at their dots if the layout changes later
     return fig
 

@@ -81,17 +81,17 @@ def reconstruction(
     chosen = _keys_of(adata, keys)
     genes = {key: _in_both(adata, key) for key in chosen}
     n = len(chosen)
-    errors = {key: _errors(both) for key, (both, _) in genes.items()}
+    errors = {key: _errors(recovered) for key, (recovered, _) in genes.items()}
     # not dominated by a few large errors
     reach = max(float(np.quantile(np.abs(error), 0.995)) for error in errors.values()) or 1.0
     fig, axes = grid_of_axes(3, n, (2.8 * n + 1.2, 9.4), sharex="row", sharey="row")
     for column, key in zip(axes.T, chosen, strict=True):
-        both, recall = genes[key]
+        recovered, recall = genes[key]
         ratio, steps = _settings_of(adata, key)
         title = f"{ratio:.0%} masked, {steps} step{'s' * (steps != 1)}" if ratio else "nothing masked"
         title += f"\n{key}\n" if n > 1 else "\n"
-        _scatter(column[0], both.rank, both.reconstructed_rank, both, "rank", title)
-        _scatter(column[1], both.value, both.reconstructed_value, both, "value (log1p)")
+        _scatter(column[0], recovered.rank, recovered.reconstructed_rank, recovered, "rank", title)
+        _scatter(column[1], recovered.value, recovered.reconstructed_value, recovered, "value (log1p)")
         _histogram(column[2], errors[key], reach, recall)
     for first in axes[:2, 0]:  # one scale for both axes and all panels of a row
         ends = [*first.get_xlim(), *first.get_ylim()]
@@ -110,11 +110,11 @@ def _keys_of(adata: AnnData, keys: Sequence[str] | str | None) -> list[str]:
         if not chosen or len(set(chosen)) < len(chosen):
             raise ValueError(f"keys={keys!r} must name one reconstruction or several different ones.")
         return chosen
-    ours = adata.uns.get(UNS, {})
-    found = [key for key in (ours if isinstance(ours, Mapping) else {}) if f"{key}_{TRUE_RANK}" in adata.layers]
-    if not found:
+    uns = adata.uns.get(UNS, {})
+    stored = [key for key in (uns if isinstance(uns, Mapping) else {}) if f"{key}_{TRUE_RANK}" in adata.layers]
+    if not stored:
         raise KeyError("adata holds no reconstruction: call scdiva.tl.reconstruct(adata) first.")
-    return sorted(found, key=lambda key: (*_settings_of(adata, key), key))
+    return sorted(stored, key=lambda key: (*_settings_of(adata, key), key))
 
 
 def _settings_of(adata: AnnData, key: str) -> tuple[float, int]:
@@ -126,11 +126,11 @@ def _settings_of(adata: AnnData, key: str) -> tuple[float, int]:
 def _in_both(adata: AnnData, key: str) -> tuple[Recovered, float]:
     """Genes that are both in a cell and in its reconstruction, and the fraction of masked genes among these."""
     genes = recovered_of(adata, key)
-    there = genes.reconstructed_rank > 0
-    if not there.any():
+    in_both = genes.reconstructed_rank > 0
+    if not in_both.any():
         raise ValueError(f"no gene of any cell is recovered in the reconstruction {key!r}: there is nothing to draw.")
-    masked = there[genes.masked]
-    return Recovered._make(part[there] for part in genes), float(masked.mean()) if len(masked) else np.nan
+    masked = in_both[genes.masked]
+    return Recovered._make(part[in_both] for part in genes), float(masked.mean()) if len(masked) else np.nan
 
 
 def spearman_within(x: NDArray[np.generic], y: NDArray[np.generic], cell: NDArray[np.intp]) -> float:
@@ -138,33 +138,34 @@ def spearman_within(x: NDArray[np.generic], y: NDArray[np.generic], cell: NDArra
     ranks = pd.DataFrame({"x": x, "y": y}).groupby(cell).rank()
     a, b = (ranks - ranks.groupby(cell).transform("mean")).to_numpy(dtype=np.float64).T
     xy, xx, yy = (np.bincount(cell, product) for product in (a * b, a * a, b * b))
-    known = (np.bincount(cell) >= 3) & (xx > 0) & (yy > 0)
-    return float((xy[known] / np.sqrt(xx[known] * yy[known])).mean()) if known.any() else np.nan
+    defined = (np.bincount(cell) >= 3) & (xx > 0) & (yy > 0)
+    return float((xy[defined] / np.sqrt(xx[defined] * yy[defined])).mean()) if defined.any() else np.nan
 
 
 def _scatter(
-    ax: Axes, x: NDArray[np.generic], y: NDArray[np.generic], both: Recovered, what: str, title: str = ""
+    ax: Axes, x: NDArray[np.generic], y: NDArray[np.generic], recovered: Recovered, what: str, title: str = ""
 ) -> None:
     """Scatter plot with masked genes on top and the correlations in the title."""
     shown = np.random.default_rng(0).permutation(len(x))[:_MOST_POINTS]
-    texts = [f"ρ {spearman_within(x, y, both.cell):.2f} (all)"]
-    for name, these, colour in (("visible", ~both.masked, _VISIBLE), ("masked", both.masked, _MASKED)):
-        at = shown[these[shown]]
+    texts = [f"ρ {spearman_within(x, y, recovered.cell):.2f} (all)"]
+    masked = recovered.masked
+    for name, subset, colour in (("visible", ~masked, _VISIBLE), ("masked", masked, _MASKED)):
+        at = shown[subset[shown]]
         if len(at):
             ink = float(np.clip(1_500 / len(at), 0.12, 0.8))  # transparent, so that the density is visible
             size = float(np.clip(20_000 / len(shown), 2, 9))
             ax.scatter(x[at], y[at], s=size, color=colour, alpha=ink, linewidths=0, rasterized=True, label=name)
-    if both.masked.any():
-        texts.append(f"{spearman_within(x[both.masked], y[both.masked], both.cell[both.masked]):.2f} (masked)")
+    if masked.any():
+        texts.append(f"{spearman_within(x[masked], y[masked], recovered.cell[masked]):.2f} (masked)")
     ax.axline((0, 0), slope=1, color="0.3", linewidth=0.8, linestyle="--", zorder=4)
     ax.set(xlabel=f"true {what}", ylabel=f"reconstructed {what}")
     ax.set_title(title + ", ".join(texts), fontsize=9)
 
 
-def _errors(both: Recovered) -> NDArray[np.float64]:
+def _errors(recovered: Recovered) -> NDArray[np.float64]:
     """Errors of the values of masked genes, or of all genes if none was masked."""
-    error = both.reconstructed_value.astype(np.float64) - both.value
-    return error[both.masked] if both.masked.any() else error
+    error = recovered.reconstructed_value.astype(np.float64) - recovered.value
+    return error[recovered.masked] if recovered.masked.any() else error
 
 
 def _histogram(ax: Axes, error: NDArray[np.float64], reach: float, recall: float) -> None:
@@ -233,26 +234,26 @@ def gene_overlap(
     """
     sets = _checked(gene_sets)
     genes = sorted(set().union(*sets.values()))
-    member = pd.DataFrame({name: [gene in these for gene in genes] for name, these in sets.items()})
+    member = pd.DataFrame({name: [gene in gene_set for gene in genes] for name, gene_set in sets.items()})
     sizes = member.groupby(list(member)).size().sort_values(ascending=False, kind="stable")
     if len(sizes) > _MAX_OVERLAPS:
         warn(f"{len(sizes) - _MAX_OVERLAPS:,} of {len(sizes):,} overlaps, the smallest, are not drawn")
         sizes = sizes.iloc[:_MAX_OVERLAPS]
-    n, places = len(sets), np.arange(len(sizes))
+    n, positions = len(sets), np.arange(len(sizes))
     fig, axes = axes_for(ax, (0.32 * len(sizes) + 2.6, 0.25 * n + 2.8))
     axes.axis("off")
     share = n / (n + 8)
     below = axes.inset_axes((0.0, 0.0, 1.0, share))
     above = axes.inset_axes((0.0, share, 1.0, 1.0 - share), sharex=below)
-    above.bar_label(above.bar(places, sizes, color="0.25"), fmt="{:,.0f}", fontsize=7)
+    above.bar_label(above.bar(positions, sizes, color="0.25"), fmt="{:,.0f}", fontsize=7)
     above.set_ylabel("genes of the overlap")
     above.locator_params(axis="y", integer=True)
     above.spines[["top", "right", "bottom"]].set_visible(False)
     inside = np.array(sizes.index.tolist())
     for x, y in np.ndindex(inside.shape):
         below.plot(x, y, "o", color="0.25" if inside[x, y] else "0.88")
-    below.vlines(places, inside.argmax(axis=1), n - 1 - inside[:, ::-1].argmax(axis=1), color="0.25", linewidth=1.5)
-    below.set_yticks(np.arange(n), [f"{name} ({len(these):,})" for name, these in sets.items()], fontsize=8)
+    below.vlines(positions, inside.argmax(axis=1), n - 1 - inside[:, ::-1].argmax(axis=1), color="0.25", linewidth=1.5)
+    below.set_yticks(np.arange(n), [f"{name} ({len(gene_set):,})" for name, gene_set in sets.items()], fontsize=8)
     below.set(ylim=(n - 0.5, -0.5), xticks=[])
     below.tick_params(length=0)
     below.spines[:].set_visible(False)

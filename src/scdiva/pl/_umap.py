@@ -31,7 +31,7 @@ from scdiva.pl._groups import (
     palette,
     predicted_groups,
 )
-from scdiva.pl._maps import ON_DATA, Panel, check_look, draw_maps
+from scdiva.pl._maps import ON_DATA, Panel, check_kwargs, draw_maps
 
 
 @plot
@@ -118,14 +118,14 @@ def umap(
     colors = _listed(color)
     if ax is not None and len(colors) > 1:
         raise ValueError(f"ax is one panel and color names {len(colors)}: call umap once for each, or leave ax out")
-    check_look(len(colors), adata.n_obs, **kwargs)
+    check_kwargs(len(colors), adata.n_obs, **kwargs)
     _check_layer(adata, layer, use_raw)
     basis = basis_of(adata, basis)
     embedding_of(adata, basis)
     values = _values(adata, colors, layer, use_raw, gene_symbols)
-    given = kwargs.pop("palette", None)
+    user_palette = kwargs.pop("palette", None)
     names = {name: list(column.cat.categories) for name, (column, _) in values.items() if hasattr(column, "cat")}
-    colours = {name: palette(adata, {name: each}, given) for name, each in names.items()}
+    colours = {name: palette(adata, {name: each}, user_palette) for name, each in names.items()}
     xy = coordinates(adata, basis, rng)
     drawn_as_is = is_map(adata, basis) and not basis.lower().endswith("umap")
     axis = basis.removeprefix("X_") if drawn_as_is else "UMAP"
@@ -136,7 +136,7 @@ def umap(
         panels.append(Panel(name or "", xy, column, colours.get(name or "", {}), axis_names=axis_names, unit=unit))
     fig = draw_maps(panels, ax=ax, **kwargs)
     for name in names:
-        keep_colours(adata, {name: names[name]}, colours[name], given)
+        keep_colours(adata, {name: names[name]}, colours[name], user_palette)
     return fig
 
 
@@ -208,7 +208,7 @@ def integration(
     batches = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not batches:
         raise ValueError("batch_key must name a column of adata.obs, or several; got none.")
-    check_look(2 * (len(batches) + (labels_key is not None)), adata.n_obs, **kwargs)
+    check_kwargs(2 * (len(batches) + (labels_key is not None)), adata.n_obs, **kwargs)
     rows = {key: groups_of(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
     # both are checked before UMAP is computed
     after = basis_of(adata, after)
@@ -218,9 +218,9 @@ def integration(
     if before is not None:
         before = basis_of(adata, before)
         embedding_of(adata, before)
-    given = kwargs.pop("palette", None)
+    user_palette = kwargs.pop("palette", None)
     names = {key: list(values.cat.categories) for key, values in rows.items()}
-    colours = {key: palette(adata, {key: names[key]}, given) for key in rows}
+    colours = {key: palette(adata, {key: names[key]}, user_palette) for key in rows}
     panels = []
     for when, basis in (("before", before), ("after", after)):
         if basis is None:
@@ -239,7 +239,7 @@ def integration(
     pairs = [panel for pair in zip(panels[:n], panels[n:], strict=True) for panel in pair]
     fig = draw_maps(pairs, **{"ncols": 2, **kwargs})
     for key in rows:
-        keep_colours(adata, {key: names[key]}, colours[key], given)
+        keep_colours(adata, {key: names[key]}, colours[key], user_palette)
     return fig
 
 
@@ -320,19 +320,19 @@ def annotation(
     columns = {} if labels_key is None else {f"annotated: {labels_key}": groups_of(adata, labels_key)}
     columns[f"predicted: {key}"] = predicted_groups(adata, key)
     confidence = adata.obs.get(f"{key}_{CONFIDENCE}")
-    check_look(len(columns) + (confidence is not None), adata.n_obs, **kwargs)
+    check_kwargs(len(columns) + (confidence is not None), adata.n_obs, **kwargs)
     xy = coordinates(adata, basis_of(adata, basis), rng)
     columns = {title: values.cat.rename_categories(str) for title, values in columns.items()}
     # the same colour in both panels
     keys = [key] if labels_key is None else [labels_key, key]
     names = {key: list(values.cat.categories) for key, values in zip(keys, columns.values(), strict=True)}
-    given = kwargs.pop("palette", None)
-    colours = palette(adata, names, given)
+    user_palette = kwargs.pop("palette", None)
+    colours = palette(adata, names, user_palette)
     maps = [Panel(title, xy, values, colours) for title, values in columns.items()]
     if confidence is not None:
         maps.append(Panel(CONFIDENCE, xy, confidence, limits=(0.0, 1.0)))
     fig = draw_maps(maps, **kwargs)
-    keep_colours(adata, names, colours, given)
+    keep_colours(adata, names, colours, user_palette)
     return fig
 
 
@@ -412,7 +412,7 @@ def generated(
         )
     real = real[:, shared]  # generated cells have only genes of the model
     groups = None if color is None else _groups_of_both(real, generated, color)
-    check_look(1 + (color is not None), real.n_obs + generated.n_obs, **kwargs)
+    check_kwargs(1 + (color is not None), real.n_obs + generated.n_obs, **kwargs)
     seed = settings.seed if rng is None else int(rng)
     with speaking_of("real"):
         real_values = log_normalised(real)[0]
@@ -425,10 +425,12 @@ def generated(
     names = [f"real ({real.n_obs:,})", f"generated ({generated.n_obs:,})"]
     origin = pd.Series(pd.Categorical.from_codes(np.repeat([0, 1], [real.n_obs, generated.n_obs]), names))
     colours: dict[Hashable, str] = dict(zip(names, ("0.6", "#d1495b"), strict=True))
-    given = kwargs.pop("palette", None)
+    user_palette = kwargs.pop("palette", None)
     maps = [Panel("real and generated cells", xy, origin, colours, "right margin")]
     if groups is not None:
-        maps.append(Panel(str(color), xy, groups, palette(real, {str(color): list(groups.cat.categories)}, given)))
+        maps.append(
+            Panel(str(color), xy, groups, palette(real, {str(color): list(groups.cat.categories)}, user_palette))
+        )
     return draw_maps(maps, **kwargs)
 
 
@@ -479,8 +481,8 @@ def _values(
             column = column_of(adata, color)
             values[color] = (column if is_number(column) else as_groups(column, color)), ""
             continue
-        found = np.flatnonzero(names == color)
-        if not len(found):
+        matches = np.flatnonzero(names == color)
+        if not len(matches):
             in_raw = not use_raw and adata.raw is not None and color in adata.raw.var_names
             raise KeyError(
                 f"color={color!r} is neither a gene of {'adata.raw' if use_raw else layer or 'adata'} nor a "
@@ -488,11 +490,11 @@ def _values(
                 f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
                 f"{'; adata.raw has that gene: pass use_raw=True' if in_raw else ''}"
             )
-        if len(found) > 1:
+        if len(matches) > 1:
             raise ValueError(
-                f"{len(found)} columns are called {color!r}: call adata.var_names_make_unique(), or choose one"
+                f"{len(matches)} columns are called {color!r}: call adata.var_names_make_unique(), or choose one"
             )
-        genes[color] = int(found[0])
+        genes[color] = int(matches[0])
     at = np.array(list(genes.values()), dtype=int)
     logs = counts_as_log(adata, at, layer=layer, use_raw=use_raw) if genes and table is None else None
     for i, (gene, column) in enumerate(genes.items()):

@@ -255,7 +255,7 @@ def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, query
         whole = states_of(querying, cells)
         around = context_of(querying, cells, whole, genes)
         others = cells.keeping(~np.isin(cells.tokens, genes))
-        states = states_of(querying, others)._replace(own=np.arange(cells.n_cells))
+        states = states_of(querying, others)._replace(own_row=np.arange(cells.n_cells))
         alone = predict(querying, genes, states)
         found = predict(querying, genes, states, around)
         values = around.values.clone()  # noqa: PD011

@@ -69,10 +69,10 @@ def test_with_a_state_head_it_is_the_model_and_places(network, packed, anchor, p
     expected, expected_values, out = of_model(model, packed)
     if places:
         expected = expected + rank_log_prior(
-            *(tokens, values, tokens == MASK, ~value_mask, cu), model.state_head.values(out.read), DENOMINATOR
+            *(tokens, values, tokens == MASK, ~value_mask, cu), model.state_head.values(out.head_hidden), DENOMINATOR
         )
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(of_genes, model.state_head.values(out.read))
+    torch.testing.assert_close(of_genes, model.state_head.values(out.head_hidden))
     asked = value_mask | (tokens == MASK)  # elsewhere nothing is asked
     torch.testing.assert_close(predicted[asked], expected_values[asked])
     # what is added to a masked position once its gene is chosen is what the model says when given the gene
@@ -108,9 +108,9 @@ def test_without_the_stream_the_state_alone_speaks(network, packed):
     _, _, out = of_model(model, packed)
     model.blocks = None  # would fail if it were run
     logits, predicted, of_genes = denoiser_of(model, stream=False)(*packed)
-    of_state = hidden_gene_logits(model.state_head.log_odds(out.read), out.hidden_share)
+    of_state = hidden_gene_logits(model.state_head.log_odds(out.head_hidden), out.hidden_share)
     torch.testing.assert_close(logits, of_state)  # a row for each cell: all of its masked genes are predicted alike
-    torch.testing.assert_close(of_genes, model.state_head.values(out.read))
+    torch.testing.assert_close(of_genes, model.state_head.values(out.head_hidden))
     shown = value_mask & (tokens != MASK)
     torch.testing.assert_close(predicted[shown], of_genes[out.cells[shown], tokens[shown] - N_SPECIAL])
 

@@ -85,7 +85,7 @@ def test_empty_cells_hide_nothing(network):
     cu = torch.tensor([0, 0, 2, 2], dtype=torch.int32)
     out = model(torch.tensor([MASK, 4]), torch.ones(2), cu)
     assert out.hidden_share.tolist() == [0, 0.5, 0]
-    assert out.read.isfinite().all()
+    assert out.head_hidden.isfinite().all()
 
 
 @given(

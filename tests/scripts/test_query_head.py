@@ -56,7 +56,7 @@ def test_a_table_has_the_answers_to_single_queries(head, asked, context):
     for of_context in (context, context._replace(values=torch.zeros_like(context.values))):
         state, n_genes, _, shown, mean = of_context
         around = queries.Context(state, n_genes, shown, (shown > 0).double(), mean)
-        found = head.table(**cells, gene=gene, log_odds=log_odds, values=values, context=around, own=own)
+        found = head.table(*cells.values(), gene, log_odds, values, around, own)
         cell, column = torch.arange(B).repeat_interleave(GENES), gene.repeat(B)
         single = head(
             **cells, cell=cell, gene=column, column=column, log_odds=log_odds.flatten(), values=values.flatten(),

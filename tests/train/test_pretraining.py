@@ -124,7 +124,7 @@ def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, places):
         with torch.no_grad():
             logits = logits + rank_log_prior(
                 *(batch.tokens, batch.values, asked, ~corrupted.value_mask, batch.cu_seqlens),
-                model.state_head.values(out.read),
+                model.state_head.values(out.head_hidden),
                 torch.from_numpy(DENOMINATOR),
             )
     expected, _ = dual_loss(

@@ -127,12 +127,12 @@ def log_likelihood(
         sizes, masked = (torch.cat(part) for part in zip(*draws[first : first + n_copies], strict=True))
         bounds = F.pad(cu_seqlens.diff().repeat(n_copies).cumsum(0), (1, 0)).to(cu_seqlens.dtype)
         true = tokens.repeat(n_copies)
-        copies, seen = cell_of_token(bounds, true.numel()), true.masked_fill(masked, MASK)
+        copies, corrupted = cell_of_token(bounds, true.numel()), true.masked_fill(masked, MASK)
         cell_of_gene = copies[masked]
         of_rows = torch.arange(len(sizes), device=device) if by_cell else cell_of_gene
-        logits = denoiser(seen, values.repeat(n_copies).masked_fill(masked, 0.0), bounds, masked)[0]
+        logits = denoiser(corrupted, values.repeat(n_copies).masked_fill(masked, 0.0), bounds, masked)[0]
         if exclude_shown:
-            logits = available_logits(logits, seen, copies, len(sizes), None, of_rows)
+            logits = available_logits(logits, corrupted, copies, len(sizes), None, of_rows)
         else:
             logits = checked_logits(logits, len(of_rows))
         row = cell_of_gene if by_cell else torch.arange(len(cell_of_gene), device=device)

@@ -333,9 +333,9 @@ def dual_loss(
     w_identity, w_value = loss_weights(masked, cu_seqlens), loss_weights(hidden_value, cu_seqlens)
     # row numbers once, because each boolean index is a synchronisation with the device
     rows, n_masked, n_hidden = masked.nonzero().squeeze(1), masked.sum(), hidden_value.sum()
-    asked = rows, tokens[rows] - N_SPECIAL, w_identity[rows], values, hidden_value, w_value, n_masked, n_hidden
+    tensors = rows, tokens[rows] - N_SPECIAL, w_identity[rows], values, hidden_value, w_value, n_masked, n_hidden
     rows, genes, weight, values, hidden_value, w_value, n_masked, n_hidden = (
-        to_device(x, hidden.device) for x in asked
+        to_device(x, hidden.device) for x in tensors
     )
     if logits is None:
         identity, nll = masked_cross_entropy(hidden.index_select(0, rows), gene_weight, genes, weight)

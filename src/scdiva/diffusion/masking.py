@@ -261,10 +261,10 @@ def keep_counts(counts: Counts, cu_seqlens: Tensor, share: Tensor, generator: to
     -------
     Thinned counts, some of them 0. Counts of genes outside the vocabulary are reduced by the same overall share.
     """
-    kept = torch.binomial(counts.of_token, share.double(), generator=generator)
-    known, still = sum_by_cell(counts.of_token, cu_seqlens), sum_by_cell(kept, cu_seqlens)
-    unknown = (counts.of_cell - known).clamp_min(0)
-    return Counts(kept, still + unknown * still / known.clamp_min(1))
+    thinned = torch.binomial(counts.of_token, share.double(), generator=generator)
+    before, after = sum_by_cell(counts.of_token, cu_seqlens), sum_by_cell(thinned, cu_seqlens)
+    outside_vocabulary = (counts.of_cell - before).clamp_min(0)
+    return Counts(thinned, after + outside_vocabulary * after / before.clamp_min(1))
 
 
 def log_normalised(counts: Counts, cu_seqlens: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ def log_normalised(counts: Counts, cu_seqlens: Tensor) -> Tensor:
     return torch.log1p(TARGET_SUM * counts.of_token / total).float()
 
 
-def chosen(numbers: Tensor, cu_seqlens: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+def chosen(numbers: Tensor, cu_seqlens: Tensor, selected: Tensor) -> tuple[Tensor, Tensor]:
     """Entries at selected positions, bool `(T,)`, of packed cells, and the new boundaries of cells."""
-    lengths = sum_by_cell(kept, cu_seqlens).to(cu_seqlens.dtype)
-    return numbers[kept], torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)
+    lengths = sum_by_cell(selected, cu_seqlens).to(cu_seqlens.dtype)
+    return numbers[selected], torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)

@@ -43,10 +43,10 @@ class Ranked(NamedTuple):
 
     def log_prior(self, rows: Tensor, expected: Tensor, genes: Tensor | None = None) -> Tensor:
         """:func:`rank_log_prior` of these cells at positions `rows`, int64 ascending or bool `(T,)`."""
-        asked = torch.zeros_like(self.visible)
-        asked[rows.to(asked.device)] = True
-        known = self.tokens, self.values, asked, self.visible, self.cu_seqlens
-        return rank_log_prior(*known, expected, self.denominator, genes)
+        is_predicted = torch.zeros_like(self.visible)
+        is_predicted[rows.to(is_predicted.device)] = True
+        batch = self.tokens, self.values, is_predicted, self.visible, self.cu_seqlens
+        return rank_log_prior(*batch, expected, self.denominator, genes)
 
 
 def rank_log_prior(
@@ -118,13 +118,13 @@ def rank_log_prior(
     of_gene = to_device(of_gene.float(), device)
     rows = []
     cells = _each_cell(tokens, values.float(), asked, visible, cu_seqlens, denominator)
-    for cell, (_, at, shown, before, ends) in enumerate(cells):
-        if not len(shown):
+    for cell, (_, at, visible_values, before, ends) in enumerate(cells):
+        if not len(visible_values):
             rows.append(torch.zeros(len(at), len(of_gene), dtype=torch.float32, device=device))
         elif len(at):
             # consecutive masked genes have the same visible neighbours
             runs, of_run = torch.unique(before, return_inverse=True)
-            prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene)
+            prior = _of_runs(ends[runs], ends[runs + 1], visible_values, expected[cell].float(), of_gene)
             rows.append(prior[to_device(of_run, device)])
     return torch.cat(rows) if rows else expected.new_zeros((0, len(of_gene)), dtype=torch.float32)
 
@@ -140,20 +140,20 @@ def _each_cell(
     scale = denominator.to(values.device)
     for start, stop in itertools.pairwise(cu_seqlens.tolist()):
         part = slice(start, stop)
-        at, seen = hidden[part].nonzero().squeeze(1), visible[part].nonzero().squeeze(1)
-        shown = values[part][seen]
-        score = shown / scale[tokens[part][seen]]
+        at, visible_at = hidden[part].nonzero().squeeze(1), visible[part].nonzero().squeeze(1)
+        visible_values = values[part][visible_at]
+        score = visible_values / scale[tokens[part][visible_at]]
         ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
-        yield part, at, shown, torch.searchsorted(seen, at), ends
+        yield part, at, visible_values, torch.searchsorted(visible_at, at), ends
 
 
-def _of_runs(above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, denominator: Tensor) -> Tensor:
+def _of_runs(above: Tensor, below: Tensor, visible_values: Tensor, expected: Tensor, denominator: Tensor) -> Tensor:
     """Log-prior of each run of masked genes between two visible scores, float32 `(runs, n_genes)`."""
-    grid, number = torch.unique(shown, return_counts=True)
+    grid, number = torch.unique(visible_values, return_counts=True)
     if len(grid) > GRID:  # continuous values: groups of equal size, represented by their means
-        group = torch.arange(len(shown), device=shown.device) * GRID // len(shown)
+        group = torch.arange(len(visible_values), device=visible_values.device) * GRID // len(visible_values)
         number = torch.bincount(group, minlength=GRID)
-        grid = torch.bincount(group, shown.sort().values, minlength=GRID) / number
+        grid = torch.bincount(group, visible_values.sort().values, minlength=GRID) / number
     above, below, grid, number = (to_device(x, expected.device) for x in (above, below, grid, number))
     likely = number.log() - (grid - expected[:, None]).square() / (2 * SPREAD**2)
     # sums of integers do not depend on the order, and their differences are exact

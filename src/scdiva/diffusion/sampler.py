@@ -79,13 +79,13 @@ def available_logits(
     ValueError
         If the denoiser returned the wrong number of rows, NaN or +inf.
     """
-    shown = tokens != MASK
+    visible = tokens != MASK
     logits = checked_logits(logits, len(of_rows))
-    taken = torch.zeros(n_cells, logits.shape[1], dtype=torch.bool, device=logits.device)
-    taken[cells[shown], tokens[shown] - N_SPECIAL] = True
+    unavailable = torch.zeros(n_cells, logits.shape[1], dtype=torch.bool, device=logits.device)
+    unavailable[cells[visible], tokens[visible] - N_SPECIAL] = True
     if allowed is not None:
-        taken |= ~allowed.to(taken.device)
-    return logits.masked_fill(taken[of_rows], -torch.inf)
+        unavailable |= ~allowed.to(unavailable.device)
+    return logits.masked_fill(unavailable[of_rows], -torch.inf)
 
 
 def gumbel(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -132,17 +132,17 @@ def assign_genes(logits: Tensor, cells: Tensor, priority: Tensor, generator: tor
     order = order[torch.argsort(cells[order], stable=True)]
     cell_ids, counts = torch.unique_consecutive(cells[order], return_counts=True)
     starts = torch.cumsum(counts, 0) - counts
-    taken = torch.zeros(cell_ids.numel(), logits.shape[1], dtype=torch.bool, device=logits.device)
+    is_drawn = torch.zeros(cell_ids.numel(), logits.shape[1], dtype=torch.bool, device=logits.device)
     exhausted = torch.zeros((), dtype=torch.bool, device=logits.device)
     for rank in range(int(counts.max())):
         active = counts > rank
         rows = order[starts[active] + rank]
-        scores = logits[rows].double().masked_fill(taken[active], -torch.inf)
+        scores = logits[rows].double().masked_fill(is_drawn[active], -torch.inf)
         scores = scores + gumbel(scores.shape, generator, scores.device)
         best, genes = scores.max(1)
         exhausted |= (best == -torch.inf).any()
         chosen[rows] = genes
-        taken[active.nonzero().squeeze(1), genes] = True
+        is_drawn[active.nonzero().squeeze(1), genes] = True
     if bool(exhausted):
         raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
     return chosen
@@ -180,9 +180,9 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float, row: Tensor) ->
 
     rows, genes = [], []
     for of_cell in cells.unique_consecutive():
-        own = (cells == of_cell).nonzero().squeeze(1)
-        number = round(len(own) * share)
-        p = torch.softmax(logits[row[own].unique_consecutive()].float(), dim=1)
+        cell_positions = (cells == of_cell).nonzero().squeeze(1)
+        number = round(len(cell_positions) * share)
+        p = torch.softmax(logits[row[cell_positions].unique_consecutive()].float(), dim=1)
         total, best = p.sum(dim=0).topk(min(number, p.shape[1]))
         if number > len(best) or not bool((total > 0).all()):
             raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
@@ -190,7 +190,7 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float, row: Tensor) ->
         if len(p) > 1:
             gain = p[:, best].clamp_min(torch.finfo(p.dtype).tiny).log()
             at, which = map(torch.from_numpy, linear_sum_assignment(gain.cpu().numpy(), maximize=True))
-        rows.append(own[at.to(own.device)])
+        rows.append(cell_positions[at.to(cell_positions.device)])
         genes.append(best[which.to(best.device)])
     return torch.cat(rows), torch.cat(genes)
 
@@ -311,13 +311,13 @@ def likeliest_cell(predicted: PartPredictions) -> Sampled:
     `tokens` and `values`, `(L,)`.
     """
     logits, part = predicted.logits, predicted.part
-    chosen, taken = torch.empty_like(part), torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    chosen, is_chosen = torch.empty_like(part), torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
     for number in range(int(part.max()) + 1):
         at = (part == number).nonzero().squeeze(1)
         rows = torch.arange(len(at), device=at.device)
-        which, genes = likeliest_genes(logits[at].masked_fill(taken, -torch.inf), torch.zeros_like(rows), 1.0, rows)
+        which, genes = likeliest_genes(logits[at].masked_fill(is_chosen, -torch.inf), torch.zeros_like(rows), 1.0, rows)
         chosen[at[which]] = genes
-        taken[genes] = True
+        is_chosen[genes] = True
     return Sampled(chosen + N_SPECIAL, predicted.values_of(chosen))
 
 
@@ -411,24 +411,24 @@ def sample(
         logits, predicted, *of_genes = denoiser(tokens, values, cu_seqlens, masked)
         predicted = checked_values(predicted, masked).to(values.dtype)
         where = masked.nonzero().squeeze(1)
-        own = cells[where]
-        row = own if by_cell else torch.arange(len(own), device=own.device)
-        of_rows = torch.arange(n_cells, device=own.device) if by_cell else own
+        masked_cells = cells[where]
+        row = masked_cells if by_cell else torch.arange(len(masked_cells), device=masked_cells.device)
+        of_rows = torch.arange(n_cells, device=masked_cells.device) if by_cell else masked_cells
         logits = available_logits(logits, tokens, cells, n_cells, allowed, of_rows)
         share = (k / n_steps - (k - 1) / n_steps) / (k / n_steps)
         if remasking == "low_confidence":
-            rows, genes = likeliest_genes(logits, own, share, row)
+            rows, genes = likeliest_genes(logits, masked_cells, share, row)
         else:
             # the same draws set the order: among the revealed positions they are still uniform
-            draws = torch.rand(len(own), generator=generator, device=generator.device, dtype=torch.float64)
+            draws = torch.rand(len(masked_cells), generator=generator, device=generator.device, dtype=torch.float64)
             priority = draws.to(logits.device)
             rows = (priority < share).nonzero().squeeze(1)
-            genes = assign_genes(logits[row[rows]], own[rows], priority[rows], generator)
-        at, own = where[rows], own[rows]
-        expected = predicted[at] + (of_genes[0][own, genes].to(values.dtype) if of_genes else 0.0)
+            genes = assign_genes(logits[row[rows]], masked_cells[rows], priority[rows], generator)
+        at, revealed_cells = where[rows], masked_cells[rows]
+        expected = predicted[at] + (of_genes[0][revealed_cells, genes].to(values.dtype) if of_genes else 0.0)
         expected = expected.clamp_min(0)
         tokens[at] = genes + N_SPECIAL
-        values[at] = expected if draw_values is None else draw_values(expected, own, genes)
+        values[at] = expected if draw_values is None else draw_values(expected, revealed_cells, genes)
     if score_denominator is not None:
         order = order_by_score(tokens, values, cells, score_denominator)
         tokens, values = tokens[order], values[order]

@@ -160,7 +160,7 @@ def generate(
     run_config = resolve_run_config(None, *((device, precision) if by_transformer else ("cpu", "fp32")))
     _, source, parameters = open_cells_for_model(loaded, adata, run_config, reading, empty="nan")
     max_length = None if from_state and not by_transformer else loaded.config.max_length
-    shown = _fixed_tokens(fixed or {}, source, max_length)
+    fixed_values = _fixed_tokens(fixed or {}, source, max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with torch_threads_kept(1):  # matrix products are too small for several threads
         cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), all_genes=True, trains=False)
@@ -168,7 +168,9 @@ def generate(
         n_steps = n_steps or sampling.STEPS_TRANSFORMER
         prompt = (prompt or "genes") if from_state else None
         sources = sampling.choose_sources(groups_to_draw, n_cells, rows, seed, draw)
-        made = sampling.draw_by_transformer(loaded, cells, sources, shown, prompt, n_steps, seed, run_config)
+        new_cells = sampling.draw_by_transformer(
+            loaded, cells, sources, fixed_values, prompt, n_steps, seed, run_config
+        )
     else:
         n_steps = n_steps or sampling.STEPS_STATE_HEAD
         with on_cpu(loaded):
@@ -179,9 +181,11 @@ def generate(
                     states = states._replace(group=(of_cell[:, None] == np.unique(of_cell)).astype(np.float32))
                 fitted = fit_state_head(loaded, cells, states, draw)
             sources = sampling.choose_sources(groups_to_draw, n_cells, rows, seed, draw)
-            made = sampling.draw_by_state_head(fitted, cells, states, sources, shown, from_state, seed, n_steps)
+            new_cells = sampling.draw_by_state_head(
+                fitted, cells, states, sources, fixed_values, from_state, seed, n_steps
+            )
     group_names = np.repeat([one.name for one in groups_to_draw], n_cells)
-    obs = pd.DataFrame(index=[f"generated_{number}" for number in range(len(made))])
+    obs = pd.DataFrame(index=[f"generated_{number}" for number in range(len(new_cells))])
     obs[C.OBS_SOURCE] = adata.obs_names.to_numpy()[rows[sources.depth]]
     if groupby is not None:
         obs[groupby] = pd.Categorical(group_names)
@@ -190,7 +194,7 @@ def generate(
             obs[groupby] = obs[groupby].cat.reorder_categories(ordered)
     if between is not None:
         obs[C.OBS_FRACTION] = sources.fraction
-    result = _as_anndata(made, obs, source)
+    result = _as_anndata(new_cells, obs, source)
     result.uns[C.UNS] = {
         C.GENERATE: {
             **parameters,
@@ -246,8 +250,8 @@ def _groups(
     check_columns(groupby)
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
-    named = listed(between or groups or ())
-    if not named and groupby in adata.obs:
+    requested = listed(between or groups or ())
+    if not requested and groupby in adata.obs:
         texts = adata.obs[groupby].astype(str).to_numpy(dtype=object).astype(str)
         if (unknown := is_unknown(texts) & adata.obs[groupby].notna().to_numpy()).any():
             name = str(texts[unknown][0])
@@ -256,17 +260,17 @@ def _groups(
                 f"{adata.obs_names[unknown.argmax()]!r}. This is not the name of a group. Pass groups=[...], or remove "
                 f"these cells: adata = adata[adata.obs[{groupby!r}] != {name!r}].copy()."
             )
-    group = read_labels(adata, groupby, meant=named)
+    group = read_labels(adata, groupby, meant=requested)
     present, lack = sorted(set(group.tolist())), f"are not in adata.obs[{groupby!r}]"
     if between is None:
         names = wanted_groups(None if groups is None else list(dict.fromkeys(listed(groups))), present, lack)
         rows = [np.flatnonzero(group == name) for name in names]
         return group, [Group(name, of_name, of_name, 0.0) for name, of_name in zip(names, rows, strict=True)]
-    if len(named) != 2:
-        raise ValueError(f"between must name two groups, got {len(named)}.")
-    wanted_groups(list(dict.fromkeys(named)), present, lack)
-    one, two = (np.flatnonzero(group == name) for name in named)
-    return group, [Group(" to ".join(named), one, two, float(part)) for part in fractions]
+    if len(requested) != 2:
+        raise ValueError(f"between must name two groups, got {len(requested)}.")
+    wanted_groups(list(dict.fromkeys(requested)), present, lack)
+    one, two = (np.flatnonzero(group == name) for name in requested)
+    return group, [Group(" to ".join(requested), one, two, float(part)) for part in fractions]
 
 
 def _fixed_tokens(fixed: Mapping[str, float], source: CellSource, max_length: int | None) -> dict[int, float]:
@@ -297,19 +301,23 @@ def _fixed_tokens(fixed: Mapping[str, float], source: CellSource, max_length: in
     return by_token
 
 
-def _as_anndata(made: list[Cell], obs: pd.DataFrame, source: CellSource) -> AnnData:
+def _as_anndata(cells: list[Cell], obs: pd.DataFrame, source: CellSource) -> AnnData:
     """The new cells over the genes that the model knows, in the order of `adata`."""
     from anndata import AnnData
 
     column = columns_of(source.tokens, source.scan.counts_per_gene)
-    kept = np.sort(column[column >= 0])
-    tokens, values, counts = (np.concatenate(part) for part in zip(*made, strict=True))
-    indptr = np.concatenate([[0], np.cumsum([len(cell[0]) for cell in made])])
-    indices = np.searchsorted(kept, column)[tokens]
+    model_columns = np.sort(column[column >= 0])
+    tokens, values, counts = (np.concatenate(part) for part in zip(*cells, strict=True))
+    indptr = np.concatenate([[0], np.cumsum([len(cell[0]) for cell in cells])])
+    indices = np.searchsorted(model_columns, column)[tokens]
 
     def matrix(data: np.ndarray) -> sp.csr_matrix:
-        laid = sp.csr_matrix((data.astype(np.float32), indices, indptr), shape=(len(made), len(kept)), copy=True)
+        laid = sp.csr_matrix(
+            (data.astype(np.float32), indices, indptr), shape=(len(cells), len(model_columns)), copy=True
+        )
         laid.sort_indices()
         return laid
 
-    return AnnData(matrix(values), obs=obs, var=source.var.iloc[kept].copy(), layers={"counts": matrix(counts)})
+    return AnnData(
+        matrix(values), obs=obs, var=source.var.iloc[model_columns].copy(), layers={"counts": matrix(counts)}
+    )

@@ -84,7 +84,7 @@ class Predicted(NamedTuple):
 
 
 def predict_by_state_head(
-    model: ScDiVa, cells: InMemoryCells, wanted: Ints, seed: int, unit: NDArray[np.floating] | None = None
+    model: ScDiVa, cells: InMemoryCells, requested: Ints, seed: int, unit: NDArray[np.floating] | None = None
 ) -> Iterator[Predicted]:
     """Predict genes while a tenth of all genes is masked at a time.
 
@@ -94,7 +94,7 @@ def predict_by_state_head(
         With a state head, on the CPU.
     cells
         All cells, complete.
-    wanted
+    requested
         Genes to impute, as positions in `cells.measured`, ascending.
     seed
         Seed of the parts of genes, the context cells, and the cells to which corrections are fitted.
@@ -106,35 +106,37 @@ def predict_by_state_head(
     fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
     shuffled = draw.permutation(n)
     context_rows = np.sort(shuffled[:CONTEXT])
-    context_cells, own = cells.subset(context_rows), np.full(n, -1)
-    own[context_rows] = np.arange(len(context_rows))
+    context_cells, own_row = cells.subset(context_rows), np.full(n, -1)
+    own_row[context_rows] = np.arange(len(context_rows))
 
-    whole = states_of(model, cells)
+    complete_states = states_of(model, cells)
     n_expressing = np.bincount(cells.tokens, minlength=int(measured.max()) + 1)[measured]
     frequent = np.sort(measured[np.argsort(-n_expressing, kind="stable")[:N_FREQUENT]])
-    of_frequent = fit_state_head(model, cells, whole, draw, frequent, RIDGE)
-    odds, depth = depth_of(of_frequent, cells, whole)
+    of_frequent = fit_state_head(model, cells, complete_states, draw, frequent, RIDGE)
+    odds, depth = depth_of(of_frequent, cells, complete_states)
 
     rows = fitting_rows(n, len(measured) // N_FOLDS, draw)
-    folds = [number for number in range(N_FOLDS) if (fold[wanted] == number).any()]
+    folds = [number for number in range(N_FOLDS) if (fold[requested] == number).any()]
     for number in progress_bar(folds, desc="imputing", unit="part of the genes"):
-        part = wanted[fold[wanted] == number]
+        part = requested[fold[requested] == number]
         genes = measured[part]
         visible = cells.keeping(~np.isin(cells.tokens, measured[fold == number]))
-        states = states_of(model, visible)._replace(own=own)
+        states = states_of(model, visible)._replace(own_row=own_row)
         if model.query_head is None:
             log_odds, value = predict(model, genes, states)
         else:
-            context = context_of(model, context_cells, whole.take(context_rows), genes)
+            context = context_of(model, context_cells, complete_states.take(context_rows), genes)
             log_odds, value = predict(model, genes, states, context)
             # In three held-out studies the query head's values were far better in one (cells compared with nuclei) and
             # worse in two, so the mean of both heads is used.
             value = np.float32(0.5) * (value + predict(model, genes, states)[1])
         observed = expression_of(cells, genes)
-        read, unmasked = None, measured[fold != number]
+        log_counts, unmasked = None, measured[fold != number]
         if unit is not None and model.reader is not None and len(unmasked):
-            shown = np.random.default_rng(step_seed(seed, number, "reader")).permutation(unmasked)
-            read = read_counts(model, visible, shown, genes, observed, unit, np.sort(shuffled[:MAX_CONTEXT]))
+            visible_genes = np.random.default_rng(step_seed(seed, number, "reader")).permutation(unmasked)
+            log_counts = read_counts(
+                model, visible, visible_genes, genes, observed, unit, np.sort(shuffled[:MAX_CONTEXT])
+            )
         corrections = fit_corrections(
             states.state[rows],
             (log_odds + odds[:, None])[rows],
@@ -149,15 +151,15 @@ def predict_by_state_head(
         log_odds, value = corrections.apply(states.state, log_odds, value)
         chance = expit(log_odds + odds[:, None])
         for start in range(0, len(part), GENES):
-            some = slice(start, start + GENES)
+            block = slice(start, start + GENES)
             yield Predicted(
-                part[some],
-                chance[:, some],
-                value[:, some],
-                corrections.spread[some],
+                part[block],
+                chance[:, block],
+                value[:, block],
+                corrections.spread[block],
                 depth,
-                observed[:, some].toarray(),
-                None if read is None else read[:, some],
+                observed[:, block].toarray(),
+                None if log_counts is None else log_counts[:, block],
             )
 
 
@@ -165,7 +167,7 @@ def predict_by_state_head(
 def read_counts(
     model: ScDiVa,
     visible: InMemoryCells,
-    shown: Ints,
+    visible_genes: Ints,
     genes: Ints,
     observed: sp.csr_matrix,
     unit: NDArray[np.floating],
@@ -179,7 +181,7 @@ def read_counts(
         With a reader, on the CPU.
     visible
         Cells without the masked genes.
-    shown
+    visible_genes
         Tokens of all genes that are not masked, in random order: the first ones of each cell become tokens.
     genes, observed
         Tokens of k masked genes and their log-normalised expression in the complete cells.
@@ -192,21 +194,21 @@ def read_counts(
     assert model.reader is not None
     table = gene_codes(model.anchor.table.weight)
     values, codes, queried = (
-        expression_of(visible, shown),
-        table[torch.from_numpy(shown)],
+        expression_of(visible, visible_genes),
+        table[torch.from_numpy(visible_genes)],
         table[torch.from_numpy(genes)],
     )
     total = torch.from_numpy(TARGET_SUM / unit).float()
     counts = torch.from_numpy((np.expm1(observed[context].toarray()) / unit[context, None]).astype(np.float32)).round()
     study = study_of(torch.from_numpy(values[context].toarray()), codes, counts, total[context])
-    own = torch.full((visible.n_cells,), -1)
-    own[context] = torch.arange(len(context))
+    own_row = torch.full((visible.n_cells,), -1)
+    own_row[context] = torch.arange(len(context))
     result = np.empty((visible.n_cells, len(genes)), dtype=np.float32)
     step = min(BATCH, max(1, QUERIES // len(genes)))
     for start in range(0, visible.n_cells, step):
         part = slice(start, start + step)
         cells = cells_of_rows(study, values[part], codes, total[part])
-        log_rate, _ = model.reader(cells, queried, study, own[part])
+        log_rate, _ = model.reader(cells, queried, study, own_row[part])
         result[part] = torch.log1p(TARGET_SUM * log_rate.clamp_max(0).exp()).numpy()
     return result
 
@@ -231,15 +233,15 @@ def expected_values(
         For count data, the value of one count in each cell before the logarithm, `(n,)`: the value of an expressed gene
         is then the mean of a zero-truncated Poisson variable.
     """
-    _, chance, value, width, depth, observed, read = predicted
-    there = observed > 0
-    n_expressing = there.sum(axis=0)
+    _, chance, value, width, depth, observed, log_counts = predicted
+    detected = observed > 0
+    n_expressing = detected.sum(axis=0)
     mean_depth = depth.mean()
     deviation = (depth - mean_depth)[:, None].astype(np.float32)
     value = value + np.float32(mean_depth)
     prior = FEW * np.square(deviation).mean() + 1e-9
-    slope = (np.where(there, observed - value, 0) * deviation).sum(axis=0) + prior
-    slope /= (there * np.square(deviation)).sum(axis=0) + prior
+    slope = (np.where(detected, observed - value, 0) * deviation).sum(axis=0) + prior
+    slope /= (detected * np.square(deviation)).sum(axis=0) + prior
     value = np.maximum(value + slope * deviation, 0)
 
     half_variance = np.square(width) / 2  # heads predict the logarithm of a log-normal variable
@@ -247,9 +249,9 @@ def expected_values(
     change = np.log(counts / (chance * np.exp(value + half_variance)).sum(axis=0))
     value = np.maximum(value + n_expressing / (n_expressing + FEW) * change, 0)
     mean = np.log1p(chance * np.expm1(value + half_variance))
-    if read is not None:
-        both = np.expm1((mean + read) / 2)
-        mean = np.log1p(both * (np.expm1(mean).sum(axis=0) / both.sum(axis=0)))
+    if log_counts is not None:
+        combined = np.expm1((mean + log_counts) / 2)
+        mean = np.log1p(combined * (np.expm1(mean).sum(axis=0) / combined.sum(axis=0)))
     if not expressed:
         spread = np.sqrt(chance * (np.square(width) + np.square(value - mean)) + (1 - chance) * np.square(mean))
         return mean, spread
@@ -264,13 +266,13 @@ def _truncated_mean(mean: Matrix, unit: NDArray[np.floating]) -> Matrix:
 
 
 def predict_by_transformer(
-    model: ScDiVa, cells: InMemoryCells, rows: NDArray[np.integer], wanted: Ints, seed: int, run_config: RunConfig
+    model: ScDiVa, cells: InMemoryCells, rows: NDArray[np.integer], requested: Ints, seed: int, run_config: RunConfig
 ) -> Iterator[Predicted]:
     """Predict genes while a quarter of each cell's positions is masked at a time.
 
     Parameters
     ----------
-    model, cells, wanted
+    model, cells, requested
         See :func:`predict_by_state_head`; the model needs no state head.
     rows
         Row of `adata` of each cell. The masks of a cell depend on it and on `seed`.
@@ -279,11 +281,11 @@ def predict_by_transformer(
     run_config
         Device and precision.
     """
-    genes, columns = torch.from_numpy(cells.measured.astype(np.int64)), torch.from_numpy(wanted)
+    genes, columns = torch.from_numpy(cells.measured.astype(np.int64)), torch.from_numpy(requested)
     max_length = model.config.max_length
 
     def of_cell(network: ScDiVa, tokens: Tensor, values: Tensor, _: Tensor, row: Tensor) -> Tensor:
-        """Probability and value of the wanted genes in one cell, `(1, 2, k)`."""
+        """Probability and value of the requested genes in one cell, `(1, 2, k)`."""
         tokens, values, panel = tokens[:max_length], values[:max_length], genes.to(tokens.device)
         order = torch.randperm(len(tokens), generator=step_generator(seed, int(row), "impute"))
         part = (order.argsort() % min(N_PARTS, len(tokens))).to(tokens.device)
@@ -291,26 +293,26 @@ def predict_by_transformer(
         predicted = predict_in_parts(denoiser_of(network, genes=genes), numbers + N_SPECIAL, values, part)
         return torch.stack(chance_and_value(predicted, numbers))[None, :, columns.to(tokens.device)]
 
-    chance, value = np.empty((2, cells.n_cells, len(wanted)), dtype=np.float32)
+    chance, value = np.empty((2, cells.n_cells, len(requested)), dtype=np.float32)
     run_config = run_config._replace(what=of_cell, batch_size=1)
     for _, _, results in run_cells(model, cells, run_config, beside=lambda numbers: row_numbers(rows[numbers])):
         for (cell,), predicted in results:
             chance[cell], value[cell] = predicted[0]
-    observed_all = expression_of(cells, cells.measured.astype(np.int64)[wanted]).tocsc()
+    observed_all = expression_of(cells, cells.measured.astype(np.int64)[requested]).tocsc()
     depth = np.zeros(cells.n_cells, dtype=np.float32)  # the transformer reads the values of visible genes, so knows it
-    for start in range(0, len(wanted), GENES):
-        some = slice(start, start + GENES)
-        observed = observed_all[:, some].toarray()
-        there = observed > 0
-        weight = there.sum(axis=0) + FEW
+    for start in range(0, len(requested), GENES):
+        block = slice(start, start + GENES)
+        observed = observed_all[:, block].toarray()
+        detected = observed > 0
+        weight = detected.sum(axis=0) + FEW
         # values are shifted to the observed mean of the gene, as far as enough cells express it
-        shifted = value[:, some] + np.where(there, observed - value[:, some], 0).sum(axis=0) / weight
-        error = np.square(np.where(there, observed - shifted, 0)).sum(axis=0)
+        shifted = value[:, block] + np.where(detected, observed - value[:, block], 0).sum(axis=0) / weight
+        error = np.square(np.where(detected, observed - shifted, 0)).sum(axis=0)
         width = np.sqrt((error + FEW * SPREAD**2) / weight).astype(np.float32)
-        yield Predicted(wanted[some], chance[:, some], shifted.astype(np.float32), width, depth, observed)
+        yield Predicted(requested[block], chance[:, block], shifted.astype(np.float32), width, depth, observed)
 
 
-def chance_and_value(predicted: PartPredictions, shown: Tensor) -> tuple[Tensor, Tensor]:
+def chance_and_value(predicted: PartPredictions, genes: Tensor) -> tuple[Tensor, Tensor]:
     r"""Probability that a cell expresses each gene, and its value if so, from predictions at masked positions.
 
     A part of the cell, a share s of its positions, is masked. With :math:`p_i(g)` the probability of gene g at masked
@@ -330,7 +332,7 @@ def chance_and_value(predicted: PartPredictions, shown: Tensor) -> tuple[Tensor,
     ----------
     predicted
         Of the cell.
-    shown
+    genes
         int64 `(L,)`, number of the gene at each position.
 
     Returns
@@ -344,10 +346,10 @@ def chance_and_value(predicted: PartPredictions, shown: Tensor) -> tuple[Tensor,
     if predicted.gene_values is not None:
         total = total + number * predicted.gene_values
     share = (torch.bincount(part, minlength=n_parts) / len(part))[:, None]
-    there = number.clamp_max(1.0)
-    chance = there / (share + (1 - share) * there)
+    p_masked = number.clamp_max(1.0)
+    chance = p_masked / (share + (1 - share) * p_masked)
     hidden = torch.ones_like(p[:n_parts], dtype=torch.bool)
-    hidden[:, shown] = part == torch.arange(n_parts, device=part.device)[:, None]
+    hidden[:, genes] = part == torch.arange(n_parts, device=part.device)[:, None]
     chance = (chance * hidden).sum(dim=0) / hidden.sum(dim=0)
     least = torch.finfo(p.dtype).tiny
     value = (total * hidden).sum(dim=0).clamp_min(0) / (number * hidden).sum(dim=0).clamp_min(least)

@@ -182,25 +182,25 @@ def impute(
         cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), all_genes=True, trains=False)
         # column of the result of each measured gene, -1: none
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
-        wanted = np.flatnonzero(target >= 0)
+        requested = np.flatnonzero(target >= 0)
         unit = (
             source.value_of_one_count(cells.values, cells.indptr, rows)
             if expressed or loaded.reader is not None
             else None
         )
         for predicted in (
-            predict_by_transformer(loaded, cells, rows, wanted, seed, run_config)
+            predict_by_transformer(loaded, cells, rows, requested, seed, run_config)
             if by_transformer
-            else predict_by_state_head(loaded, cells, wanted, seed, unit)
+            else predict_by_state_head(loaded, cells, requested, seed, unit)
         ):
             values, spread = expected_values(predicted, expressed, unit)
-            kept = (predicted.observed > 0) & keep_observed
-            place = np.ix_(rows, target[predicted.genes])
-            mean[place] = np.where(kept, predicted.observed, values)
-            deviation[place] = np.where(kept, 0, spread)
+            is_kept = (predicted.observed > 0) & keep_observed
+            index = np.ix_(rows, target[predicted.genes])
+            mean[index] = np.where(is_kept, predicted.observed, values)
+            deviation[index] = np.where(is_kept, 0, spread)
     parameters |= {
         "model": model_name(model),
-        "n_genes": len(wanted),
+        "n_genes": len(requested),
         "keep_observed": bool(keep_observed),
         "expressed": bool(expressed),
         "reader": loaded.reader is not None and unit is not None,
@@ -245,19 +245,21 @@ def _checked_names(adata: AnnData, genes: Sequence[str] | str, reading: InputOpt
 
 def _check_read(genes: list[str], names: np.ndarray, source: CellSource, columns: np.ndarray) -> None:
     """Raise ValueError for genes that the model does not know, or whose column is not the one that is read."""
-    known = column_tokens(source.var, source.vocabulary, source.reading)
-    if unknown := [name for name in genes if (known[names == name] == C.UNKNOWN).all()]:
+    tokens = column_tokens(source.var, source.vocabulary, source.reading)
+    if unknown := [name for name in genes if (tokens[names == name] == C.UNKNOWN).all()]:
         raise ValueError(
             f"the model lacks {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}: leave "
             f"{'it' if len(unknown) == 1 else 'them'} out. Genes with a token in adata.var['scdiva_token'] after "
             "sd.pp.match_genes(adata) can be imputed."
         )
-    read = set(names[columns[columns >= 0]])
-    if others := [name for name in genes if name not in read]:
+    read_names = set(names[columns[columns >= 0]])
+    if others := [name for name in genes if name not in read_names]:
         token = int(source.tokens[names == others[0]].max())
         if token == C.UNKNOWN:
             raise ValueError(
                 f"{others[0]!r} is read as no gene's RNA: by its name and counts the column holds those of an antibody."
             )
-        most = names[columns[token]]
-        raise ValueError(f"{others[0]!r} is one of several columns of a gene, of which {most!r} has most counts.")
+        main_column = names[columns[token]]
+        raise ValueError(
+            f"{others[0]!r} is one of several columns of a gene, of which {main_column!r} has most counts."
+        )

@@ -150,8 +150,8 @@ def is_outlier(per_gene: NDArray[np.float64], lengths: NDArray[np.integer]) -> N
     if len(per_gene) < MIN_CELLS:
         return np.zeros(len(per_gene), dtype=bool)
     size = np.log(lengths)
-    some = np.linspace(0, len(size) - 1, min(len(size), 1000)).astype(int)  # the regression takes all pairs
-    slope = theilslopes(per_gene[some], size[some]).slope if np.ptp(size[some]) else 0.0
+    subset = np.linspace(0, len(size) - 1, min(len(size), 1000)).astype(int)  # the regression takes all pairs
+    slope = theilslopes(per_gene[subset], size[subset]).slope if np.ptp(size[subset]) else 0.0
     residual = per_gene - slope * size
     residual = residual - np.median(residual)
     return np.asarray(residual < -OUTLIER_SD * (SD_PER_MAD * np.median(np.abs(residual))))

@@ -158,12 +158,12 @@ def reconstruct(
     parameters |= {"model": model_name(model), "use_ranks": by_rank, "seed": str(seed)}
     genes = source.measured_tokens.astype(np.int64)
     denominator = torch.from_numpy(score_denominator(loaded.vocabulary.entropy, loaded.config.entropy_floor))
-    context, own = (None, {}) if by_rank else _context(loaded, source, genes, seed)
+    context, context_numbers = (None, {}) if by_rank else _context(loaded, source, genes, seed)
     column, max_length = columns_of(source.tokens, source.scan.counts_per_gene), loaded.config.max_length
     results = []
     for key, (ratio, steps) in zip(keys, plans, strict=True):
         read_out = Reconstruction(
-            torch.from_numpy(genes), denominator, ratio, steps, by_rank, mask_free, seed, context, own
+            torch.from_numpy(genes), denominator, ratio, steps, by_rank, mask_free, seed, context, context_numbers
         )
         cells: list[Any] = [None] * source.n_obs
         for rows, (indptr, tokens, values), batches in run_cells(
@@ -173,9 +173,9 @@ def reconstruct(
             held_tokens=HELD_TOKENS,
             beside=row_numbers,
         ):
-            for (cell,), made in batches:
+            for (cell,), output in batches:
                 true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + max_length))
-                cells[rows[cell]] = (tokens[true], values[true], made)
+                cells[rows[cell]] = (tokens[true], values[true], output)
         scores = _scores(cells, source.n_tokens, by_rank)
         notes = {"mask_ratio": ratio, "n_steps": steps, "scores": scores} | ({} if ratio else {"mask_free": mask_free})
         results.append((key, _layers(cells, column, adata.shape, key), parameters | notes))
@@ -244,9 +244,9 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], key: s
     """Layers with the values and ranks of the reconstructed and of the input cells, and their masked genes."""
     lengths = np.array([len(tokens) for tokens, _, _ in cells])
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    tokens, values, made = (np.concatenate(part) for part in zip(*cells, strict=True))
+    tokens, values, output = (np.concatenate(part) for part in zip(*cells, strict=True))
     rank = (np.arange(len(tokens)) - np.repeat(indptr[:-1], lengths) + 1).astype(np.int32)
-    true, predicted = column[tokens], column[made[:, 0].astype(np.int64)]
+    true, predicted = column[tokens], column[output[:, 0].astype(np.int64)]
 
     def matrix(data: np.ndarray, columns: np.ndarray) -> sp.csr_matrix:
         # a copy, because sorting works in place and several matrices share their columns
@@ -254,10 +254,10 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], key: s
         laid.sort_indices()
         return laid
 
-    masked = matrix(made[:, 2] > 0, true)
+    masked = matrix(output[:, 2] > 0, true)
     masked.eliminate_zeros()
     layers = (
-        matrix(made[:, 1].astype(np.float32), predicted),
+        matrix(output[:, 1].astype(np.float32), predicted),
         matrix(rank, predicted),
         matrix(values.astype(np.float32), true),
         matrix(rank, true),
@@ -274,13 +274,13 @@ def _scores(cells: list[Any], n_tokens: int, by_rank: bool) -> dict[str, float]:
 
     n_expressing = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens)
     rows = []
-    for tokens, values, made in cells:
-        masked, made_tokens = made[:, 2] > 0, made[:, 0].astype(np.int64)
-        row = reconstruction_scores(tokens, made_tokens, values, made[:, 1], masked)._asdict()
+    for tokens, values, output in cells:
+        masked, predicted_tokens = output[:, 2] > 0, output[:, 0].astype(np.int64)
+        row = reconstruction_scores(tokens, predicted_tokens, values, output[:, 1], masked)._asdict()
         if not by_rank:
             row.update({name: np.nan for name in row if name.startswith(("masked_", "visible_"))})
             for name, part in (("masked_recall", masked), ("visible_recall", ~masked)):
-                row[name] = float(np.isin(tokens[part], made_tokens).mean()) if part.any() else np.nan
+                row[name] = float(np.isin(tokens[part], predicted_tokens).mean()) if part.any() else np.nan
         frequency = n_expressing - np.bincount(tokens, minlength=n_tokens)
         row["marginal_recall"] = marginal_recall(tokens[masked], tokens[~masked], frequency) if masked.any() else np.nan
         rows.append(row)

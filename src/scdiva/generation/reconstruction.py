@@ -63,12 +63,14 @@ class Reconstruction:
         max_length, row = network.config.max_length, int(row_number)
         cell = tokens[:max_length], values[:max_length], cu_seqlens.clamp_max(max_length)
         if self.mask_ratio:
-            made_tokens, made, masked = self._masked_genes(network, *cell, row)
+            predicted_tokens, predicted_values, masked = self._masked_genes(network, *cell, row)
         else:
             by_stream = self.mask_free == "stream"
-            made_tokens, made = self._by_stream(network, *cell) if by_stream else self._by_parts(network, *cell, row)
-            masked = torch.zeros_like(made)
-        return torch.stack([made_tokens.float(), made, masked.float()], dim=1)
+            predicted_tokens, predicted_values = (
+                self._by_stream(network, *cell) if by_stream else self._by_parts(network, *cell, row)
+            )
+            masked = torch.zeros_like(predicted_values)
+        return torch.stack([predicted_tokens.float(), predicted_values, masked.float()], dim=1)
 
     def _masked_genes(
         self, network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor, row: int
@@ -81,7 +83,7 @@ class Reconstruction:
         # without ranks, masked genes are placed behind the visible ones
         order = torch.arange(len(tokens), device=tokens.device) if self.by_rank else masked.int().argsort(stable=True)
         hidden = masked[order]
-        numbers, made = sample(
+        numbers, predicted_values = sample(
             self._denoiser(network, row, 1, ~hidden),
             (torch.searchsorted(panel, tokens[order]) + N_SPECIAL).masked_fill(hidden, MASK),
             values[order],
@@ -91,10 +93,12 @@ class Reconstruction:
             by_cell=not self.by_rank,
             generator=generator,
         )
-        made_tokens = panel[numbers - N_SPECIAL]
+        predicted_tokens = panel[numbers - N_SPECIAL]
         if self.by_rank:
-            made = values_at_ranks(made_tokens, made, masked, ~masked, bounds, self.denominator)
-        return made_tokens, made, masked
+            predicted_values = values_at_ranks(
+                predicted_tokens, predicted_values, masked, ~masked, bounds, self.denominator
+            )
+        return predicted_tokens, predicted_values, masked
 
     def _by_parts(
         self, network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor, row: int
@@ -105,16 +109,20 @@ class Reconstruction:
         part = (order.argsort() % n_parts).to(tokens.device)
         numbers = torch.searchsorted(panel, tokens) + N_SPECIAL
         denoise = self._denoiser(network, row, n_parts, None)
-        numbers, made = likeliest_cell(predict_in_parts(denoise, numbers, values, part, by_cell=not self.by_rank))
-        made_tokens = panel[numbers - N_SPECIAL]
+        numbers, predicted_values = likeliest_cell(
+            predict_in_parts(denoise, numbers, values, part, by_cell=not self.by_rank)
+        )
+        predicted_tokens = panel[numbers - N_SPECIAL]
         if not self.by_rank:
-            order = order_by_score(made_tokens, made, torch.zeros_like(part), self.denominator)
-            return made_tokens[order], made[order]
+            order = order_by_score(predicted_tokens, predicted_values, torch.zeros_like(part), self.denominator)
+            return predicted_tokens[order], predicted_values[order]
         for number in range(n_parts):
             hidden = part == number
-            mixed = torch.where(hidden, made_tokens, tokens), torch.where(hidden, made, values)
-            made = torch.where(hidden, values_at_ranks(*mixed, hidden, ~hidden, bounds, self.denominator), made)
-        return made_tokens, made
+            mixed = torch.where(hidden, predicted_tokens, tokens), torch.where(hidden, predicted_values, values)
+            predicted_values = torch.where(
+                hidden, values_at_ranks(*mixed, hidden, ~hidden, bounds, self.denominator), predicted_values
+            )
+        return predicted_tokens, predicted_values
 
     def _by_stream(self, network: ScDiVa, tokens: Tensor, values: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
         """Predict every position from its hidden state in the unmasked cell."""
@@ -122,23 +130,25 @@ class Reconstruction:
         out = network(tokens, values, bounds)
         expected = None
         if network.state_head is not None:
-            assert out.read is not None
-            expected = network.state_head.expected(out.read, panel)
+            assert out.head_hidden is not None
+            expected = network.state_head.expected(out.head_hidden, panel)
         logits = network.logits(out, rows, genes=panel, expected=expected)
         by_position = network.values(out, torch.full_like(tokens, MASK))
         by_gene = None if expected is None else expected.values
-        numbers, made = likeliest_cell(PartPredictions(logits, by_position, by_gene, torch.zeros_like(tokens)))
-        return panel[numbers - N_SPECIAL], made
+        numbers, predicted_values = likeliest_cell(
+            PartPredictions(logits, by_position, by_gene, torch.zeros_like(tokens))
+        )
+        return panel[numbers - N_SPECIAL], predicted_values
 
-    def _denoiser(self, network: ScDiVa, row: int, n_copies: int, given: Tensor | None) -> Denoiser:
+    def _denoiser(self, network: ScDiVa, row: int, n_copies: int, rank_mask: Tensor | None) -> Denoiser:
         """Denoiser of `n_copies` of a cell, with ranks or with context cells."""
         device, number = next(network.parameters()).device, self.context_numbers.get(row, -1)
         return denoiser_of(
             network,
             denominator=self.denominator if self.by_rank and network.state_head is not None else None,
-            given=given,
+            rank_mask=rank_mask,
             context=None if self.context is None else Context(*(part.to(device) for part in self.context)),
-            own=None if self.context is None else torch.tensor([number] * n_copies, device=device),
+            own_row=None if self.context is None else torch.tensor([number] * n_copies, device=device),
             genes=self.genes,
             stream=self.by_rank,
         )

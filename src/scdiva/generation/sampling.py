@@ -34,9 +34,9 @@ def denoiser_of(
     model: ScDiVa,
     *,
     denominator: Tensor | None = None,
-    given: Tensor | None = None,
+    rank_mask: Tensor | None = None,
     context: Context | None = None,
-    own: Tensor | None = None,
+    own_row: Tensor | None = None,
     genes: Tensor | None = None,
     stream: bool = True,
     state: Tensor | None = None,
@@ -52,10 +52,10 @@ def denoiser_of(
         is added to its logits (:func:`scdiva.diffusion.rank_log_prior`); requires a state head, which predicts the
         values. None: no prior. The transformer uses the ranks in any case, through its rotary positions: to hide the
         ranks of masked genes, move these genes behind the visible ones.
-    given
+    rank_mask
         bool `(T,)`, positions whose ranks are used in the prior: those of the input, and not those sampled since. None:
         all visible ones.
-    context, own
+    context, own_row
         Other cells, and the rows of the predicted cells among them (:meth:`scdiva.models.QueryHead.weigh`). The query
         head then replaces the state head. The context has the columns `genes`; requires `stream=False`.
     genes
@@ -91,8 +91,8 @@ def denoiser_of(
 
     def expected_of(out: ScDiVaOutput, visible: Tensor) -> Expected:
         assert model.state_head is not None
-        assert out.read is not None
-        expected = model.state_head.expected(out.read, candidates)
+        assert out.head_hidden is not None
+        expected = model.state_head.expected(out.head_hidden, candidates)
         if context is None:
             return expected
         assert model.query_head is not None
@@ -100,7 +100,9 @@ def denoiser_of(
         assert candidates is not None
         n_visible = torch.bincount(out.cells[visible], minlength=len(out.anchor))
         return Expected(
-            *model.query_head.table(out.anchor, out.read, n_visible, candidates - N_SPECIAL, *expected, context, own)
+            *model.query_head.table(
+                out.anchor, out.head_hidden, n_visible, candidates - N_SPECIAL, *expected, context, own_row
+            )
         )
 
     def denoise(
@@ -114,7 +116,7 @@ def denoiser_of(
         expected = None if model.state_head is None else expected_of(out, visible)
         ranked = None
         if denominator is not None:
-            with_rank = visible if given is None else given & visible
+            with_rank = visible if rank_mask is None else rank_mask & visible
             ranked = Ranked(tokens, values, cu_seqlens, with_rank, denominator)
         rows = masked if stream or denominator is not None else cu_seqlens[:-1].long()
         logits = model.logits(out, rows, genes=candidates, expected=expected, ranked=ranked)
@@ -242,7 +244,7 @@ def draw_by_state_head(
     )
     excluded = np.isin(fitted.genes, list(fixed))
     n_fixed = sum(value > 0 for value in fixed.values())
-    made: list[Cell] = []
+    new_cells: list[Cell] = []
     with progress_bar(desc="drawing cells", unit="cell", total=len(source)) as bar:
         for start in range(0, len(source), BATCH):
             numbers = np.arange(start, min(start + BATCH, len(source)))
@@ -264,9 +266,9 @@ def draw_by_state_head(
                 chosen = _draw_in_steps(fitted, numbers, n_genes, depths, fixed, seed, n_steps)
             for (genes, mean), depth, draw in zip(chosen, depths, draws, strict=True):
                 counts = draw_counts(mean, fitted.corrections.spread[genes], total_count(depth), draw)
-                made.append(as_cell(fitted.genes[genes], counts, depth, fixed))
+                new_cells.append(as_cell(fitted.genes[genes], counts, depth, fixed))
                 bar.update()
-    return made
+    return new_cells
 
 
 def _draw_genes(log_odds: Matrix, n_genes: int, draw: np.random.Generator) -> Ints:
@@ -287,18 +289,18 @@ def _draw_in_steps(
     n_steps: int,
 ) -> Iterator[tuple[Ints, Matrix]]:
     """Draw genes in steps, and predict their values from a state that is computed from the genes drawn so far."""
-    shown = {token: value for token, value in fixed.items() if value > 0}
-    shown_genes = torch.from_numpy(np.searchsorted(fitted.genes, list(shown))) + N_SPECIAL
-    genes, shown_values = torch.from_numpy(fitted.genes), torch.tensor(list(shown.values()))
+    visible = {token: value for token, value in fixed.items() if value > 0}
+    visible_genes = torch.from_numpy(np.searchsorted(fitted.genes, list(visible))) + N_SPECIAL
+    genes, visible_values = torch.from_numpy(fitted.genes), torch.tensor(list(visible.values()))
     allowed = torch.from_numpy(~np.isin(fitted.genes, list(fixed)))
-    n_max = fitted.model.config.max_length - len(shown)
+    n_max = fitted.model.config.max_length - len(visible)
 
     def draw(model: ScDiVa, number: Tensor) -> Tensor:
         """Draw one cell: numbers of its genes and their expected values, `(n, 2)`."""
         at = int(number)
-        length = len(shown) + int(min(n_genes[at], n_max))
+        length = len(visible) + int(min(n_genes[at], n_max))
         tokens, values = torch.full((length,), MASK, dtype=torch.int64), torch.zeros(length)
-        tokens[: len(shown)], values[: len(shown)] = shown_genes, shown_values
+        tokens[: len(visible)], values[: len(visible)] = visible_genes, visible_values
         cell, depth = int(numbers[at]), total_count(depths[at])
         value_draw = np.random.default_rng(step_seed(seed, cell, "values"))
         mean = torch.zeros(len(genes))
@@ -308,7 +310,7 @@ def _draw_in_steps(
             counts = draw_counts(expected.numpy(), fitted.corrections.spread[which.numpy()], depth, value_draw)
             return torch.from_numpy(np.log1p(TARGET_SUM * counts / depth)).to(expected.dtype)
 
-        made = sample(
+        sampled = sample(
             denoiser_of(model, genes=genes, stream=False),
             tokens,
             values,
@@ -320,13 +322,13 @@ def _draw_in_steps(
             by_cell=True,
             generator=step_generator(seed, cell, "generate"),
         )
-        new = made.tokens[len(shown) :] - N_SPECIAL
+        new = sampled.tokens[len(visible) :] - N_SPECIAL
         # expected values are returned: counts are drawn once the whole cell is known
         return torch.stack([new.float(), mean[new]], dim=1)
 
     with open_encoder(fitted.model, threads=settings.threads, what=draw) as encode:
-        for made in encode(lambda at: (torch.tensor(at),), range(len(numbers))):
-            yield made[:, 0].astype(np.int64), made[:, 1]
+        for output in encode(lambda at: (torch.tensor(at),), range(len(numbers))):
+            yield output[:, 0].astype(np.int64), output[:, 1]
 
 
 def as_cell(tokens: Ints, counts: Ints, source: Matrix, fixed: dict[int, float]) -> Cell:
@@ -413,7 +415,7 @@ def draw_by_transformer(
             counts = draw_counts(expected.float().cpu().numpy(), spread[which.cpu().numpy()], depth, draw)
             return torch.from_numpy(np.log1p(TARGET_SUM * counts / depth)).to(expected)
 
-        made = sample(
+        sampled = sample(
             denoiser_of(network, genes=genes, state=state if state.shape[1] else None),
             tokens,
             values,
@@ -424,8 +426,8 @@ def draw_by_transformer(
             draw_values=draw_values,
             generator=step_generator(seed, at, "generate"),
         )
-        numbers, visible = (made.tokens - N_SPECIAL).cpu().numpy(), (tokens != MASK).cpu().numpy()
-        ordered = values_in_order(made.values.cpu().numpy(), visible, denominator[panel[numbers]])
+        numbers, visible = (sampled.tokens - N_SPECIAL).cpu().numpy(), (tokens != MASK).cpu().numpy()
+        ordered = values_in_order(sampled.values.cpu().numpy(), visible, denominator[panel[numbers]])
         counts = np.maximum(np.rint(np.expm1(ordered) * depth / TARGET_SUM), 1)
         return torch.from_numpy(np.stack([numbers, counts], axis=1))
 
@@ -438,16 +440,18 @@ def draw_by_transformer(
         with torch_threads_kept(1):
             spread, states = value_spread(model, cells, seed), torch.zeros(len(one), 0)
             if prompt == "state":
-                wanted, place = np.unique(np.concatenate([one, two]), return_inverse=True)
-                at_both = embed_all(model, cells.subset(wanted, max_length), RunConfig(None, device, "fp32", "state"))
-                of_both = torch.from_numpy(at_both)[place].view(2, len(one), -1)
+                unique_sources, inverse = np.unique(np.concatenate([one, two]), return_inverse=True)
+                at_both = embed_all(
+                    model, cells.subset(unique_sources, max_length), RunConfig(None, device, "fp32", "state")
+                )
+                of_both = torch.from_numpy(at_both)[inverse].view(2, len(one), -1)
                 share = torch.from_numpy(fraction).float()[:, None]
                 states = (1 - share) * of_both[0] + share * of_both[1]
-        for at, made in enumerate(encode(masked_cell, range(len(one)))):
-            tokens = panel[made[:, 0].astype(np.int64)]
+        for at, output in enumerate(encode(masked_cell, range(len(one)))):
+            tokens = panel[output[:, 0].astype(np.int64)]
             free = ~np.isin(tokens, list(fixed))
             source_values = cells.values[cells.indptr[source[at]] : cells.indptr[source[at] + 1]]
-            drawn.append(as_cell(tokens[free], made[free, 1].astype(np.int64), source_values, fixed))
+            drawn.append(as_cell(tokens[free], output[free, 1].astype(np.int64), source_values, fixed))
             bar.update()
     return drawn
 
@@ -484,32 +488,32 @@ def prompt_of(
     of its score among the first cell's scores.
     """
     score = first[1] / denominator[first[0]]
-    kept = [(token, value) for token, value in fixed.items() if value > 0]
-    tokens = np.array([token for token, _ in kept], dtype=np.int64)
-    values = np.array([value for _, value in kept], dtype=np.float32)
-    rank = np.array([(score > value / denominator[token]).mean() for token, value in kept])
+    visible_fixed = [(token, value) for token, value in fixed.items() if value > 0]
+    tokens = np.array([token for token, _ in visible_fixed], dtype=np.int64)
+    values = np.array([value for _, value in visible_fixed], dtype=np.float32)
+    rank = np.array([(score > value / denominator[token]).mean() for token, value in visible_fixed])
     for (genes, gene_values), part in ((first, 1 - fraction), (second, fraction)):
-        some = draw.permutation(len(genes))[: round(share * part * len(genes))]
-        some = some[~np.isin(genes[some], [*fixed, *tokens.tolist()])]
-        tokens, values = np.concatenate([tokens, genes[some]]), np.concatenate([values, gene_values[some]])
-        rank = np.concatenate([rank, (some + 0.5) / len(genes)])
+        chosen = draw.permutation(len(genes))[: round(share * part * len(genes))]
+        chosen = chosen[~np.isin(genes[chosen], [*fixed, *tokens.tolist()])]
+        tokens, values = np.concatenate([tokens, genes[chosen]]), np.concatenate([values, gene_values[chosen]])
+        rank = np.concatenate([rank, (chosen + 0.5) / len(genes)])
     order = np.lexsort((tokens, -values / denominator[tokens]))
     return tokens[order], values[order], np.sort(rank)
 
 
 def values_in_order(
-    values: NDArray[np.floating], shown: NDArray[np.bool_], denominator: NDArray[np.floating]
+    values: NDArray[np.floating], visible: NDArray[np.bool_], denominator: NDArray[np.floating]
 ) -> NDArray[np.float64]:
     """Adjust values such that the scores, value / denominator, decrease with the rank.
 
     The value head predicts the value at a rank for any gene, and genes are ordered by their scores, so the scores are
-    regressed on the ranks (isotonic regression). Values that were `shown` do not change.
+    regressed on the ranks (isotonic regression). Values that are `visible` do not change.
     """
     from sklearn.isotonic import isotonic_regression
 
-    weight = np.where(shown, 1e6, 1.0)
+    weight = np.where(visible, 1e6, 1.0)
     score = isotonic_regression(values / denominator, sample_weight=weight, increasing=False)
-    return np.where(shown, values, score * denominator)
+    return np.where(visible, values, score * denominator)
 
 
 def positions_of(rank: NDArray[np.float64], length: int) -> Ints:

@@ -54,14 +54,14 @@ class States(NamedTuple):
         `(n,)`, number of genes from which each state was computed.
     group
         `(n, n_groups)`, share of each cell that belongs to a group, if corrections depend on groups.
-    own
+    own_row
         `(n,)`, row of the cell among the context cells; -1: none.
     """
 
     state: Matrix
     n_genes: Ints
     group: Matrix | None = None
-    own: Ints | None = None
+    own_row: Ints | None = None
 
     def take(self, rows: NDArray[np.integer]) -> States:
         """Select cells."""
@@ -158,17 +158,17 @@ def predict(model: ScDiVa, genes: Ints, states: States, context: Context | None 
     head, numbers = model.state_head, torch.from_numpy(genes - N_SPECIAL)
     assert head is not None
     state, n_genes = torch.from_numpy(states.state), torch.from_numpy(states.n_genes)
-    read = head(state, n_genes)
-    log_odds, values = head.log_odds(read, numbers).float(), head.values(read, numbers).float()
+    head_hidden = head(state, n_genes)
+    log_odds, values = head.log_odds(head_hidden, numbers).float(), head.values(head_hidden, numbers).float()
     if context is not None:
         assert model.query_head is not None
-        own = None if states.own is None else torch.from_numpy(states.own)
+        own_row = None if states.own_row is None else torch.from_numpy(states.own_row)
         step = max(1, QUERIES // max(len(genes), 1))
         for start in range(0, len(state), step):
             part = slice(start, start + step)
             log_odds[part], values[part] = model.query_head.table(
-                state[part], read[part], n_genes[part], numbers, log_odds[part], values[part], context,
-                own=None if own is None else own[part],
+                state[part], head_hidden[part], n_genes[part], numbers, log_odds[part], values[part], context,
+                own_row=None if own_row is None else own_row[part],
             )  # fmt: skip
     return log_odds.numpy(), values.numpy()
 
@@ -266,12 +266,12 @@ def fit_corrections(
     with np.errstate(invalid="ignore"):  # equal states have no variance, and sklearn divides by it
         components = pca.fit_transform(states.astype(np.float64))
     scale = components.std(axis=0)
-    kept = scale > EPS * max(float(scale.max(initial=0.0)), EPS)
-    design = (components[:, kept] / scale[kept]).astype(np.float32)
+    varying = scale > EPS * max(float(scale.max(initial=0.0)), EPS)
+    design = (components[:, varying] / scale[varying]).astype(np.float32)
     observed = sp.csr_matrix(expression)
     odds = _fit_odds(design, log_odds, observed, ridge, depth_known)
     value, spread = _fit_values(design, values, observed, ridge, depth_known, default_spread)
-    return Corrections(pca.mean_, pca.components_[kept].T / scale[kept], odds, value, spread)
+    return Corrections(pca.mean_, pca.components_[varying].T / scale[varying], odds, value, spread)
 
 
 def shift_to(log_odds: NDArray[np.floating], lengths: ArrayLike) -> NDArray[np.float64]:
@@ -363,10 +363,10 @@ def _fit_values(
     change, residual = _centred(entries, residual - (design @ coefficients[:d])[cell, gene], depth_known)
     coefficients[d] += change
     spread = np.sqrt(np.bincount(gene, np.square(residual), len(n_expressing)) / np.maximum(n_expressing, 1))
-    known = n_expressing > 2
+    has_estimate = n_expressing > 2
     if default_spread is None:
-        default_spread = float(np.median(spread[known])) if known.any() else 0.0
-    spread[~known] = default_spread
+        default_spread = float(np.median(spread[has_estimate])) if has_estimate.any() else 0.0
+    spread[~has_estimate] = default_spread
     return coefficients, spread.astype(np.float32)
 
 

@@ -229,13 +229,13 @@ class ScDiVaConfig:
             if values.get(name, only) is not only:
                 raise ValueError(f"{name} was removed: a model has {name}={only}; got {values[name]!r:.80}.")
         values = {name: value for name, value in values.items() if name not in _GONE}
-        known = {field.name for field in fields(cls)}
-        unknown, missing = sorted(set(values) - known), sorted(known - set(values) - set(_LATER))
+        field_names = {field.name for field in fields(cls)}
+        unknown, missing = sorted(set(values) - field_names), sorted(field_names - set(values) - set(_LATER))
         if unknown or missing:
-            named = [printable(f"{name!s:.80}") + or_nearest(name, known) for name in unknown[:10]]
-            named += ["..."] * (len(unknown) > 10)
+            names = [printable(f"{name!s:.80}") + or_nearest(name, field_names) for name in unknown[:10]]
+            names += ["..."] * (len(unknown) > 10)
             raise ValueError(
-                f"Not a complete model configuration (unknown: {', '.join(named) or 'none'}; "
+                f"Not a complete model configuration (unknown: {', '.join(names) or 'none'}; "
                 f"missing: {', '.join(missing) or 'none'})."
             )
         return cls(**values)

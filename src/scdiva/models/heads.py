@@ -86,18 +86,18 @@ class StateHead(nn.Module):
         u = self.read(torch.cat([F.rms_norm(state, state.shape[-1:]), log_n], dim=1))
         return torch.cat([u, torch.ones_like(log_n)], dim=1)
 
-    def log_odds(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
+    def log_odds(self, head_hidden: Tensor, genes: Tensor | None = None) -> Tensor:
         """Log-odds that cells `(B, rank + 1)` express each gene, or these genes, `(B, n)`."""
-        return read @ (self.gene if genes is None else self.gene[genes]).T
+        return head_hidden @ (self.gene if genes is None else self.gene[genes]).T
 
-    def values(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
+    def values(self, head_hidden: Tensor, genes: Tensor | None = None) -> Tensor:
         """Expected log-normalised value of each gene, or these genes, if it is expressed, `(B, n)`."""
-        return read @ (self.value if genes is None else self.value[genes]).T
+        return head_hidden @ (self.value if genes is None else self.value[genes]).T
 
-    def expected(self, read: Tensor, genes: Tensor | None = None) -> Expected:
+    def expected(self, head_hidden: Tensor, genes: Tensor | None = None) -> Expected:
         """Predictions of genes, tokens `(n,)`, for cells `(B, rank + 1)`; None: of all genes."""
         columns = None if genes is None else genes - N_SPECIAL
-        return Expected(self.log_odds(read, columns), self.values(read, columns))
+        return Expected(self.log_odds(head_hidden, columns), self.values(head_hidden, columns))
 
 
 def hidden_gene_logits(log_odds: Tensor, share: Tensor) -> Tensor:

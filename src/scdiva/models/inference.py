@@ -224,12 +224,12 @@ def run_cells(
     on_cuda = run_config.device.startswith("cuda")
     budget = CUDA_TOKENS if on_cuda else BATCH_TOKENS
     # on a CPU, batches of the transformer are no faster than single cells
-    most = 1 if through_blocks and run_config.device.startswith("cpu") else run_config.batch_size
+    max_cells = 1 if through_blocks and run_config.device.startswith("cpu") else run_config.batch_size
     total = (source.n_obs if stop is None else stop) if only is None else int(only.sum())
     compiled = on_cuda and through_blocks and total - start >= COMPILED_CELLS
     logger.debug(
         "running the model on %s in %s, %d cells in batches of up to %s, %s",
-        run_config.device, run_config.precision, total - start, most or f"{budget:,} genes",
+        run_config.device, run_config.precision, total - start, max_cells or f"{budget:,} genes",
         "with the transformer" if through_blocks else "without the transformer",
     )  # fmt: skip
     with (
@@ -253,7 +253,7 @@ def run_cells(
                 batch = from_ragged(*_read_by(model, take_cells(ragged, cells))).packed
                 return batch if beside is None else (*batch, *beside(rows[cells]))
 
-            for batches in portions(fill_batches(lengths, budget, most), lengths, held_tokens):
+            for batches in portions(fill_batches(lengths, budget, max_cells), lengths, held_tokens):
                 for cells, output in zip(batches, encode(packed, batches), strict=True):
                     yield cells, output
                     bar.update(len(cells))
@@ -270,8 +270,8 @@ def run_cells(
 def _read_by(model: ScDiVa, ragged: Ragged) -> Ragged:
     """Restrict cells to the genes in the vocabulary of a model, and to its maximum number of genes per cell."""
     (indptr, tokens, values), config = ragged, model.config
-    if not (known := tokens < config.n_tokens).all():
-        indptr, tokens, values = np.concatenate([[0], np.cumsum(known)])[indptr], tokens[known], values[known]
+    if not (valid := tokens < config.n_tokens).all():
+        indptr, tokens, values = np.concatenate([[0], np.cumsum(valid)])[indptr], tokens[valid], values[valid]
     if np.diff(indptr).max(initial=0) <= config.input_length:
         return indptr, tokens, values
     return take_cells((indptr, tokens, values), np.arange(len(indptr) - 1), config.input_length)

@@ -92,8 +92,8 @@ class GeneValueEmbedding(nn.Module):
 
     def of_values(self, values: Tensor, value_mask: Tensor) -> Tensor:
         """Embeddings of values alone, `(T, dim)`; arguments as in :meth:`forward`."""
-        shown = values.to(self.value_in.weight.dtype).masked_fill(value_mask, 0.0).unsqueeze(-1)
-        value = self.value_out(F.silu(self.value_in(shown)))
+        inputs = values.to(self.value_in.weight.dtype).masked_fill(value_mask, 0.0).unsqueeze(-1)
+        value = self.value_out(F.silu(self.value_in(inputs)))
         # in the dtype of the product, as the residuals of the blocks: another dtype would be compiled anew
         return torch.where(value_mask.unsqueeze(-1), self.hidden_value.to(value.dtype), value)
 
@@ -124,8 +124,8 @@ def look_up_spread(table: Tensor, tokens: Tensor) -> Tensor:
     0, and the row of `MASK` is broadcast.
     """
     masked = tokens == MASK
-    other = torch.arange(tokens.numel(), device=tokens.device) % table.shape[0]
-    return torch.where(masked.unsqueeze(-1), table[MASK], F.embedding(torch.where(masked, other, tokens), table))
+    spread_rows = torch.arange(tokens.numel(), device=tokens.device) % table.shape[0]
+    return torch.where(masked.unsqueeze(-1), table[MASK], F.embedding(torch.where(masked, spread_rows, tokens), table))
 
 
 class SwiGLU(nn.Module):

@@ -87,29 +87,30 @@ class QueryHead(nn.Module):
         for weight in (self.out.weight, self.out.bias, self.line.weight):
             nn.init.zeros_(weight)
 
-    def weigh(self, state: Tensor, context: Context, own: Tensor | None = None) -> Tensor:
+    def weigh(self, state: Tensor, context: Context, own_row: Tensor | None = None) -> Tensor:
         """Attention weights of the context cells, `(B, HEADS + 1, M)`, each row summing to 1.
 
-        `own`, int64 `(B,)`, is the row of the cell itself in the context, which gets no weight; -1: not in it.
+        `own_row`, int64 `(B,)`, is the row of the cell itself in the context, which gets no weight; -1: not in it.
         """
         q = F.normalize(self.query(state).view(len(state), HEADS, KEY_DIM), dim=2)
         k = F.normalize(self.key(context.state).view(-1, HEADS, KEY_DIM), dim=2)
         near = torch.einsum("bhd,mhd->bhm", q, k) * self.sharpness.exp()[None, :, None]
         near = torch.cat([near, near.new_zeros(len(state), 1, len(k))], dim=1)  # the last head has equal weights
-        if own is not None:
-            near = near.masked_fill((own[:, None] == torch.arange(len(k), device=own.device))[:, None], -torch.inf)
+        if own_row is not None:
+            is_own = own_row[:, None] == torch.arange(len(k), device=own_row.device)
+            near = near.masked_fill(is_own[:, None], -torch.inf)
         return near.softmax(dim=2)
 
     def table(
         self,
         state: Tensor,
-        read: Tensor,
+        head_hidden: Tensor,
         n_genes: Tensor,
         gene: Tensor,
         log_odds: Tensor,
         values: Tensor,
         context: Context,
-        own: Tensor | None = None,
+        own_row: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Predictions of all genes of the context, masked in every cell.
 
@@ -117,7 +118,7 @@ class QueryHead(nn.Module):
 
         Parameters
         ----------
-        state, read, n_genes
+        state, head_hidden, n_genes
             `(B, state_dim)`, `(B, read_dim)` and `(B,)`: state, hidden layer of the state head and number of genes
             of the predicted cells.
         gene
@@ -126,20 +127,21 @@ class QueryHead(nn.Module):
             `(B, n)`, predictions of the state head.
         context
             Other cells of the study, shared by all predicted cells.
-        own
+        own_row
             As for :meth:`weigh`.
 
         Returns
         -------
         `(B, n)` log-odds that each gene is expressed, and its log-normalised value if so.
         """
-        weights = self.weigh(state, context, own)
+        weights = self.weigh(state, context, own_row)
         frequency, total = weights @ context.expressed, weights @ context.values  # (B, H, n)
         n = (1 / weights.square().sum(dim=2))[:, :, None]
-        few = F.softplus(self.prior)
+        prior = F.softplus(self.prior)
         p, base = log_odds.sigmoid()[:, None], values[:, None]
-        odds = (frequency * n + few[0] * p).clamp_min(LEAST) / ((1 - frequency) * n + few[0] * (1 - p)).clamp_min(LEAST)
-        value = (total * n + few[1] * base) / (frequency * n + few[1]) - base
+        odds = (frequency * n + prior[0] * p).clamp_min(LEAST)
+        odds = odds / ((1 - frequency) * n + prior[0] * (1 - p)).clamp_min(LEAST)
+        value = (total * n + prior[1] * base) / (frequency * n + prior[1]) - base
         missed = torch.full_like(frequency, math.log(1 + FEW / 30))
         line = torch.cat(
             [
@@ -148,10 +150,11 @@ class QueryHead(nn.Module):
             ],
             dim=1,
         )  # fmt: skip
-        log_n = torch.log1p(n_genes.to(read.dtype)) - 6
-        context_log_n = (torch.log1p(context.n_genes.to(read.dtype)).mean() - 6).expand_as(log_n)
-        flags = read.new_tensor([True, False]).expand(len(read), 2)  # with context, of cells that are not thinned
-        of_cell = self.cell(torch.cat([read, log_n[:, None], context_log_n[:, None], flags], dim=1))
+        log_n = torch.log1p(n_genes.to(head_hidden.dtype)) - 6
+        context_log_n = (torch.log1p(context.n_genes.to(head_hidden.dtype)).mean() - 6).expand_as(log_n)
+        # with context, of cells that are not thinned
+        flags = head_hidden.new_tensor([True, False]).expand(len(head_hidden), 2)
+        of_cell = self.cell(torch.cat([head_hidden, log_n[:, None], context_log_n[:, None], flags], dim=1))
         first, second = self.hidden[0], self.hidden[2]
         assert isinstance(first, nn.Linear)
         assert isinstance(second, nn.Linear)

@@ -88,7 +88,7 @@ class Cells(NamedTuple):
         int64 `(B, N)`, rows of `codes` that are tokens.
     values, change
         `(B, N)`, their log-normalised values, and these minus the mean of the context cells.
-    shown
+    is_token
         bool `(B, N)`; False: padding.
     """
 
@@ -99,7 +99,7 @@ class Cells(NamedTuple):
     genes: Tensor
     values: Tensor
     change: Tensor
-    shown: Tensor
+    is_token: Tensor
 
 
 def study_of(values: Tensor, codes: Tensor, counts: Tensor, total: Tensor) -> Study:
@@ -139,10 +139,10 @@ def cells_of(study: Study, values: Tensor, codes: Tensor, total: Tensor) -> Cell
         `(B,)`, counts of each cell.
     """
     centred, n_genes = values - study.mean, values.shape[1]
-    place = torch.arange(n_genes, device=values.device).expand(values.shape).masked_fill(values <= 0, n_genes)
-    places, genes = place.topk(min(MAX_GENES, n_genes), dim=1, largest=False)
-    shown = places < n_genes
-    shown[:, 0] |= ~shown.any(dim=1)  # a cell without visible genes keeps one token, of value 0
+    position = torch.arange(n_genes, device=values.device).expand(values.shape).masked_fill(values <= 0, n_genes)
+    positions, genes = position.topk(min(MAX_GENES, n_genes), dim=1, largest=False)
+    is_token = positions < n_genes
+    is_token[:, 0] |= ~is_token.any(dim=1)  # a cell without visible genes keeps one token, of value 0
     return Cells(
         (centred @ study.axes).clamp(-MAX_COMPONENT, MAX_COMPONENT),
         F.normalize(centred @ codes, dim=1),
@@ -151,7 +151,7 @@ def cells_of(study: Study, values: Tensor, codes: Tensor, total: Tensor) -> Cell
         genes,
         values.gather(1, genes),
         centred.gather(1, genes),
-        shown,
+        is_token,
     )
 
 
@@ -159,13 +159,13 @@ def cells_of_rows(study: Study, rows: sp.csr_matrix, codes: Tensor, total: Tenso
     """Cells as from :func:`cells_of`, with at most `INFERENCE_GENES` tokens, on the CPU, from sparse values."""
     rows.sort_indices()
     lengths = np.diff(rows.indptr)
-    place = np.arange(max(1, min(INFERENCE_GENES, int(lengths.max(initial=0)))))
-    shown = place < lengths[:, None]
-    at = np.where(shown, rows.indptr[:-1, None] + place, 0)
+    position = np.arange(max(1, min(INFERENCE_GENES, int(lengths.max(initial=0)))))
+    is_token = position < lengths[:, None]
+    at = np.where(is_token, rows.indptr[:-1, None] + position, 0)
     indices, data = (part if rows.nnz else np.zeros(1, part.dtype) for part in (rows.indices, rows.data))
-    genes = torch.from_numpy(np.where(shown, indices[at], 0).astype(np.int64))
-    values = torch.from_numpy(np.where(shown, data[at], 0).astype(np.float32))
-    shown[:, 0] = True  # as in cells_of
+    genes = torch.from_numpy(np.where(is_token, indices[at], 0).astype(np.int64))
+    values = torch.from_numpy(np.where(is_token, data[at], 0).astype(np.float32))
+    is_token[:, 0] = True  # as in cells_of
 
     def centred(directions: Tensor) -> Tensor:
         return torch.from_numpy(rows @ directions.numpy()) - study.mean @ directions
@@ -178,7 +178,7 @@ def cells_of_rows(study: Study, rows: sp.csr_matrix, codes: Tensor, total: Tenso
         genes,
         values,
         values - study.mean[genes],
-        torch.from_numpy(shown),
+        torch.from_numpy(is_token),
     )
 
 
@@ -250,7 +250,9 @@ class Reader(nn.Module):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, cells: Cells, codes: Tensor, study: Study, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, cells: Cells, codes: Tensor, study: Study, own_row: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         r"""Predict every queried gene in every cell.
 
         Parameters
@@ -261,7 +263,7 @@ class Reader(nn.Module):
             `(Q, code_dim)`, codes of the queried genes, the columns of `study.counts`.
         study
             The context cells.
-        own
+        own_row
             int64 `(B,)`, row of the cell itself in the context; -1: not in it. None: no cell is.
 
         Returns
@@ -269,7 +271,7 @@ class Reader(nn.Module):
         `(B, Q)` logarithms of the rate :math:`\rho` and of the size r.
         """
         with torch.autocast(codes.device.type, enabled=False):  # differences of squares and logarithms of small rates
-            features, log_pooled = self._features(cells, study, own)
+            features, log_pooled = self._features(cells, study, own_row)
         linear = torch.cat([features[:, :HEADS], features[:, 2 * HEADS : 2 * HEADS + REGRESSIONS]], dim=1)
         gene = self.gene(codes)
         keys, values = self.latent_key_value(self._latents(cells)).chunk(2, dim=2)
@@ -285,7 +287,7 @@ class Reader(nn.Module):
         out = self.out(F.silu(self.second(F.silu(hidden))))
         return log_pooled + torch.einsum("bnq,n->bq", linear, self.line) + out[..., 0], out[..., 1] + LOG_SIZE
 
-    def weigh(self, cells: Cells, study: Study, own: Tensor | None = None) -> Tensor:
+    def weigh(self, cells: Cells, study: Study, own_row: Tensor | None = None) -> Tensor:
         """Attention weights of the context cells, `(B, HEADS, M)`, each row summing to 1."""
         weight = F.softplus(self.component_weight) * study.share * COMPONENTS
         one, two = cells.components, study.components
@@ -296,21 +298,21 @@ class Reader(nn.Module):
         key = F.normalize(self.state_key(study.state).unflatten(1, (HEADS, -1)), dim=2)
         near = torch.einsum("bhd,mhd->bhm", query, key) * self.state_sharpness.exp()[:, None]
         near = near - distance.transpose(0, 1)
-        if own is not None:
-            is_own = own[:, None] == torch.arange(near.shape[2], device=own.device)
+        if own_row is not None:
+            is_own = own_row[:, None] == torch.arange(near.shape[2], device=own_row.device)
             near = near.masked_fill(is_own[:, None], -torch.inf)
         return near.softmax(dim=2)
 
-    def _features(self, cells: Cells, study: Study, own: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _features(self, cells: Cells, study: Study, own_row: Tensor | None) -> tuple[Tensor, Tensor]:
         """Features of the queries from the context, `(B, n_features, Q)`, and the log rate of the context `(B, Q)`."""
         counts, total = study.counts, study.total
         own_counts = counts.new_zeros(len(cells.total), counts.shape[1])
         own_total = total.new_zeros(len(own_counts))
-        if own is not None:
-            own_counts = torch.where((own >= 0)[:, None], counts[own.clamp_min(0)], own_counts)
-            own_total = torch.where(own >= 0, total[own.clamp_min(0)], own_total)
+        if own_row is not None:
+            own_counts = torch.where((own_row >= 0)[:, None], counts[own_row.clamp_min(0)], own_counts)
+            own_total = torch.where(own_row >= 0, total[own_row.clamp_min(0)], own_total)
         pooled = (counts.sum(dim=0) - own_counts + PSEUDO_COUNT) / (total.sum() - own_total)[:, None]
-        weights, mean_total = self.weigh(cells, study, own), total.mean()
+        weights, mean_total = self.weigh(cells, study, own_row), total.mean()
         number = 1 / weights.square().sum(dim=2)  # effective number of cells
         of_gene = (weights.flatten(0, 1) @ counts).view(*number.shape, -1) * number[:, :, None]
         of_all, prior = (weights @ total) * number, F.softplus(self.prior) * mean_total
@@ -348,7 +350,7 @@ class Reader(nn.Module):
         tokens = plain + scaled * cells.change[:, :, None]
         tokens = tokens + self.token_value(torch.stack([cells.values, cells.change], dim=2))
         query = self.latent.expand(len(tokens), -1, -1)
-        pooled, _ = self.pool(query, tokens, tokens, key_padding_mask=~cells.shown, need_weights=False)
+        pooled, _ = self.pool(query, tokens, tokens, key_padding_mask=~cells.is_token, need_weights=False)
         latents: Tensor = self.more_blocks(self.block(query + pooled))
         return latents
 

@@ -51,7 +51,7 @@ class ScDiVaOutput(NamedTuple):
         argument.
     cells
         int64 `(T,)`, the cell of each position.
-    read
+    head_hidden
         `(B, state_rank + 1)`, hidden layer of the state head; `None` without one.
     hidden_share
         `(B,)`, share of each cell's genes whose identity is masked.
@@ -61,7 +61,7 @@ class ScDiVaOutput(NamedTuple):
     cell_state: Tensor
     anchor: Tensor | None
     cells: Tensor
-    read: Tensor | None
+    head_hidden: Tensor | None
     hidden_share: Tensor
 
 
@@ -206,10 +206,10 @@ class ScDiVa(nn.Module):
 
         cells = cell_of_token(cu_seqlens, tokens.numel())
         share = _mean_of_cells(masked, cu_seqlens, cell_state.dtype)
-        read = None
+        head_hidden = None
         if self.state_head is not None:
-            read = self.read_state(cell_state if anchor is None else anchor, ~value_mask, cu_seqlens)
-        return ScDiVaOutput(hidden, cell_state, anchor, cells, read, share)
+            head_hidden = self.read_state(cell_state if anchor is None else anchor, ~value_mask, cu_seqlens)
+        return ScDiVaOutput(hidden, cell_state, anchor, cells, head_hidden, share)
 
     def _embed(
         self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, value_mask: Tensor, anchor: Tensor | None
@@ -274,8 +274,8 @@ class ScDiVa(nn.Module):
         if self.state_head is None:
             return gene_logits(out.hidden[at], self.gene_weight[columns])
         if expected is None:
-            assert out.read is not None
-            expected = self.state_head.expected(out.read, genes)
+            assert out.head_hidden is not None
+            expected = self.state_head.expected(out.head_hidden, genes)
         logits = hidden_gene_logits(expected.log_odds, out.hidden_share)[out.cells[at]]
         if len(out.hidden):
             logits = logits + gene_logits(out.hidden[at], self.gene_weight[columns])
@@ -295,11 +295,11 @@ class ScDiVa(nn.Module):
         value = torch.zeros(tokens.shape, dtype=out.cell_state.dtype, device=tokens.device)
         if len(out.hidden):
             value = self.heads.value(out.hidden[rows]).squeeze(-1)
-        if self.state_head is None or out.read is None:
+        if self.state_head is None or out.head_hidden is None:
             return value
         gene = (tokens - N_SPECIAL).clamp_min(0)
         if of_genes is None:
-            of_state = (out.read[cells] * self.state_head.value[gene].to(value.dtype)).sum(dim=1)
+            of_state = (out.head_hidden[cells] * self.state_head.value[gene].to(value.dtype)).sum(dim=1)
         else:
             of_state = of_genes[cells, gene]
         return value + torch.where(tokens >= N_SPECIAL, of_state, 0.0)
@@ -348,8 +348,8 @@ class ScDiVa(nn.Module):
             starts, lengths = cu_seqlens[:-1], cu_seqlens.diff().clamp_max(self.config.max_length)
             cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)
             n = int(cu_seqlens[-1])
-            kept = to_device(positions(cu_seqlens, n) + starts[cell_of_token(cu_seqlens, n)], tokens.device)
-            tokens, values = tokens[kept], values[kept]
+            selected = to_device(positions(cu_seqlens, n) + starts[cell_of_token(cu_seqlens, n)], tokens.device)
+            tokens, values = tokens[selected], values[selected]
         return tokens, values, cu_seqlens, anchor
 
     def encode_anchor(
@@ -410,8 +410,8 @@ class ScDiVa(nn.Module):
     @property
     def seen_tokens(self) -> np.ndarray:
         """Tokens that are genes of the training corpus, bool `(n_tokens,)`."""
-        seen = self.vocabulary.table["entropy"].notna().to_numpy()
-        return np.concatenate([np.zeros(N_SPECIAL, bool), seen])
+        in_corpus = self.vocabulary.table["entropy"].notna().to_numpy()
+        return np.concatenate([np.zeros(N_SPECIAL, bool), in_corpus])
 
     @property
     def state_dim(self) -> int:

@@ -96,9 +96,11 @@ def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") 
     ValueError
         If other files are listed, or the folder is of another kind.
     """
-    if (other := kind_of(folder)) not in (None, kind):
+    if (actual_kind := kind_of(folder)) not in (None, kind):
         inner = f". The model in it is {str(folder / MODEL)!r}" if kind == "model" else ""
-        raise ValueError(f"{str(folder)!r} is not a saved {in_words(kind)}, it holds {_HOLDS[str(other)]}{inner}.")
+        raise ValueError(
+            f"{str(folder)!r} is not a saved {in_words(kind)}, it holds {_HOLDS[str(actual_kind)]}{inner}."
+        )
     for name in (*names, CHECKSUMS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -181,9 +183,9 @@ def written_beside(folder: Path, overwrite: bool, kind: str) -> Iterator[Path]:
 
 def check_folder(folder: Path, overwrite: bool, kind: str) -> None:
     """Check that a saved object can be written to a folder; arguments and errors as for :func:`written_beside`."""
-    ours = kind_of(folder) == kind
-    if folder.exists() and not (overwrite and ours):
-        hint = "pass overwrite=True" if ours else f"it is not a saved {in_words(kind)}; choose another path"
+    same_kind = kind_of(folder) == kind
+    if folder.exists() and not (overwrite and same_kind):
+        hint = "pass overwrite=True" if same_kind else f"it is not a saved {in_words(kind)}; choose another path"
         raise FileExistsError(f"{str(folder)!r} exists already: {hint}.")
     refuse_unwritable(folder)
     if folder.is_symlink() or not folder.is_dir():  # a link is replaced itself
@@ -192,10 +194,10 @@ def check_folder(folder: Path, overwrite: bool, kind: str) -> None:
     if kind != "model":
         written = {f"{MODEL}/{name}" for name in written} | {f"{kind}.json", f"{kind}.safetensors", CHECKSUMS, MODEL}
     held = (path for path in folder.rglob("*") if path.name != ".DS_Store")
-    if foreign := sorted(name for path in held if (name := path.relative_to(folder).as_posix()) not in written):
+    if unexpected := sorted(name for path in held if (name := path.relative_to(folder).as_posix()) not in written):
         raise FileExistsError(
-            f"{str(folder)!r} contains {len(foreign)} files or folders that scdiva did not write, the first is "
-            f"{foreign[0]!r}: overwrite=True would delete them. Move them, or choose another path."
+            f"{str(folder)!r} contains {len(unexpected)} files or folders that scdiva did not write, the first is "
+            f"{unexpected[0]!r}: overwrite=True would delete them. Move them, or choose another path."
         )
 
 
@@ -353,9 +355,9 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     if folder.is_file():
         raise NotADirectoryError(f"no model {os.fspath(model)!r}: it is a file, and a model is a folder.")
     if not folder.is_dir():
-        if (kept := beside(folder, "old")).is_dir():
+        if (backup := beside(folder, "old")).is_dir():
             raise FileNotFoundError(
-                f"no model {os.fspath(model)!r}, but {os.fspath(kept)!r}: a save was cut off as it put a new model "
+                f"no model {os.fspath(model)!r}, but {os.fspath(backup)!r}: a save was cut off as it put a new model "
                 "in the place of this one. Rename it."
             )
         raise FileNotFoundError(

@@ -182,7 +182,7 @@ def test_a_loss_that_is_not_finite_is_an_error():
 
 
 def test_each_epoch_is_a_permutation_of_its_own():
-    rows = L.shuffled(np.arange(70), 32, 0, whole=True)
+    rows = L.shuffled(np.arange(70), 32, 0, drop_last=True)
     taken = [next(rows) for _ in range(4)]
     assert all(len(part) == 32 for part in taken)
     first, second = np.concatenate(taken[:2]), np.concatenate(taken[2:])

@@ -749,7 +749,7 @@ def _fit_perceptron(classifier: nn.Sequential, x: Tensor, y: np.ndarray, seed: i
                 layer.reset_parameters()
     size = min(PROBE_CELLS, len(y))
     labels, weight = torch.from_numpy(y), balanced_weights(y, len(classifier(x[:1])[0]))
-    batches = shuffled(np.arange(len(y)), size, seed, whole=True)
+    batches = shuffled(np.arange(len(y)), size, seed, drop_last=True)
     steps = min(PROBE_STEPS, PROBE_EPOCHS * (len(y) // size))
 
     def loss_of(step: int) -> Tensor:

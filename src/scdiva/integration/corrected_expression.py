@@ -182,10 +182,10 @@ def predict_within(
     centred, columns = states - states[around].mean(axis=0), expression.tocsc()
     mean, spread = np.empty((2, *expression.shape), dtype=np.float32)
     for start in progress_bar(range(0, expression.shape[1], GENES), desc="predicting", unit="part of the genes"):
-        some = slice(start, start + GENES)
-        x = columns[:, some].toarray().astype(np.float64)
+        block = slice(start, start + GENES)
+        x = columns[:, block].toarray().astype(np.float64)
         residual = np.square(x - np.maximum(means_by(x, batch, n_batches)[batch] + within @ (slopes @ x), 0))
         variance = residual[has_residual].mean(axis=0) if has_residual.any() else np.full(x.shape[1], np.nan)
-        mean[:, some] = np.maximum(x[around].mean(axis=0) + centred @ (slopes @ x), 0)
-        spread[:, some] = np.sqrt(np.maximum(variance + centred @ (slopes @ residual), LEAST_VARIANCE * variance))
+        mean[:, block] = np.maximum(x[around].mean(axis=0) + centred @ (slopes @ x), 0)
+        spread[:, block] = np.sqrt(np.maximum(variance + centred @ (slopes @ residual), LEAST_VARIANCE * variance))
     return mean, spread

@@ -250,7 +250,7 @@ class _Sample(NamedTuple):
         Their batch numbers from 0, by covariate.
     labels
         Their label numbers, -1 for none; None without labels.
-    whole
+    is_complete
         Whether these are all cells with known genes.
     """
 
@@ -258,7 +258,7 @@ class _Sample(NamedTuple):
     rows: np.ndarray
     batches: list[np.ndarray]
     labels: np.ndarray | None
-    whole: bool
+    is_complete: bool
 
 
 def _read_sample(
@@ -283,10 +283,10 @@ def _read_sample(
     # labelled cells are sampled apart from the others, as they may be few
     group = combined if labels is None else 2 * combined + (labels >= 0)
     cells, rows = read_cells(source, combined, max_cells=fit_cells, balanced=group, seed=seed)
-    whole = cells.n_cells == int(np.count_nonzero(source.lengths))
+    is_complete = cells.n_cells == int(np.count_nonzero(source.lengths))
     labels = None if labels is None else labels[rows]
     if labels is not None and len(np.unique(labels[labels >= 0])) < 2:
-        larger = "" if whole else f"pass a larger fit_cells than {fit_cells}, or "
+        larger = "" if is_complete else f"pass a larger fit_cells than {fit_cells}, or "
         raise ValueError(
             f"the {cells.n_cells} cells with known genes, to which the model would be fitted, have fewer than two "
             f"labels: {larger}omit labels_key."
@@ -300,19 +300,19 @@ def _read_sample(
             f"the {cells.n_cells} cells with known genes are of one batch of {columns}, so there is nothing to "
             f"integrate. To {what}: {instead}."
         )
-    if not whole and (n_lost := len(np.unique(combined)) - cells.n_batches):
+    if not is_complete and (n_lost := len(np.unique(combined)) - cells.n_batches):
         warn(
             f"the model is fitted to {cells.n_cells} cells, in which {n_lost} of the batches have none: pass a larger "
             f"fit_cells than {fit_cells}."
         )
     if cells.n_batches == cells.n_cells and not finetune:
-        larger = "" if whole else ", or pass a larger fit_cells"
+        larger = "" if is_complete else ", or pass a larger fit_cells"
         raise ValueError(
             f"each of the {cells.n_batches} batches has one cell, so batch effects cannot be told from differences "
             f"between cells: name a column with several cells in each batch{larger}."
         )
     numbers = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
-    return _Sample(cells, rows, numbers, labels, whole)
+    return _Sample(cells, rows, numbers, labels, is_complete)
 
 
 def _fit_head(
@@ -330,10 +330,10 @@ def _fit_head(
     cells = sample.cells
     states = embed_all(pretrained, cells, run_config._replace(what="state"))
     states_on_device = torch.from_numpy(states).to(run_config.device)
-    some = every_nth(cells)
+    subset = every_nth(cells)
     with torch_threads_kept():
         adapted, _ = with_dataset_components(
-            pretrained.to(run_config.device), cells, (some, torch.from_numpy(states[some]))
+            pretrained.to(run_config.device), cells, (subset, torch.from_numpy(states[subset]))
         )
     new = with_head(adapted, seed)
     with torch_threads_kept(1):  # the products are too small for several threads
@@ -347,7 +347,7 @@ def _fit_head(
             "step is written, and adata.uns['scdiva']['integrate']['stopped'] is 'interrupted'. Repeat the call to "
             "train to the end."
         )
-    if not sample.whole:
+    if not sample.is_complete:
         return new, None, result
     assert new.integration is not None
     with torch.no_grad():
@@ -375,7 +375,7 @@ def _finetune(
     )
     history = finetune(new, objective, config, device=run_config.device, checkpoint_dir=checkpoint_dir)
     result = {"n_components": 0, "steps": len(history["loss"]), "stopped": "steps", "history": history}
-    if not sample.whole:
+    if not sample.is_complete:
         return new, None, result
     return new, embed_all(new, cells.subset(np.arange(cells.n_cells), context), run_config), result
 

@@ -190,23 +190,23 @@ def components_of(model: ScDiVa, cells: InMemoryCells, states: Tensor) -> Tensor
     cells, states
         All cells, and their cell states on the model's device.
     """
-    read = model.dataset_components
-    assert read is not None
+    dataset_components = model.dataset_components
+    assert dataset_components is not None
     batches = ((rows, cells.take(rows).to(states.device)) for rows in _blocks(cells))
-    return torch.cat([read(states[rows], *batch.packed) for rows, batch in batches])
+    return torch.cat([dataset_components(states[rows], *batch.packed) for rows, batch in batches])
 
 
 @torch.no_grad()
 def _fill_views(model: ScDiVa, cells: InMemoryCells, views: Tensor, seed: int) -> None:
     """Write the components of randomly thinned cells, computed once because encoding is slow."""
-    read = model.dataset_components
-    assert read is not None
+    dataset_components = model.dataset_components
+    assert dataset_components is not None
     with progress_bar(desc="thinning", unit="cell", total=len(views) * cells.n_cells) as bar:
         for number, view in enumerate(views):
             generator = step_generator(seed, number, "views")
             for rows in _blocks(cells):
                 packed = thinned_at_random(cells.take(rows), MAX_TIME, generator).to(views.device).packed
-                view[rows[0] : rows[-1] + 1] = read(model.encode(*packed).float(), *packed)
+                view[rows[0] : rows[-1] + 1] = dataset_components(model.encode(*packed).float(), *packed)
                 bar.update(len(rows))
 
 
@@ -272,7 +272,7 @@ def integrate_model(
     head.mlp.requires_grad_(True)
     objective = IntegrationLoss(head, components, target, batches, labels, seed)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
-    rows = shuffled(np.arange(cells.n_cells), batch_size, seed, whole=True)
+    rows = shuffled(np.arange(cells.n_cells), batch_size, seed, drop_last=True)
     rising, falling = max(1, round(RISING * steps)), max(1, round(FALLING * steps))
     averaged = AveragedModel(head.mlp, multi_avg_fn=get_ema_multi_avg_fn(max(0.0, 1 - 1 / (AVERAGED * steps))))
     last = steps
@@ -350,8 +350,8 @@ class IntegrationObjective(Objective):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss, and its parts `reversal` (cross-entropy of the discriminators) and `contrast`."""
         device = next(network.parameters()).device
-        taken = self.cells.take(rows, self.context)
-        state = self._direction(network, taken)
+        cells = self.cells.take(rows, self.context)
+        state = self._direction(network, cells)
         wide = reversed_gradient(state, reversal_weight(progress)) * state.shape[1] ** 0.5
         reversal = state.new_zeros(())
         numbers = [to_device(torch.from_numpy(batch[rows]), device) for batch in self.batches]
@@ -360,7 +360,7 @@ class IntegrationObjective(Objective):
         if self.labels is not None:
             contrast = supervised_contrast_loss(state, torch.from_numpy(self.labels[rows]), TEMPERATURE)
         else:
-            view = thinned_at_random(taken, MAX_TIME, generator)
+            view = thinned_at_random(cells, MAX_TIME, generator)
             positive = self._direction(network, view)
             present = torch.ones(1, len(rows), dtype=torch.bool, device=device)
             apart = torch.stack([batch[:, None] != batch for batch in numbers]).any(dim=0)

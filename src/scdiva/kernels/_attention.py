@@ -326,8 +326,8 @@ def _log_once(reason: str) -> None:
 def _check_shapes(q: Tensor, *others: Tensor) -> None:
     same = all(x.shape == q.shape and x.dtype == q.dtype for x in others)
     if not same or q.dim() != 3 or not q.is_floating_point():
-        found = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, *others))
-        raise ValueError(f"q, k and v must be packed, (T, H, D), of one shape and one floating dtype; got {found}.")
+        shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, *others))
+        raise ValueError(f"q, k and v must be packed, (T, H, D), of one shape and one floating dtype; got {shapes}.")
 
 
 def longest_cell(cu_seqlens: Tensor, n_tokens: int, *also: Tensor) -> tuple[int, ...]:
@@ -347,13 +347,13 @@ def longest_cell(cu_seqlens: Tensor, n_tokens: int, *also: Tensor) -> tuple[int,
         )
     lengths = cu_seqlens.diff()
     ends = [cu_seqlens[0], cu_seqlens[-1], lengths.min(), lengths.max()]
-    first, last, shortest, *found = torch.stack([*ends, *also]).tolist()
+    first, last, shortest, *numbers = torch.stack([*ends, *also]).tolist()
     if first != 0 or last != n_tokens or shortest < 0:
         raise ValueError(
             f"cu_seqlens must rise from 0 to the number of tokens, {n_tokens}; it goes from {first} to {last}"
             + (" and falls in between." if shortest < 0 else ".")
         )
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _check_tables(cos: Tensor | None, sin: Tensor | None, longest: int, head_dim: int) -> None:

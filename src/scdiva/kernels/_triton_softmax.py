@@ -75,17 +75,17 @@ def softmax_kernel(
         total = total * tl.exp2((top - higher) * LOG2E) + tl.sum(tl.exp2((x - higher[:, None]) * LOG2E), 1)
         top = higher
     highest = tl.max(top, 0)
-    others = tl.sum(total * tl.exp2((top - highest) * LOG2E), 0)
-    whole = others + tl.exp2((picked - highest) * LOG2E)
-    tl.store(Nll + row, highest - picked + tl.log(whole))
+    sum_others = tl.sum(total * tl.exp2((top - highest) * LOG2E), 0)
+    sum_all = sum_others + tl.exp2((picked - highest) * LOG2E)
+    tl.store(Nll + row, highest - picked + tl.log(sum_all))
     if KEEP:
         # every thread has read `picked`, on which `highest` depends, before any overwrites it
-        log2_whole = tl.log2(whole)
+        log2_sum = tl.log2(sum_all)
         for first in tl.range(0, n_columns, tile):
             at = first + columns
             x = tl.load(Logits + at, mask=at < n_columns, other=0.0).to(tl.float32)
-            p = tl.exp2((x - highest) * LOG2E - log2_whole)
+            p = tl.exp2((x - highest) * LOG2E - log2_sum)
             if (first + tile > n_genes) | ((first <= target) & (target < first + tile)):
                 p = tl.where(at < n_genes, p, 0.0)
-                p = tl.where(at == target, -others / whole, p)
+                p = tl.where(at == target, -sum_others / sum_all, p)
             tl.store(Logits + at, p.to(Logits.dtype.element_ty), mask=at < n_columns)

@@ -338,11 +338,11 @@ def _init_config(
     else:
         folder = find_model(init)
         config = ScDiVaConfig.from_dict(read_config(folder, read_sums(folder))["model"])
-    other = [name for name, value in requested.items() if name != "n_genes" and getattr(config, name) != value]
-    if other:
-        first = other[0]
+    differing = [name for name, value in requested.items() if name != "n_genes" and getattr(config, name) != value]
+    if differing:
+        first = differing[0]
         raise ValueError(
-            f"{len(other)} fields of model or preset differ from those of init={init!r} (first: {first}="
+            f"{len(differing)} fields of model or preset differ from those of init={init!r} (first: {first}="
             f"{requested[first]!r}, not {getattr(config, first)!r}). Leave both out: init sets the architecture."
         )
     if config.integrated or config.adapted:
@@ -385,11 +385,11 @@ def _training_files(
             raise FileNotFoundError(f"no file {str(file)!r}.")
     packed = len(train) == 1 and is_packed(train[0])
     names = PackedCells(train[0]).study_names if packed else study_names([as_path(file) for file in train])
-    both = [name for name in names if name in {as_path(file).stem for file in validation}]
-    if both:
+    overlap = [name for name in names if name in {as_path(file).stem for file in validation}]
+    if overlap:
         raise ValueError(
-            f"{len(both)} studies are in train and in validation (first: {both[0]!r}): cells of one study are too "
-            "similar to validate on. Leave them out of one of the two."
+            f"{len(overlap)} studies are in train and in validation (first: {overlap[0]!r}): cells of one study are "
+            "too similar to validate on. Leave them out of one of the two."
         )
     held = held_out_studies(names, validation_studies, seed)
     return train if packed else [file for file, name in zip(train, names, strict=True) if name not in held]

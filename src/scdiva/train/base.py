@@ -286,10 +286,10 @@ class TaskModule(pl.LightningModule):
         RuntimeError
             If there are several processes, which have begun to sum their gradients.
         """
-        whole, alone = self.micro_batches, self._world_size == 1
+        micro_batches, alone = self.micro_batches, self._world_size == 1
 
         def gradient(n: int) -> None:
-            if n == whole:
+            if n == micro_batches:
                 loss.backward(*args, **kwargs)
                 return
             loss.detach_()  # frees the activations
@@ -306,7 +306,7 @@ class TaskModule(pl.LightningModule):
                 raise
             raise RuntimeError(
                 f"Out of memory in the backward pass of batch {self._window[-1][1]}, in which several processes "
-                f"share. Resume with micro_batches={2 * whole}: no step changes beyond rounding."
+                f"share. Resume with micro_batches={2 * micro_batches}: no step changes beyond rounding."
             ) from error
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
@@ -336,12 +336,12 @@ class TaskModule(pl.LightningModule):
         bad = ~torch.stack([norm, *terms[:n]]).isfinite()
         flags = bad[1:].any(), bad[0], *(bad.new_full((), flag) for flag in self.requested)
         shared = torch.stack([*(flag.to(norm) for flag in flags), *terms])
-        own = torch.stack(terms[:n])
+        losses = torch.stack(terms[:n])
         if self._world_size > 1:
             torch.distributed.all_reduce(shared)
         late = self.device.type == "cuda" if self.reads_late is None else self.reads_late
         late = late and getattr(optimizer, "_step_supports_amp_scaling", False)  # of fused optimisers
-        values, copied = torch.cat([shared, own]), None
+        values, copied = torch.cat([shared, losses]), None
         if late:
             optimizer.found_inf = (shared[:2].sum() > 0).to(norm)  # type: ignore[attr-defined]
             if values.is_cuda:
@@ -477,11 +477,13 @@ class TaskModule(pl.LightningModule):
             raise ValueError(
                 f"A resumed run must have the configuration that it began with ({differing}). {self.other_run}"
             )
-        stored, own = checkpoint["state_dict"], self.state_dict()
-        other = [name for name in own if getattr(stored.get(name), "shape", None) != own[name].shape]
-        if other := [*other, *(stored.keys() - own.keys())]:
+        stored, expected = checkpoint["state_dict"], self.state_dict()
+        mismatched = [name for name in expected if getattr(stored.get(name), "shape", None) != expected[name].shape]
+        if mismatched := [*mismatched, *(stored.keys() - expected.keys())]:
             file = getattr(self._trainer, "ckpt_path", None) or "The checkpoint"
-            raise ValueError(f"{file} is damaged: {len(other)} weights are not the model's, first {other[0]!r}.")
+            raise ValueError(
+                f"{file} is damaged: {len(mismatched)} weights are not the model's, first {mismatched[0]!r}."
+            )
         # Lightning determines the end of a step from the number of batches
         if self.config.accumulate != then["accumulate"]:
             more = (self.config.accumulate - then["accumulate"]) * checkpoint["global_step"]
@@ -554,7 +556,7 @@ def train_steps(
     return done, "steps"
 
 
-def shuffled(rows: np.ndarray, size: int, seed: int, *, whole: bool = False) -> Iterator[np.ndarray]:
+def shuffled(rows: np.ndarray, size: int, seed: int, *, drop_last: bool = False) -> Iterator[np.ndarray]:
     """Yield the rows of batches without end; each epoch is a permutation, a function of seed and epoch.
 
     Parameters
@@ -562,13 +564,13 @@ def shuffled(rows: np.ndarray, size: int, seed: int, *, whole: bool = False) -> 
     rows
         Rows to draw from.
     size
-        Rows of a batch, at most `len(rows)` with `whole`.
+        Rows of a batch, at most `len(rows)` with `drop_last`.
     seed
         Seed of the order.
-    whole
+    drop_last
         Skip the last batch of an epoch if it is smaller.
     """
     for epoch in itertools.count():
         order = np.random.default_rng(step_seed(seed, epoch, "order")).permutation(rows)
-        for start in range(0, len(order) - (size - 1 if whole else 0), size):
+        for start in range(0, len(order) - (size - 1 if drop_last else 0), size):
             yield order[start : start + size]

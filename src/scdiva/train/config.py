@@ -29,8 +29,8 @@ LOGGERS = ("csv", "tensorboard", "wandb")
 
 def check_logger(logger: Any) -> None:
     """Check a logger: ValueError for an unknown name, ImportError without its package, TypeError for another object."""
-    several = logger if isinstance(logger, list | tuple) else [logger]
-    if not isinstance(logger, str | bool) and not all(hasattr(one, "log_metrics") for one in several):
+    loggers = logger if isinstance(logger, list | tuple) else [logger]
+    if not isinstance(logger, str | bool) and not all(hasattr(one, "log_metrics") for one in loggers):
         raise TypeError(f"logger must be one of {LOGGERS}, a logger of Lightning or several, or False; got {logger!r}.")
     if logger is True:
         raise TypeError(f"logger=True is not a logger: pass one of {LOGGERS}, or False for none.")
@@ -221,16 +221,16 @@ class PretrainingConfig(OptimiserConfig):
         """
         if self.cells_per_step is None:
             return self
-        of_device, rest = divmod(self.cells_per_step, n_devices)
+        of_device, remainder = divmod(self.cells_per_step, n_devices)
         size = self.batch_size
-        if size is None and not rest:
-            most = CPU_CELLS
+        if size is None and not remainder:
+            max_cells = CPU_CELLS
             if gib is not None:
                 share = model.n_layers * model.dim * (self.context + 1) / (12 * 512 * (MAX_LENGTH + 1))
                 of_cell = GIB_PER_CELL * share * (2 if self.precision == "fp32" else 1)
-                most = int((GPU_SHARE * gib - GIB_FIXED) / of_cell)
-            size = max(n for n in range(1, of_device + 1) if of_device % n == 0 and n <= max(1, most))
-        if rest or not size or of_device % size:
+                max_cells = int((GPU_SHARE * gib - GIB_FIXED) / of_cell)
+            size = max(n for n in range(1, of_device + 1) if of_device % n == 0 and n <= max(1, max_cells))
+        if remainder or not size or of_device % size:
             batch = "" if size is None else f"batch_size={size} times "
             raise ValueError(
                 f"cells_per_step={self.cells_per_step} is not a multiple of {batch}the number of devices, {n_devices}. "

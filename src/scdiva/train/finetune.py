@@ -241,7 +241,7 @@ class _Data(pl.LightningDataModule):
         self.n_items, self.size, self.seed, self.start_step = n_items, size, seed, 0
 
     def train_dataloader(self) -> Iterator[_Rows]:
-        batches = shuffled(np.arange(self.n_items), self.size, self.seed, whole=True)
+        batches = shuffled(np.arange(self.n_items), self.size, self.seed, drop_last=True)
         return map(_Rows, itertools.islice(batches, self.start_step, None))
 
 

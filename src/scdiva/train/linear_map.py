@@ -130,23 +130,25 @@ def fit_linear_map(
     mean = (share * means).sum(axis=0) / np.maximum(covered, 1e-12)
     variance = (share * (squares - means**2)).sum(axis=0) / np.maximum(covered, 1e-12)
     dispersion = np.where(covered > 0.5 * sizes.sum(), variance / np.maximum(mean, DISPERSION_OFFSET), 0.0)
-    kept = np.sort(np.argsort(-dispersion, kind="stable")[:n_genes])
-    kept = kept[dispersion[kept] > 0]
-    if not (variance[kept] > ROUNDING * np.square(mean[kept])).any():
+    variable_genes = np.sort(np.argsort(-dispersion, kind="stable")[:n_genes])
+    variable_genes = variable_genes[dispersion[variable_genes] > 0]
+    if not (variance[variable_genes] > ROUNDING * np.square(mean[variable_genes])).any():
         raise identical_cells(len(cells.study), len(sizes))
     if fewer:
-        n_dims = min(n_dims, len(kept))
-    if not 1 <= n_dims <= len(kept):
-        raise ValueError(f"n_dims must be in 1 ... {len(kept)}, the genes that vary and are measured; got {n_dims}.")
-    deviation = np.sqrt(variance[kept]) + DEVIATION_OFFSET
+        n_dims = min(n_dims, len(variable_genes))
+    if not 1 <= n_dims <= len(variable_genes):
+        raise ValueError(
+            f"n_dims must be in 1 ... {len(variable_genes)}, the genes that vary and are measured; got {n_dims}."
+        )
+    deviation = np.sqrt(variance[variable_genes]) + DEVIATION_OFFSET
 
     def standardised() -> Iterator[np.ndarray]:
         for study, block in _blocks(cells, "covariance"):
             # 0 - 0 for genes that were not measured in the study
-            dense = (block[:, kept].toarray() - means[study, kept]) / deviation
+            dense = (block[:, variable_genes].toarray() - means[study, variable_genes]) / deviation
             yield np.sqrt(weight[study]) * np.clip(dense, -CLIP, CLIP)
 
-    directions, values, trace = leading_directions(standardised(), len(cells.study), len(kept), n_dims)
+    directions, values, trace = leading_directions(standardised(), len(cells.study), len(variable_genes), n_dims)
     n = len(values)
     if n < n_dims and not fewer:
         raise ValueError(
@@ -155,8 +157,8 @@ def fit_linear_map(
 
     directions = directions * (values / values[:1]) ** (spectral_power / 2)
     table = np.zeros((cells.n_tokens, len(values)), dtype=np.float32)
-    table[kept] = directions / deviation[:, None]
-    bias = -(mean[kept] / deviation) @ directions
+    table[variable_genes] = directions / deviation[:, None]
+    bias = -(mean[variable_genes] / deviation) @ directions
     frequency = (share * shares).sum(axis=0) / np.maximum(covered, 1e-12)
     full_total = FULL_SHARE * total / float((weight * sizes).sum())
     return LinearMap(table, bias.astype(np.float32), values / trace, frequency, full_total)
@@ -225,8 +227,8 @@ def leading_directions(
     with one_blas_thread(n <= MOST_COLUMNS):
         values, vectors = eigh(products, subset_by_index=(max(0, n - k), n - 1))
     values, vectors = values[::-1], vectors[:, ::-1]
-    kept = values > LEAST_EIGENVALUE * values[0]
-    values, vectors = values[kept], vectors[:, kept]
+    nonzero = values > LEAST_EIGENVALUE * values[0]
+    values, vectors = values[nonzero], vectors[:, nonzero]
     if n_rows < n_columns:
         vectors = rows.T @ vectors / np.sqrt(values)
     signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))])

@@ -117,10 +117,10 @@ def thinned(batch: CellBatch, dropped: Tensor) -> CellBatch:
     -------
     The batch with the remaining genes in their order; cells may be empty.
     """
-    kept = (~dropped).nonzero().squeeze(1)
+    remaining = (~dropped).nonzero().squeeze(1)
     # number of remaining positions, which ascend, before each boundary
-    cu_seqlens = torch.searchsorted(kept, batch.cu_seqlens.long(), out_int32=batch.cu_seqlens.dtype == torch.int32)
-    return CellBatch(batch.tokens[kept], batch.values[kept], cu_seqlens, batch.study)
+    cu_seqlens = torch.searchsorted(remaining, batch.cu_seqlens.long(), out_int32=batch.cu_seqlens.dtype == torch.int32)
+    return CellBatch(batch.tokens[remaining], batch.values[remaining], cu_seqlens, batch.study)
 
 
 def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Generator) -> CellBatch:
@@ -168,8 +168,8 @@ def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) 
         return state.new_zeros(())
     labelled, partners, paired = (to_device(x, state.device) for x in (labelled, partners, paired))
     z = F.normalize(state[labelled].to(torch.promote_types(state.dtype, torch.float32)), dim=1)
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    log_share = ((z @ z.T).to(z) / temperature).masked_fill(itself, -torch.inf).log_softmax(dim=1)
+    diagonal = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    log_share = ((z @ z.T).to(z) / temperature).masked_fill(diagonal, -torch.inf).log_softmax(dim=1)
     of_cell = torch.where(partners, log_share, 0.0).sum(dim=1) / partners.sum(dim=1).clamp_min(1)
     return -of_cell[paired].mean()
 
@@ -201,8 +201,8 @@ def pair_contrast_loss(
     """
     high = torch.promote_types(state.dtype, torch.float32)
     z, same = state.to(high), positives.to(high)
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    diagonal = torch.eye(len(z), dtype=torch.bool, device=z.device)
     # with -inf the gradient of a cell without negatives would be NaN
-    others = ((z @ z.T).to(high) / temperature).masked_fill(left_out | itself, -1e9).logsumexp(dim=1)
-    loss = F.softplus(others - (same * z).sum(dim=2) / temperature)
+    log_negatives = ((z @ z.T).to(high) / temperature).masked_fill(left_out | diagonal, -1e9).logsumexp(dim=1)
+    loss = F.softplus(log_negatives - (same * z).sum(dim=2) / temperature)
     return (loss * present).sum() / present.sum().clamp_min(1)

@@ -108,8 +108,8 @@ def score_cells(
     device, cells = predicted_values.device, cell_of_token(batch.cu_seqlens, batch.tokens.numel())
     rows, masked = ((corrupted.masked & where).nonzero().squeeze(1) for where in (scored, corrupted.masked))
     identity = []
-    for some in rows.split(_ROWS):
-        genes, logits = to_device(batch.tokens[some] - N_SPECIAL, device), logits_of(some).float()
+    for chunk in rows.split(_ROWS):
+        genes, logits = to_device(batch.tokens[chunk] - N_SPECIAL, device), logits_of(chunk).float()
         nll = torch.nn.functional.cross_entropy(logits, genes, reduction="none")
         identity.append(torch.stack([torch.ones_like(nll), nll, (logits.argmax(1) == genes).to(nll)], 1))
     error = predicted_values.float()[to_device(masked, device)] - to_device(batch.values.float()[masked], device)

@@ -327,9 +327,9 @@ def fit(
             raise
         except FloatingPointError as error:
             saved = keeper.file is not None and keeper.file.exists()
-            kept = f"{keeper.file} is from before" if saved else "there is no checkpoint yet"
+            checkpoint_note = f"{keeper.file} is from before" if saved else "there is no checkpoint yet"
             raise FloatingPointError(
-                f"{error} The weights were left as they were, and {kept}. Inspect the batch's cells "
+                f"{error} The weights were left as they were, and {checkpoint_note}. Inspect the batch's cells "
                 "(CellDataModule.cells_of_batch), start again with a lower learning_rate, or resume with "
                 "precision='fp32', which on a GPU takes many times as long."
             ) from error

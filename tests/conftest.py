@@ -31,6 +31,7 @@ with contextlib.suppress(ImportError):  # a wheel is tried without it
 TOGETHER = {
     "tests/pl/test_umap.py": "umap",
     "tests/pl/test_umap_comparisons.py::test_both_maps_are_computed_once_and_kept": "umap",
+    "tests/annotation/test_annotate.py::test_clusters_of_the_embedding_or_of_a_column_vote": "umap",
     "tests/embedding/test_embed.py::test_scanpy_finds_neighbours_of_more_than_8_191_cells": "umap",
     "tests/generation/test_generate.py::test_the_map_and_a_file_take_the_cells": "umap",
 }

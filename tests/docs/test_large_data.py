@@ -71,7 +71,7 @@ def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
             shutil.rmtree(("run", "run/model")[number - 1])
         assert main([*command, *SMALL, "--training.steps", "2"]) == 0
         assert Path("run/model/model.safetensors").exists()
-    script = scripts["# pretrain.py"].replace('"run"', '"again"').replace("accumulate=4", "accumulate=1, steps=2")
+    script = scripts["# pretrain.py"].replace('"run"', '"again"').replace("96, accumulate=4", "4, steps=1")
     exec(compile(script, "pretrain.py", "exec"), made := {})
     assert made["folder"].name == "model"
     script = scripts["# continue.py"].replace('"corpus-more")', '"corpus-more", min_genes=1)')

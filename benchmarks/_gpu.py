@@ -106,21 +106,21 @@ def timed(setting: Setting, arms: dict[str, Arm], *, calls: int | None = None) -
     Arms take turns and the first place goes round. Each sample spans several calls, so that the device, not the launch,
     is timed. An arm that fails says why and does not keep the others from running.
     """
-    found: Times = {}
+    times: Times = {}
     for name, arm in arms.items():
         try:
             for _ in range(2):
                 arm()
             synchronize(setting)
-            found[name] = []
+            times[name] = []
         except Exception as error:  # noqa: BLE001 a rival that can't run is a result
-            found[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            times[name] = f"{type(error).__name__}: {str(error)[:300]}"
             free_memory(setting)
-    running = [name for name in arms if isinstance(found[name], list)]
+    running = [name for name in arms if isinstance(times[name], list)]
     for turn in range(setting.repeats if running else 0):
         for name in running[turn % len(running) :] + running[: turn % len(running)]:
-            found[name].append(_sample(setting, arms[name], calls or setting.calls))  # type: ignore[union-attr]
-    return found
+            times[name].append(_sample(setting, arms[name], calls or setting.calls))  # type: ignore[union-attr]
+    return times
 
 
 def _sample(setting: Setting, arm: Arm, calls: int) -> float:
@@ -167,19 +167,19 @@ def profiled(setting: Setting, on_host: bool = False, top: int = 40) -> Iterator
     """Where the time goes inside the block, filled in at its end: kernels of the device, or what the host does."""
     from torch.profiler import ProfilerActivity
 
-    found: list[str] = []
+    lines: list[str] = []
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.cuda else [])]
     synchronize(setting)
     begun = time.perf_counter()
     with torch.profiler.profile(activities=kinds) as watched:
-        yield found
+        yield lines
         synchronize(setting)
     seconds, events = time.perf_counter() - begun, watched.key_averages()
     unit = "self_device_time_total" if setting.cuda and not on_host else "self_cpu_time_total"
     busy = sum(event.self_device_time_total for event in events if event.device_type != DeviceType.CPU)
-    found += [f"device busy {busy / seconds / 1e6:.3g} of the time"] * (setting.cuda or on_host)
+    lines += [f"device busy {busy / seconds / 1e6:.3g} of the time"] * (setting.cuda or on_host)
     spent = sorted(events, key=lambda event: -getattr(event, unit))[:top]
-    found += [f"{getattr(e, unit) / 1e3:.3g} ms in {e.count} of {e.key[:80]}" for e in spent]
+    lines += [f"{getattr(e, unit) / 1e3:.3g} ms in {e.count} of {e.key[:80]}" for e in spent]
 
 
 def with_profile(setting: Setting, row: dict, arm: Arm) -> dict:
@@ -228,18 +228,18 @@ def count_compilations() -> Callable[[], dict[str, int]]:
 @contextmanager
 def host_waits(setting: Setting) -> Iterator[Counter[str]]:
     """Count where the host waits for the device inside the block, by file and line; filled in at its end."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if setting.cuda:
             torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield found
+            yield counts
         finally:
             if setting.cuda:
                 torch.cuda.set_sync_debug_mode("default")
             waits = [one for one in caught if "synchronizing CUDA operation" in str(one.message)]
-            found.update(f"{Path(one.filename).name}:{one.lineno}" for one in waits)
+            counts.update(f"{Path(one.filename).name}:{one.lineno}" for one in waits)
 
 
 def attention_flops(lengths: Sequence[int] | Tensor, heads: int, head_dim: int) -> float:

@@ -166,7 +166,7 @@ def ratio_goal(
     what: str, times: Sequence[float], others: Sequence[float], *, scale: float = 1.0, **bound_and_details: object
 ) -> dict:
     """A goal on the ratio of the best times of two arms, with a bootstrap interval over paired rounds."""
-    one, other = (np.asarray(some, dtype=float) for some in (times, others))
+    one, other = (np.asarray(seconds, dtype=float) for seconds in (times, others))
     value = scale * one.min() / other.min()
     if len(one) < 2:
         return goal(what, value, **bound_and_details)  # type: ignore[arg-type]
@@ -189,8 +189,8 @@ def report(rows: Iterable[dict]) -> int:
     missed = 0
     for row in rows:
         shown = {key: f"{x:.4g}" if isinstance(x, float) else x for key, x in row.items() if key not in HIDDEN}
-        said = verdict(row).replace("missed", "MISSED") if "met" in row else ""
-        print(", ".join(f"{key} {x}" for key, x in shown.items()), said, flush=True)
+        outcome = verdict(row).replace("missed", "MISSED") if "met" in row else ""
+        print(", ".join(f"{key} {x}" for key, x in shown.items()), outcome, flush=True)
         missed += row.get("met") is False
     return missed
 

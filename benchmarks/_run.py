@@ -202,7 +202,7 @@ def missing(arm: str) -> str | None:
 # fits and rows
 
 
-def _apart(function: Callable[..., Any], arguments: tuple, threads: int) -> tuple[Any, dict]:
+def _run_measured(function: Callable[..., Any], arguments: tuple, threads: int) -> tuple[Any, dict]:
     torch.set_num_threads(threads)
     sd.settings.progress, sd.settings.threads = False, threads
     warnings.filterwarnings("ignore")
@@ -214,12 +214,12 @@ def _apart(function: Callable[..., Any], arguments: tuple, threads: int) -> tupl
     return result, {**cost, "peak_mib": resident() / 2**20}
 
 
-def apart(function: Callable[..., Any], *arguments: Any, threads: int = 1) -> tuple[Any, dict]:
+def in_subprocess(function: Callable[..., Any], *arguments: Any, threads: int = 1) -> tuple[Any, dict]:
     """Call a function of a module in its own process; its result, and the seconds and memory of the call."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = str(threads)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_apart, function, arguments, threads).result()
+        return pool.submit(_run_measured, function, arguments, threads).result()
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> Result:
@@ -240,14 +240,14 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> Result:
     return row
 
 
-def _means(some: Sequence[Any]) -> Any:
-    if isinstance(some[0], Mapping):
-        keys = dict.fromkeys(key for one in some for key in one)
-        return {key: _means([one[key] for one in some if key in one]) for key in keys}
-    return round(fmean(some), 4) if isinstance(some[0], float) else some[0]
+def _means(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: _means([value[key] for value in values if key in value]) for key in keys}
+    return round(fmean(values), 4) if isinstance(values[0], float) else values[0]
 
 
-def exists(name: str, row: dict[str, Any], options: argparse.Namespace) -> bool:
+def has_row(name: str, row: dict[str, Any], options: argparse.Namespace) -> bool:
     """Whether the results have such a row; with `--again`, whether they have one of this commit."""
     if options.again:
         row = {**row, "commit": commit()}
@@ -258,8 +258,8 @@ def exists(name: str, row: dict[str, Any], options: argparse.Namespace) -> bool:
 
 def measure(
     name: str,
-    place: dict[str, Any],
-    same: dict[str, Any],
+    row_key: dict[str, Any],
+    inputs: dict[str, Any],
     fit: Callable[..., Result],
     arguments: tuple,
     score: Callable[[Result, int], dict],
@@ -269,31 +269,31 @@ def measure(
 ) -> None:
     """Fit an arm for each seed in its own process, score it, and write the row into the results.
 
-    `place` identifies the row (its `arm` too); if a row with the same `same` (cells, seeds) exists, the arm is skipped.
-    `fit(*arguments, seed)` must be a function of a module. A deterministic arm is fitted once and scored for every
-    seed; scVI and scANVI, which take minutes, have the first seed only.
+    `row_key` identifies the row (its `arm` too); if a row with the same `inputs` (cells, seeds) exists, the arm is
+    skipped. `fit(*arguments, seed)` must be a function of a module. A deterministic arm is fitted once and scored for
+    every seed; scVI and scANVI, which take minutes, have the first seed only.
     """
-    seeds = options.seeds[:1] if place["arm"] in SLOW else options.seeds
-    same = {**same, "seeds": seeds}
-    if exists(name, {**place, **same}, options):
+    seeds = options.seeds[:1] if row_key["arm"] in SLOW else options.seeds
+    inputs = {**inputs, "seeds": seeds}
+    if has_row(name, {**row_key, **inputs}, options):
         return
-    what = " ".join(map(str, place.values()))
-    if (why := missing(place["arm"])) is not None:
+    what = " ".join(map(str, row_key.values()))
+    if (why := missing(row_key["arm"])) is not None:
         print(f"{what} not run: {why}", flush=True)
         return
     runs, costs = [], []
     for seed in seeds:
         if not (deterministic and costs):
-            result, cost = apart(fit, *arguments, seed, threads=options.threads)
+            result, cost = in_subprocess(fit, *arguments, seed, threads=options.threads)
             costs.append(cost)
         runs.append(score(result, seed))
-    package = RIVALS[place["arm"]][0] if place["arm"] in RIVALS else "scdiva"
+    package = RIVALS[row_key["arm"]][0] if row_key["arm"] in RIVALS else "scdiva"
     row = {
-        **place, **same, "fits": len(costs), "commit": commit(), "processor": machine()["processor"],
+        **row_key, **inputs, "fits": len(costs), "commit": commit(), "processor": machine()["processor"],
         "package": f"{package} {version(package)}",
         **{key: round(fmean(cost[key] for cost in costs), 1) for key in costs[0]}, **over_seeds(runs),
     }  # fmt: skip
-    record(name, replaced(recorded_rows(name), row, tuple(place)), model=options.model)
+    record(name, replaced(recorded_rows(name), row, tuple(row_key)), model=options.model)
     scores = " ".join(f"{key} {value:.3f}" for key, value in row.items() if isinstance(value, float))
     print(f"{what}: {scores}", flush=True)
 

@@ -43,13 +43,13 @@ SETS: dict[str, tuple[str, dict[str, list[str]]]] = {
     "sc_mixology_cell_lines, back": ("assay", {"CEL-seq2": ["CEL-seq2"]}),
     "panc8_small_500, one technology": (
         "assay",
-        {f"{first} → {second}": [second] for some in (("smartseq2", "indrop"), ("celseq2", "fluidigmc1"))
-         for first, second in (some, some[::-1])},
+        {f"{first} → {second}": [second] for pair in (("smartseq2", "indrop"), ("celseq2", "fluidigmc1"))
+         for first, second in (pair, pair[::-1])},
     ),
     "kang_scgen_valid_1975": ("batch", {"stimulated": ["stimulated"]}),
     **{
-        " + ".join(some): ("study", {f"{first} → {second}": [second] for first, second in (some, some[::-1])})
-        for some in (("kang_ifnb_2800", "pbmc3k_raw"), ("baron2016_mouse_pancreas", "mouse_pancreas_bastidasponce_739"))
+        " + ".join(pair): ("study", {f"{first} → {second}": [second] for first, second in (pair, pair[::-1])})
+        for pair in (("kang_ifnb_2800", "pbmc3k_raw"), ("baron2016_mouse_pancreas", "mouse_pancreas_bastidasponce_739"))
     },
 }  # fmt: skip
 """Column of each dataset or pair of studies that splits it, and the values of each query.
@@ -204,8 +204,8 @@ def cells_of(folder: Path, name: str) -> ad.AnnData:
         batch = f"{one} " + cells.obs[_run.BATCH].astype(str) if _run.BATCH in cells.obs else one
         cells.obs = pd.DataFrame({_run.LABELS: types, "study": one, _run.BATCH: batch}, index=cells.obs_names)
         parts.append(cells)
-    both = set.intersection(*(set(cells.obs[_run.LABELS]) for cells in parts)) - {""}
-    return ad.concat([cells[cells.obs[_run.LABELS].isin(both)] for cells in parts], index_unique="-")
+    shared_types = set.intersection(*(set(cells.obs[_run.LABELS]) for cells in parts)) - {""}
+    return ad.concat([cells[cells.obs[_run.LABELS].isin(shared_types)] for cells in parts], index_unique="-")
 
 
 def studies(folder: Path, pair: str) -> tuple[ad.AnnData, ad.AnnData, str | None]:
@@ -221,10 +221,10 @@ def studies(folder: Path, pair: str) -> tuple[ad.AnnData, ad.AnnData, str | None
         name, _, control = study.partition(", ")
         cells = ad.read_h5ad(folder / f"{FILES[name]}.h5ad")
         cells.obs["type"] = cells.obs["cell_type"].astype(str).map(TYPES)
-        kept = cells.obs["type"].notna().to_numpy()
+        mask = cells.obs["type"].notna().to_numpy()
         if control:
-            kept &= (cells.obs["condition"] == "CTRL").to_numpy()
-        pair_of_studies.append(_run.subsampled(cells[kept], MAX_CELLS_OF_STUDY))
+            mask &= (cells.obs["condition"] == "CTRL").to_numpy()
+        pair_of_studies.append(_run.subsampled(cells[mask], MAX_CELLS_OF_STUDY))
     return *pair_of_studies, "batch" if first == "kang_ifnb" else None
 
 
@@ -289,19 +289,19 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.sets if parts else []:
         split, queries = SETS[name]
         adata = _run.prepared(cells_of(options.data, name), options.max_cells, split)
-        same = {"cells": _run.fingerprint(adata), "queries": list(queries)}
+        inputs = {"cells": _run.fingerprint(adata), "queries": list(queries)}
         for part in parts:
             task = (adata, split, queries, FEW if part == "few" else None)
             for arm in options.arms:
                 _run.measure(
-                    NAME, {"part": part, "set": name, "arm": arm}, same, fit, (*task, arm, options.model),
+                    NAME, {"part": part, "set": name, "arm": arm}, inputs, fit, (*task, arm, options.model),
                     lambda result, seed, task=task: scores(task[0], tasks(*task, seed), result["tasks"]), options,
                     deterministic=arm in DETERMINISTIC and part == "full",
                 )  # fmt: skip
     for pair in options.pairs if "rejection" in options.part else []:
         for batches in (False, True) if not pair.startswith("pbmc3k") else (False,):
-            place = {"part": "rejection", "set": pair, "arm": "batches" if batches else "cells"}
-            if _run.exists(NAME, place, options):
+            row_key = {"part": "rejection", "set": pair, "arm": "batches" if batches else "cells"}
+            if _run.has_row(NAME, row_key, options):
                 continue
             with sd.settings.override(progress=False):
                 for row in rejection_rows(pair, options.data, batches, options.model):

@@ -21,8 +21,8 @@ import scdiva as sd
 
 
 def rows(name, **where):
-    found = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())["rows"]
-    return [row for row in found if where.items() <= row.items()]
+    recorded = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())["rows"]
+    return [row for row in recorded if where.items() <= row.items()]
 
 
 def cells(folder, name, n):
@@ -40,8 +40,8 @@ def embedding(folder, rng):
     z = sd.tl.embed(adata, model, copy=True).obsm["X_scdiva"].astype(float)
     types = adata.obs["cell_type"].astype(str)
     unknown = ("", "nan", "None", "ND", "Other", "unknown", "Unknown", "unlabelled")
-    kept = ((types.map(types.value_counts()) >= 5) & ~types.isin(unknown)).to_numpy()
-    z, types, folds = z[kept], types[kept].to_numpy(), StratifiedKFold(5, shuffle=True, random_state=0)
+    mask = ((types.map(types.value_counts()) >= 5) & ~types.isin(unknown)).to_numpy()
+    z, types, folds = z[mask], types[mask].to_numpy(), StratifiedKFold(5, shuffle=True, random_state=0)
     right = cross_val_predict(KNeighborsClassifier(15), z, types, cv=folds) == types
     return f"embedding, {row['set']}, {row['arm']}", row["accuracy"], np.mean(right)
 
@@ -55,9 +55,9 @@ def annotation(folder, rng):
     held_out = (adata.obs[splits[name]] == query).to_numpy()
     reference, test = adata[~held_out].copy(), adata[held_out].copy()
     sd.tl.annotate(test, "cell_type", reference, batch_key="batch", rng=0)
-    truth, said = (test.obs[key].astype(str).to_numpy() for key in ("cell_type", "scdiva_label"))
-    kept = np.isin(truth, reference.obs["cell_type"].astype(str))
-    f1 = f1_score(truth[kept], said[kept], labels=np.unique(truth[kept]), average="macro")
+    truth, predicted = (test.obs[key].astype(str).to_numpy() for key in ("cell_type", "scdiva_label"))
+    mask = np.isin(truth, reference.obs["cell_type"].astype(str))
+    f1 = f1_score(truth[mask], predicted[mask], labels=np.unique(truth[mask]), average="macro")
     return f"annotation, {name}, {query}", recorded["macro_f1"], f1
 
 

@@ -53,8 +53,8 @@ def fit(adata: ad.AnnData, arm: str, model: str, seed: int) -> _run.Result:
 
 def score(embedding: np.ndarray, labels: np.ndarray, seed: int = 0) -> dict:
     """Scores of an embedding; cells without a label, or without a finite embedding, are ignored."""
-    kept = (labels != "") & np.isfinite(embedding).all(axis=1)
-    embedding, labels = embedding[kept], labels[kept]
+    valid = (labels != "") & np.isfinite(embedding).all(axis=1)
+    embedding, labels = embedding[valid], labels[valid]
     names, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     enough = counts[codes] >= _run.MIN_CELLS_PER_TYPE
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
@@ -104,11 +104,11 @@ def main(argv: list[str] | None = None) -> int:
         for arm in options.arms:
             if arm.endswith("_batch") and not batches_share_types(adata):
                 continue
-            same = {"group": options.group, "cells": _run.fingerprint(adata)}
+            inputs = {"group": options.group, "cells": _run.fingerprint(adata)}
             if arm in OURS and name in studies:
-                same["in_training"] = True
+                inputs["in_training"] = True
             _run.measure(
-                NAME, {"set": name, "arm": arm}, same, fit, (adata, arm, options.model),
+                NAME, {"set": name, "arm": arm}, inputs, fit, (adata, arm, options.model),
                 lambda result, seed, labels=labels: score(result["embedding"], labels, seed), options,
                 deterministic=arm in DETERMINISTIC,
             )  # fmt: skip

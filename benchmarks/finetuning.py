@@ -109,11 +109,11 @@ def perturb(adata: ad.AnnData, name: str, arm: str, tuning: dict[str, Any], seed
     """Scored doubles of all folds by one method; without those of genes that scdiva-paper-mini lacks."""
     model, options = (TUNED[arm], tuning) if arm in TUNED else (MINI, {})
     frames = []
-    known = load_model(PAPER).vocabulary.match
+    match = load_model(PAPER).vocabulary.match
     for fold in range(perturbation.FOLDS):
         task = perturbation.task_of(adata, SPLIT, seed, fold)
         genes = [name.split(perturbation.SEPARATOR) for name in task.predict]
-        predict = [perturbation.SEPARATOR.join(of) for of in genes if (known(of).tokens >= N_SPECIAL).all()]
+        predict = [perturbation.SEPARATOR.join(of) for of in genes if (match(of).tokens >= N_SPECIAL).all()]
         predicted = perturbation.ours(task._replace(predict=predict), network(model), seed, **options)
         frames.append(perturbation.scored(predicted, task.observed))
     frame = pd.concat(frames, ignore_index=True)
@@ -127,15 +127,15 @@ def scores(adata: ad.AnnData, part: str, name: str, result: _run.Result, seed: i
     """Mean score, and in `units` the score of each cell type or pair of perturbed genes."""
     if part == "annotation":
         tasks = annotation.tasks(adata, QUERIES[name][0], {"query": QUERIES[name][1]}, None, seed)
-        found = annotation.scores(adata, tasks, result["tasks"])
-        return {"mean": found["macro_f1"], "units": found["f1"]}
+        summary = annotation.scores(adata, tasks, result["tasks"])
+        return {"mean": summary["macro_f1"], "units": summary["f1"]}
     if part == "perturbation":
-        found = perturbation.summary([result["frame"]], SPLIT)
-        return {"mean": found["pearson_delta"], "units": found["units"]}
+        summary = perturbation.summary([result["frame"]], SPLIT)
+        return {"mean": summary["pearson_delta"], "units": summary["units"]}
     labels = adata.obs[_run.LABELS].astype(str).to_numpy()
     hidden = integration.hidden_half(labels, seed)
-    rest = np.setdiff1d(np.flatnonzero(labelled(labels)), hidden)
-    nearest = KNeighborsClassifier(annotation.NEIGHBORS).fit(result["embedding"][rest], labels[rest])
+    reference = np.setdiff1d(np.flatnonzero(labelled(labels)), hidden)
+    nearest = KNeighborsClassifier(annotation.NEIGHBORS).fit(result["embedding"][reference], labels[reference])
     return {"mean": float((nearest.predict(result["embedding"][hidden]) == labels[hidden]).mean())}
 
 
@@ -154,10 +154,10 @@ def main(argv: list[str] | None = None) -> int:
             else:
                 columns = QUERIES[name][0] if part == "annotation" else _run.BATCH
                 adata = _run.prepared(ad.read_h5ad(options.data / f"{name}.h5ad"), options.max_cells, columns)
-            same = {"cells": _run.fingerprint(adata, tuple(adata.obs)), "epochs": options.epochs}
+            inputs = {"cells": _run.fingerprint(adata, tuple(adata.obs)), "epochs": options.epochs}
             for arm in (arm for arm in (*TUNED, *OTHERS[part]) if arm in options.arms):
                 _run.measure(
-                    NAME, {"task": part, "set": name, "arm": arm}, same, FITS[part],
+                    NAME, {"task": part, "set": name, "arm": arm}, inputs, FITS[part],
                     (adata, name, arm, {"finetune": True, "epochs": options.epochs}),
                     partial(scores, adata, part, name), options,
                 )  # fmt: skip

@@ -200,13 +200,13 @@ def sdpa_arm(
 ) -> Callable[[], Tensor]:
     """A kernel of SDPA on cells of full length, after a rotation if one is given; a CPU has but one for certain."""
     shape = (-1, setting.length, setting.heads, setting.head_dim)
-    wanted = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}[name]
+    backend = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}[name]
 
     def run() -> Tensor:
         q, k, v = (x.view(shape) for x in inputs)
         if rotate is not None:
             q, k = rotate(q, k)
-        with sdpa_kernel(wanted if setting.cuda else SDPBackend.MATH):
+        with sdpa_kernel(backend if setting.cuda else SDPBackend.MATH):
             out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return out.transpose(1, 2)
 
@@ -236,32 +236,32 @@ def forward_only(arms: dict[str, Callable[[], Tensor]]) -> dict[str, Arm]:
 
 def gradients(out: Tensor, inputs: tuple[Tensor, ...], grad: Tensor, *, again: bool = False) -> tuple[Tensor, ...]:
     """Gradients of q, k and v; of an arm with one input, the parts of its gradient."""
-    found = torch.autograd.grad(out, inputs, grad.view(out.shape), retain_graph=again)
-    return found if len(found) > 1 else found[0].unbind(1)
+    grads = torch.autograd.grad(out, inputs, grad.view(out.shape), retain_graph=again)
+    return grads if len(grads) > 1 else grads[0].unbind(1)
 
 
 def both_ways(arms: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, ...], grad: Tensor) -> dict[str, Arm]:
     """The arms, forward and backward."""
 
-    def grown(arm: Callable[[], Tensor]) -> Arm:
+    def with_backward(arm: Callable[[], Tensor]) -> Arm:
         def run() -> object:
             return gradients(arm(), inputs, grad)
 
         return run
 
-    return {name: grown(arm) for name, arm in arms.items()}
+    return {name: with_backward(arm) for name, arm in arms.items()}
 
 
 def backward_only(arms: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, ...], grad: Tensor) -> dict[str, Arm]:
     """The arms' backward passes, after one forward pass (at the first call, so that a failure stays the arm's)."""
 
     def back(arm: Callable[[], Tensor]) -> Arm:
-        kept: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def run() -> object:
-            if not kept:
-                kept.append(arm())
-            return gradients(kept[0], inputs, grad, again=True)
+            if not outputs:
+                outputs.append(arm())
+            return gradients(outputs[0], inputs, grad, again=True)
 
         return run
 
@@ -319,7 +319,7 @@ def against_sdpa(setting: Setting) -> Iterator[dict]:
     q, k, v = inputs = tuple(x.detach().contiguous().requires_grad_() for x in qkv.unbind(1))
     grad = torch.randn_like(q)
     flops = attention_flops(lengths, setting.heads, setting.head_dim)
-    said = f"{setting.cells} cells of {setting.length}"
+    size = f"{setting.cells} cells of {setting.length}"
     tables = wide_tables(setting, slice(None))
 
     def eager(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -345,7 +345,7 @@ def against_sdpa(setting: Setting) -> Iterator[dict]:
     yield {"what": "forward: largest difference from fused", "relative": round(agree(forward, *rotated), 5)}
     agree(forward, "fused, no rotation", "flash, no rotation", "cuDNN, no rotation")
     times = timed(setting, forward)
-    yield from time_rows(f"forward, {said}", times, flops)
+    yield from time_rows(f"forward, {size}", times, flops)
     for above, below, bound in (
         ("eager rotation + flash", "fused", {"at_least": 1.5}),
         ("compiled rotation + flash", "fused", {"at_least": 1.15}),
@@ -354,22 +354,28 @@ def against_sdpa(setting: Setting) -> Iterator[dict]:
     ):
         yield ratio(setting, f"forward: {above} over {below}", times, above, below, forward["fused"], **bound)
 
-    whole = both_ways(fused, (qkv,), grad) | both_ways(rivals, inputs, grad)
-    yield {"what": "gradients: largest difference from fused", "relative": round(agree(whole, *rotated), 5)}
-    times = timed(setting, whole)
-    yield from time_rows(f"forward + backward, {said}", times, 3.5 * flops)
+    forward_backward = both_ways(fused, (qkv,), grad) | both_ways(rivals, inputs, grad)
+    yield {"what": "gradients: largest difference from fused", "relative": round(agree(forward_backward, *rotated), 5)}
+    times = timed(setting, forward_backward)
+    yield from time_rows(f"forward + backward, {size}", times, 3.5 * flops)
     above = "compiled rotation + flash"
     yield ratio(
-        setting, f"forward + backward: {above} over fused", times, above, "fused", whole["fused"], at_least=1.05
+        setting,
+        f"forward + backward: {above} over fused",
+        times,
+        above,
+        "fused",
+        forward_backward["fused"],
+        at_least=1.05,
     )
     # 2 products forward; backward 3 for queries and 4 for keys and values, of which 2 are the same
     work = {"rotate_kernel": 0.0, "forward_kernel": flops, "dq_kernel": 1.5 * flops, "dkdv_kernel": 2.0 * flops}
-    yield from kernel_rows(setting, f"kernel, {said}", whole["fused"], work)
+    yield from kernel_rows(setting, f"kernel, {size}", forward_backward["fused"], work)
 
-    kept = {name: rivals[name] for name in rivals if "cuDNN" in name or "varlen" in name}
-    backward = backward_only({"fused": fused["fused"]}, (qkv,), grad) | backward_only(kept, inputs, grad)
+    backward_rivals = {name: rivals[name] for name in rivals if "cuDNN" in name or "varlen" in name}
+    backward = backward_only({"fused": fused["fused"]}, (qkv,), grad) | backward_only(backward_rivals, inputs, grad)
     times = timed(setting, backward)
-    yield from time_rows(f"backward, {said}", times, 2.5 * flops)
+    yield from time_rows(f"backward, {size}", times, 2.5 * flops)
     above = "compiled rotation + cuDNN"
     yield ratio(setting, f"backward: {above} over fused", times, above, "fused", backward["fused"], at_least=0.9)
 
@@ -479,13 +485,13 @@ def embedding(setting: Setting) -> Iterator[dict]:
     network = at_precision(model, run_config.precision)
     if setting.cuda:
         network.compile_blocks()
-    few = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}
-    batches = {kind: batch_of(setting, genes) for kind, genes in few.items()}
+    batch_genes = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}
+    batches = {kind: batch_of(setting, genes) for kind, genes in batch_genes.items()}
 
     def encode(batch: CellBatch) -> Arm:
         return torch.inference_mode()(lambda: network.encode(*batch.packed, backend=setting.backend))
 
-    cells = batch_of(setting, few[typical][:4]).packed
+    cells = batch_of(setting, batch_genes[typical][:4]).packed
     with torch.inference_mode():
         exact = model.read(*cells, backend="sdpa").cell_state  # the whole last block, in float32
         cosine = F.cosine_similarity(network.encode(*cells, backend=setting.backend).float(), exact)
@@ -493,12 +499,12 @@ def embedding(setting: Setting) -> Iterator[dict]:
     arms = {kind: encode(batch) for kind, batch in batches.items()}
     rates = {}
     for kind, samples in timed(setting, arms, calls=2).items():
-        what, flops = f"model.encode, {kind}, one batch on the device", embed_flops(config, few[kind] + 1)
+        what, flops = f"model.encode, {kind}, one batch on the device", embed_flops(config, batch_genes[kind] + 1)
         if isinstance(samples, str):
             yield {"what": what, "error": samples}
             continue
-        rates[kind] = len(few[kind]) / min(samples) * 1e3
-        yield rate_row(setting, what, len(few[kind]), flops, min(samples) / 1e3)
+        rates[kind] = len(batch_genes[kind]) / min(samples) * 1e3
+        yield rate_row(setting, what, len(batch_genes[kind]), flops, min(samples) / 1e3)
         if setting.matmul:
             share = flops / min(samples) * 1e3 / setting.matmul
             row = goal(f"model.encode, {kind}: share of the bf16 matrix product rate", share, at_least=0.54)
@@ -627,12 +633,12 @@ def gene_head(setting: Setting) -> Iterator[dict]:
         head = torch.randn(number, dim, device=setting.device, requires_grad=True)
         narrow = head.detach().to(BF16)
 
-        def both(head: Tensor = head) -> object:
+        def forward_backward(head: Tensor = head) -> object:
             with torch.autocast(setting.device.type, dtype=BF16):
-                found = masked_cross_entropy(hidden, head, targets, weight)[0]
-            return torch.autograd.grad(found, (hidden, head))
+                value = masked_cross_entropy(hidden, head, targets, weight)[0]
+            return torch.autograd.grad(value, (hidden, head))
 
-        loss[f"{number:,} genes"] = both
+        loss[f"{number:,} genes"] = forward_backward
         products[f"{number:,} genes"] = torch.no_grad()(lambda narrow=narrow: F.linear(hidden, narrow))
     if setting.cuda:
         from scdiva.kernels._triton_softmax import softmax_minus_one
@@ -647,9 +653,9 @@ def gene_head(setting: Setting) -> Iterator[dict]:
     yield from time_rows(f"gene head, one bf16 product of {n_rows:,} rows", timed(setting, products), flops)
     times = timed(setting, loss)
     yield from time_rows(f"gene head, masked_cross_entropy of {n_rows:,} rows, both ways", times, 3 * flops)
-    ours, aligned = loss
+    unaligned, aligned = loss
     what = "gene head: its loss over that of aligned rows"
-    yield ratio(setting, what, times, ours, aligned, loss[ours], at_most=1.05)
+    yield ratio(setting, what, times, unaligned, aligned, loss[unaligned], at_most=1.05)
 
 
 class Span(Callback):
@@ -734,8 +740,8 @@ def fitting(setting: Setting) -> Iterator[dict]:
         rate, profile = share / (setting.step_share or share), "; ".join(span.profile)
         yield {**goal("fit, packed cells: rate over that of the step alone", rate, at_least=0.95), "profile": profile}
     compiled_again = span.again["graphs"] + span.again["kernels"]
-    said = f"fit: graphs and kernels compiled again over {last - first} batches of varied lengths"
-    yield goal(said, compiled_again, at_most=0, counted=True, **span.again)
+    what = f"fit: graphs and kernels compiled again over {last - first} batches of varied lengths"
+    yield goal(what, compiled_again, at_most=0, counted=True, **span.again)
     a_step = sum(span.waits.values()) / span.waited
     where = dict(span.waits.most_common(8))
     yield goal("fit: waits of the host for the device, a step", a_step, at_most=1, counted=True, where=where)
@@ -860,7 +866,7 @@ def run_all(
     about: dict = {"processor": "unknown"}  # to ask for it here would touch the device
     sections = {"checks": (checks, 30.0)} | {name: SECTIONS[name] for name in names}
     for name, (section, seconds) in sections.items():
-        begun, whole = time.monotonic(), True
+        begun, complete = time.monotonic(), True
         for row in rows_of(section, setting, min(seconds, limit - (begun - started))):
             if "machine" in row:
                 about = row["machine"]
@@ -868,14 +874,14 @@ def run_all(
                     return [], 1
                 continue
             row = {"section": name, "what": f"section {name}", **row}
-            whole = whole and not row.keys() & {"error", "failed"}
+            complete = complete and not row.keys() & {"error", "failed"}
             setting.matmul, setting.plan = row.pop("matmul", setting.matmul), row.get("plan", setting.plan)
             setting.step_share = row.pop("step_share", setting.step_share)
             rows = replaced(rows, row, ("section", "what"))  # a count that goes up
             report([row])
             write(rows, about)
-        failed += not whole
-        print(f"[{name}: {time.monotonic() - begun:.0f} s{'' if whole else ', NOT WHOLE'}]", flush=True)
+        failed += not complete
+        print(f"[{name}: {time.monotonic() - begun:.0f} s{'' if complete else ', NOT WHOLE'}]", flush=True)
     return rows, failed
 
 

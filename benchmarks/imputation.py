@@ -55,21 +55,21 @@ LEAST_CELLS, MASKED, TEST, HOLES, NEIGHBORS, COMPONENTS = 10, 0.3, 0.2, 0.1, 30,
 MOST_GENES, LEAST_RATE, VARIABLE, CORRELATED = 300, 1e-6, 2000, 200
 
 
-def prepared(adata: ad.AnnData, model: str, most: int) -> ad.AnnData:
+def prepared(adata: ad.AnnData, model: str, max_cells: int) -> ad.AnnData:
     """Counts of at most so many labelled cells, and of the genes that the model knows, each once."""
     tokens = load_model(model).vocabulary.match(adata.var_names).tokens
     _, first = np.unique(tokens, return_index=True)
     columns = np.sort(first[tokens[first] >= N_SPECIAL])
     types = adata.obs[TYPE].astype(str).to_numpy()
     rows = np.flatnonzero(adata.obs[TYPE].notna().to_numpy() & (types != UNLABELLED))
-    rows = np.sort(np.random.default_rng(0).permutation(rows)[:most])
-    found = ad.AnnData(sp.csr_matrix(adata.X, dtype=np.float32)[rows][:, columns], var=adata.var[[]].iloc[columns])
-    found.obs_names = adata.obs_names[rows]
-    found.obs[TYPE] = types[rows]
-    return found[found.X.getnnz(axis=1) > 0].copy()
+    rows = np.sort(np.random.default_rng(0).permutation(rows)[:max_cells])
+    cells = ad.AnnData(sp.csr_matrix(adata.X, dtype=np.float32)[rows][:, columns], var=adata.var[[]].iloc[columns])
+    cells.obs_names = adata.obs_names[rows]
+    cells.obs[TYPE] = types[rows]
+    return cells[cells.X.getnnz(axis=1) > 0].copy()
 
 
-def often(adata: ad.AnnData) -> ad.AnnData:
+def often_detected(adata: ad.AnnData) -> ad.AnnData:
     """The genes that ten cells express."""
     return adata[:, adata.X.getnnz(axis=0) >= LEAST_CELLS].copy()
 
@@ -99,7 +99,7 @@ def with_holes(adata: ad.AnnData, seed: int) -> tuple[ad.AnnData, np.ndarray, np
 
 def impute(adata: ad.AnnData, arm: str, model: str, seed: int) -> Result:
     """Expected log-normalised expression of cells with holes, and of values above zero where an arm predicts it."""
-    left = with_holes(often(adata), seed)[0]
+    left = with_holes(often_detected(adata), seed)[0]
     if arm == "ours":
         how = {"model": model, "keep_observed": False, "rng": seed, "copy": True}
         layers = [sd.tl.impute(left, expressed=above, **how).layers[C.IMPUTED] for above in (False, True)]
@@ -113,8 +113,8 @@ def impute(adata: ad.AnnData, arm: str, model: str, seed: int) -> Result:
 
         return {"imputed": np.asarray(MAGIC(random_state=seed, n_jobs=1, verbose=0).fit_transform(values.toarray()))}
     if arm == "knn":
-        place = PCA(min(COMPONENTS, min(values.shape) - 1), svd_solver="arpack", random_state=0).fit_transform(values)
-        graph = kneighbors_graph(place, min(NEIGHBORS, len(place) - 1), include_self=True)
+        pca = PCA(min(COMPONENTS, min(values.shape) - 1), svd_solver="arpack", random_state=0)
+        graph = kneighbors_graph(pca.fit_transform(values), min(NEIGHBORS, left.n_obs - 1), include_self=True)
         return {"imputed": np.log1p(graph @ np.expm1(values.toarray()) / graph.sum(axis=1)[:, :1])}
     kinds, group = groups(left, arm == "type_means")
     counts = values.expm1()
@@ -129,27 +129,27 @@ def groups(adata: ad.AnnData, by_type: bool) -> tuple[np.ndarray, np.ndarray]:
     return kinds, group
 
 
-def impute_scores(adata: ad.AnnData, found: Result, seed: int) -> dict:
+def impute_scores(adata: ad.AnnData, result: Result, seed: int) -> dict:
     """Rank correlations within cells and within the 300 genes with most holes, and the error over all holes.
 
     Holes are above zero while imputed values are expectations that include zeros. `rmse_shown` is therefore computed
     from the expected value above zero, for arms without one under a Poisson distribution.
     """
-    left, rows, columns, truth = with_holes(often(adata), seed)
-    predicted = np.asarray(found["imputed"])[rows, columns].astype(float)
-    if "expressed" in found:
-        shown = np.asarray(found["expressed"])[rows, columns].astype(float)
+    left, rows, columns, truth = with_holes(often_detected(adata), seed)
+    predicted = np.asarray(result["imputed"])[rows, columns].astype(float)
+    if "expressed" in result:
+        expressed = np.asarray(result["expressed"])[rows, columns].astype(float)
     else:
         depth = 1e4 / np.asarray(left.X.sum(axis=1)).ravel()[rows]
         rate = np.maximum(np.expm1(predicted) / depth, LEAST_RATE)
-        shown = np.log1p(depth * rate / -np.expm1(-rate))
+        expressed = np.log1p(depth * rate / -np.expm1(-rate))
     genes = np.argsort(-np.bincount(columns, minlength=left.n_vars), kind="stable")[:MOST_GENES]
     of_gene = np.isin(columns, genes)
     return {
         "n_cells": left.n_obs, "n_genes": left.n_vars, "n_entries": len(predicted),
         "spearman_cell": grouped_spearman(rows, truth, predicted),
         "spearman_gene": grouped_spearman(columns[of_gene], truth[of_gene], predicted[of_gene]),
-        "rmse_shown": float(np.sqrt(np.mean((shown - truth) ** 2))),
+        "rmse_shown": float(np.sqrt(np.mean((expressed - truth) ** 2))),
         "rmse": float(np.sqrt(np.mean((predicted - truth) ** 2))),
     }  # fmt: skip
 
@@ -166,15 +166,15 @@ def reconstruct(adata: ad.AnnData, arm: str, model: str, seed: int) -> Result:
     sd.tl.reconstruct(cells, model, rng=seed, mask_ratio=MASKED, use_ranks=arm != "ours_no_places")
     if arm.startswith("ours"):
         scores = cells.uns[C.UNS][C.RECONSTRUCTED]["scores"]
-        kept = ("masked_recall", "masked_match", "l_dist", "l_dist_chance", "coverage", "bleu", "value_spearman")
-        return {"n_cells": cells.n_obs, **{name: float(scores[name]) for name in kept if np.isfinite(scores[name])}}
-    place, hidden = (cells.layers[f"{C.RECONSTRUCTED}_{name}"].tocsr() for name in (C.TRUE_RANK, C.MASKED))
+        names = ("masked_recall", "masked_match", "l_dist", "l_dist_chance", "coverage", "bleu", "value_spearman")
+        return {"n_cells": cells.n_obs, **{name: float(scores[name]) for name in names if np.isfinite(scores[name])}}
+    ranks, hidden = (cells.layers[f"{C.RECONSTRUCTED}_{name}"].tocsr() for name in (C.TRUE_RANK, C.MASKED))
     kinds, group = groups(adata, arm == "type_means")
-    there = adata.X > 0
-    share = np.stack([np.asarray(there[train[group[train] == k]].mean(axis=0)).ravel() for k in range(len(kinds))])
+    detected = adata.X > 0
+    share = np.stack([np.asarray(detected[train[group[train] == k]].mean(axis=0)).ravel() for k in range(len(kinds))])
     recall = []
     for row, kind in enumerate(group[test]):
-        genes = place.indices[place.indptr[row] : place.indptr[row + 1]].astype(np.int64)
+        genes = ranks.indices[ranks.indptr[row] : ranks.indptr[row + 1]].astype(np.int64)
         masked = np.asarray(hidden[row].toarray()).ravel()[genes].astype(bool)
         recall.append(marginal_recall(genes[masked], genes[~masked], share[kind]))
     return {"n_cells": len(recall), "masked_recall": float(np.nanmean(recall))}
@@ -185,10 +185,10 @@ def reconstruct(adata: ad.AnnData, arm: str, model: str, seed: int) -> Result:
 
 def halves(adata: ad.AnnData) -> tuple[ad.AnnData, ad.AnnData]:
     """Half of the cells to generate from, and the held-out half."""
-    some = often(adata)
-    order = np.random.default_rng(0).permutation(some.n_obs)
+    cells = often_detected(adata)
+    order = np.random.default_rng(0).permutation(cells.n_obs)
     cut = len(order) // 2
-    return some[np.sort(order[:cut])].copy(), some[np.sort(order[cut:])].copy()
+    return cells[np.sort(order[:cut])].copy(), cells[np.sort(order[cut:])].copy()
 
 
 def generate(adata: ad.AnnData, arm: str, model: str, seed: int) -> Result:
@@ -206,32 +206,32 @@ def generate(adata: ad.AnnData, arm: str, model: str, seed: int) -> Result:
     return {"cells": log_normalised(train).X}
 
 
-def generate_scores(adata: ad.AnnData, found: Result, seed: int) -> dict:
+def generate_scores(adata: ad.AnnData, result: Result, seed: int) -> dict:
     """AUROC of classifiers that separate generated from held-out cells (0.5: not separable); agreement of genes."""
-    real, made, rng = log_normalised(halves(adata)[1]).X, found["cells"], np.random.default_rng(seed)
-    n = min(real.shape[0], made.shape[0])
-    both = sp.vstack([part[np.sort(rng.permutation(part.shape[0])[:n])] for part in (real, made)], format="csr")
+    real, generated, rng = log_normalised(halves(adata)[1]).X, result["cells"], np.random.default_rng(seed)
+    parts, n = (real, generated), min(real.shape[0], generated.shape[0])
+    stacked = sp.vstack([part[np.sort(rng.permutation(part.shape[0])[:n])] for part in parts], format="csr")
     is_real, folds = np.repeat([1, 0], n), StratifiedKFold(5, shuffle=True, random_state=seed)
 
-    def variable(matrix: sp.csr_matrix, most: int) -> np.ndarray:
+    def variable_genes(matrix: sp.csr_matrix, n_top: int) -> np.ndarray:
         square = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel()
         variance = square - np.asarray(matrix.mean(axis=0)).ravel() ** 2
-        return np.sort(np.argsort(-variance, kind="stable")[:most])
+        return np.sort(np.argsort(-variance, kind="stable")[:n_top])
 
     def auroc(model: object, features: np.ndarray) -> float:
         return float(cross_val_score(model, features, is_real, cv=folds, scoring="roc_auc").mean())
 
-    components = PCA(min(COMPONENTS, n - 1), svd_solver="arpack", random_state=0).fit_transform(both)
-    genes, pairs = variable(real, CORRELATED), np.triu_indices(CORRELATED, 1)
+    components = PCA(min(COMPONENTS, n - 1), svd_solver="arpack", random_state=0).fit_transform(stacked)
+    genes, pairs = variable_genes(real, CORRELATED), np.triu_indices(CORRELATED, 1)
     linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     with np.errstate(divide="ignore", invalid="ignore"):
-        tables = [np.nan_to_num(np.corrcoef(part[:, genes].toarray(), rowvar=False))[pairs] for part in (real, made)]
+        tables = [np.nan_to_num(np.corrcoef(part[:, genes].toarray(), rowvar=False))[pairs] for part in parts]
     return {
-        "n_cells": made.shape[0],
+        "n_cells": generated.shape[0],
         "forest": auroc(RandomForestClassifier(200, random_state=seed), components),
-        "logistic": auroc(linear, both[:, variable(both, VARIABLE)].toarray()),
+        "logistic": auroc(linear, stacked[:, variable_genes(stacked, VARIABLE)].toarray()),
         "correlations": float(np.corrcoef(*tables)[0, 1]),
-        "mean_pearson": float(np.corrcoef(*(np.asarray(part.mean(axis=0)).ravel() for part in (real, made)))[0, 1]),
+        "mean_pearson": float(np.corrcoef(*(np.asarray(part.mean(axis=0)).ravel() for part in parts))[0, 1]),
     }
 
 

@@ -81,10 +81,10 @@ def ilisi(embedding: np.ndarray, batches: np.ndarray) -> float:
     return float(ilisi_knn(NeighborsResults(indices, distances), batches, perplexity=30))
 
 
-def named(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def label_scores(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Accuracy and macro-F1 over the cell types in `labels`."""
-    found = sd.metrics.classification(labels, predicted)
-    return {key: found[key] for key in ("accuracy", "macro_f1")}
+    score = sd.metrics.classification(labels, predicted)
+    return {key: score[key] for key in ("accuracy", "macro_f1")}
 
 
 def scores(adata: ad.AnnData, part: str, result: _run.Result, seed: int) -> dict:
@@ -101,10 +101,11 @@ def scores(adata: ad.AnnData, part: str, result: _run.Result, seed: int) -> dict
             **sd.metrics.knn_cross_validation(embedding, labels, rng=seed), **conserved,
             "ilisi": ilisi(embedding, batches),
         }  # fmt: skip
-    rest = np.setdiff1d(np.flatnonzero(labelled(labels)), scored)
-    nearest = KNeighborsClassifier(15).fit(embedding[rest], labels[rest]).predict(embedding[scored])
-    own = {f"own_{key}": value for key, value in named(result["predicted"][scored], labels[scored]).items()}
-    return {**conserved, **named(nearest, labels[scored]), **own, "n_cells": len(scored)}
+    reference = np.setdiff1d(np.flatnonzero(labelled(labels)), scored)
+    nearest = KNeighborsClassifier(15).fit(embedding[reference], labels[reference]).predict(embedding[scored])
+    own_scores = label_scores(result["predicted"][scored], labels[scored])
+    own_scores = {f"own_{key}": value for key, value in own_scores.items()}
+    return {**conserved, **label_scores(nearest, labels[scored]), **own_scores, "n_cells": len(scored)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -115,7 +116,8 @@ def main(argv: list[str] | None = None) -> int:
             for arm in (arm for arm in PARTS[part] if arm in options.arms):
                 _run.measure(
                     NAME, {"part": part, "set": name, "arm": arm}, {"cells": _run.fingerprint(adata)}, fit,
-                    (adata, part, arm, options.model), lambda found, seed, p=part, a=adata: scores(a, p, found, seed),
+                    (adata, part, arm, options.model),
+                    lambda result, seed, part=part, adata=adata: scores(adata, part, result, seed),
                     options, deterministic=arm in DETERMINISTIC,
                 )  # fmt: skip
     return 0

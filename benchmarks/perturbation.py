@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 from _record import commit, machine, record, recorded_rows, replaced
-from _run import apart, exists, fingerprint, over_seeds, parser_of
+from _run import fingerprint, has_row, in_subprocess, over_seeds, parser_of
 
 import scdiva as sd
 import scdiva._constants as C
@@ -69,25 +69,25 @@ def prepared(adata: ad.AnnData, screen: Screen, max_cells: int = MAX_CELLS) -> a
 
     Perturbations with fewer than 20 cells in a group are removed, and groups with fewer than 20 control cells.
     """
-    kept = adata.obs["perturbation"].notna().to_numpy()
+    mask = adata.obs["perturbation"].notna().to_numpy()
     if screen.cell_types:
-        kept &= adata.obs["cell_type"].astype(str).isin(screen.cell_types).to_numpy()
+        mask &= adata.obs["cell_type"].astype(str).isin(screen.cell_types).to_numpy()
     group = adata.obs[screen.groupby] if screen.groupby else pd.Series(ALL, index=adata.obs_names)
-    kept &= group.notna().to_numpy()
+    mask &= group.notna().to_numpy()
     naming = ScreenDesign("", ("control",), SEPARATOR)
     labels = adata.obs["perturbation"].astype(str)
-    names = {label: SEPARATOR.join(naming.parts(label)) or "control" for label in labels[kept].unique()}
+    names = {label: SEPARATOR.join(naming.parts(label)) or "control" for label in labels[mask].unique()}
     obs = pd.DataFrame({CONDITION: labels.map(names), GROUP: group.astype(str)})
-    some = obs.reset_index(drop=True)[kept]
-    sizes = some.groupby([GROUP, CONDITION], observed=True).size()
+    kept_obs = obs.reset_index(drop=True)[mask]
+    sizes = kept_obs.groupby([GROUP, CONDITION], observed=True).size()
     enough = sizes[sizes >= MIN_CELLS].reset_index()
     control = enough[CONDITION] == "control"
     groups = set(enough.loc[control, GROUP]) & set(enough.loc[~control, GROUP])
-    by_place, rng = some.groupby([GROUP, CONDITION], observed=True).indices, np.random.default_rng(0)
+    rows_of, rng = kept_obs.groupby([GROUP, CONDITION], observed=True).indices, np.random.default_rng(0)
     rows = [
-        some.index.to_numpy()[rng.permutation(by_place[place[0], place[1]])[: max_cells or None]]
-        for place in enough[[GROUP, CONDITION]].itertuples(index=False)
-        if place[0] in groups
+        kept_obs.index.to_numpy()[rng.permutation(rows_of[group_name, condition])[: max_cells or None]]
+        for group_name, condition in enough[[GROUP, CONDITION]].itertuples(index=False)
+        if group_name in groups
     ]
     chosen = np.sort(np.concatenate(rows))
     counts = sp.csr_matrix(adata.X, dtype=np.float32)[chosen]
@@ -113,9 +113,9 @@ def task_of(adata: ad.AnnData, by: str, seed: int, fold: int) -> Task:
     test = (split.obs[C.OBS_SPLIT] == "test").to_numpy()
     names = adata.obs[CONDITION].astype(str)
     predict = sorted(set(names[test]) & set(names[~test])) if grouped else sorted(set(names[test]))
-    seen = (test & names.isin(predict).to_numpy()) | (names == "control").to_numpy()
+    observed = (test & names.isin(predict).to_numpy()) | (names == "control").to_numpy()
     (group,) = set(adata.obs.loc[test, GROUP]) if grouped else (None,)
-    return Task(adata[~test].copy(), predict, group, adata[seen].copy())
+    return Task(adata[~test].copy(), predict, group, adata[observed].copy())
 
 
 def ours(task: Task, model: str | ScDiVa, seed: int, **tuning: Any) -> ad.AnnData:
@@ -167,7 +167,7 @@ def summary(frames: list[pd.DataFrame], by: str) -> dict:
     parts = sorted({name for frame in frames for name in frame["part"]})
     held_out = [frame[(by == "group") | ((frame["n_parts"] == 1) == (by == "single"))] for frame in frames]
     of_part = {name: [means(frame[frame["part"] == name]) for frame in frames] for name in parts}
-    each = {name: over_seeds(some) for name, some in of_part.items()}
+    each = {name: over_seeds(runs) for name, runs in of_part.items()}
     every = pd.concat(held_out)
     by_unit = "condition" if len(set(every["condition"])) > 1 else "group"
     units = every.groupby(by_unit)["pearson_delta"].mean().round(4)
@@ -184,16 +184,18 @@ def main(argv: list[str] | None = None) -> int:
         file = options.data / f"{screen.file}.h5ad"
         adata = getattr(sd.datasets, screen.reader)(file) if screen.reader else ad.read_h5ad(file)
         adata = prepared(adata, screen, options.max_cells)
-        same = {
+        inputs = {
             "split": screen.by, "cells": fingerprint(adata, (CONDITION, GROUP)), "folds": FOLDS, "n_cells": adata.n_obs,
             "seeds": options.seeds, **({} if options.max_cells == MAX_CELLS else {"max_cells": options.max_cells}),
         }  # fmt: skip
-        if exists(NAME, {"set": name, "arm": "ours", **same}, options):
+        if has_row(NAME, {"set": name, "arm": "ours", **inputs}, options):
             continue
-        fits = [apart(fit, adata, screen.by, options.model, seed, threads=options.threads) for seed in options.seeds]
+        fits = [
+            in_subprocess(fit, adata, screen.by, options.model, seed, threads=options.threads) for seed in options.seeds
+        ]
         cost = pd.DataFrame([cost for _, cost in fits]).mean().round(2).to_dict()
         for method in fits[0][0]["method"].unique():
-            row = {"set": name, "arm": "ours" if method == NETWORK else method, **same, "commit": commit()}
+            row = {"set": name, "arm": "ours" if method == NETWORK else method, **inputs, "commit": commit()}
             row |= {"processor": machine()["processor"], **(cost if method == NETWORK else {})}
             row |= summary([frame[frame["method"] == method] for frame, _ in fits], screen.by)
             record(NAME, replaced(recorded_rows(NAME), row, ("set", "arm")), model=options.model)

@@ -78,7 +78,7 @@ def profiles(n_genes: int, n_used: int) -> tuple:
     return cells.X[:, used].tocsr(), rows, names[:n_genes], factors
 
 
-def drawn(block: int, n_genes: int, n_used: int) -> tuple:
+def draw_block(block: int, n_genes: int, n_used: int) -> tuple:
     """Draw a block of cells: CSR counts, and the numbers of label and sample of each cell."""
     counts, rows, _, (of_label, of_batch, of_sample) = profiles(n_genes, n_used)
     rng = np.random.default_rng(block)
@@ -109,7 +109,7 @@ def write_cells(path: Path, n_cells: int, n_genes: int, n_used: int = WIDTH) -> 
         for name, kind in (("indices", np.int32), ("data", np.float32)):
             group.create_dataset(name, (0,), kind, maxshape=(None,), chunks=(2**18,))
         for first in range(0, n_cells, BLOCK):
-            x, label, sample = drawn(first // BLOCK, n_genes, n_used)
+            x, label, sample = draw_block(first // BLOCK, n_genes, n_used)
             n = min(BLOCK, n_cells - first)
             for parts, part in ((lengths, np.diff(x.indptr)), (labels, label), (samples, sample)):
                 parts.append(part[:n])
@@ -118,9 +118,9 @@ def write_cells(path: Path, n_cells: int, n_genes: int, n_used: int = WIDTH) -> 
                 group[name][-x.indptr[n] :] = part[: x.indptr[n]]
         group["indptr"] = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
         label, sample = np.concatenate(labels), np.concatenate(samples)
-        known = np.random.default_rng(0).random(n_cells) < 0.5
+        is_labelled = np.random.default_rng(0).random(n_cells) < 0.5
         obs = pd.DataFrame(index=pd.Index([f"cell{i:07}" for i in range(n_cells)]))
-        obs["cell_type"] = pd.Categorical(np.where(known, np.char.add("type ", label.astype(str)), None))
+        obs["cell_type"] = pd.Categorical(np.where(is_labelled, np.char.add("type ", label.astype(str)), None))
         obs["batch"], obs["sample"] = (
             pd.Categorical(np.char.add("b", n.astype(str))) for n in (sample % N_BATCHES, sample)
         )
@@ -145,12 +145,12 @@ def call(name: str, path: Path, out: Path) -> float:
         assert main([function.split()[1], str(path), "-o", str(out), "--model", MODEL, *key]) == 0
     else:
         cells = ad.read_h5ad(path, backed="r" if how or function in SMALL else None)
-        known = set(load_model(MODEL).vocabulary.table["symbol"]) if function == "tl.impute" else ()
+        symbols = set(load_model(MODEL).vocabulary.table["symbol"]) if function == "tl.impute" else ()
         arguments = {
             "pp.entropy_serialize": {"entropy_key": "entropy"},
             "tl.integrate": {"batch_key": "sample" if how[1:] else "batch"},
             "tl.annotate": {"labels_key": "cell_type"},
-            "tl.impute": {"genes": [name for name in cells.var_names if name in known][:N_IMPUTED]},
+            "tl.impute": {"genes": [name for name in cells.var_names if name in symbols][:N_IMPUTED]},
         }
         if function == "tl.umap":
             sd.tl.embed(cells)
@@ -179,7 +179,7 @@ def measured(name: str, path: Path, small: Path, repeats: int) -> dict:
     return {"cpu_seconds": round(min(spent), 3), "peak_mib": round(resident() / 2**20, 1)}
 
 
-def apart(name: str, path: Path, small: Path, repeats: int) -> dict:
+def in_subprocess(name: str, path: Path, small: Path, repeats: int) -> dict:
     """Measure a call in its own process."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     command = [sys.executable, __file__, "--job", json.dumps([name, str(path), str(small), repeats])]
@@ -189,7 +189,7 @@ def apart(name: str, path: Path, small: Path, repeats: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def points(part: str, n_cells: int, n_genes: int, calls: list[str], rows: list[dict]) -> list[dict]:
+def measure_file(part: str, n_cells: int, n_genes: int, calls: list[str], rows: list[dict]) -> list[dict]:
     """Write one file and measure the calls on it, cheap ones more often; gives `rows` with the results."""
     n_used = N_USED if part == "genes" else WIDTH
     with tempfile.TemporaryDirectory(dir=".") as folder:
@@ -198,7 +198,7 @@ def points(part: str, n_cells: int, n_genes: int, calls: list[str], rows: list[d
         n_stored = write_cells(path, n_cells, n_genes, n_used)
         for name in calls:
             row = {"part": part, "call": name, "n_cells": n_cells, "n_genes": n_genes, "n_stored": n_stored}
-            row |= apart(name, path, small, 3 if name in SMALL else 1)
+            row |= in_subprocess(name, path, small, 3 if name in SMALL else 1)
             rows = replaced(rows, row, ("part", "call", "n_cells", "n_genes"))
             report([row])
             record("scaling", goals(rows) + rows, model=MODEL)
@@ -227,22 +227,22 @@ def by_call(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
 
 def growth(rows: list[dict]) -> float:
     """Growth of the peak from the second largest to the largest number of cells, bytes a cell; at least 0."""
-    less, most = rows[-2:]
-    return max(0.0, most["peak_mib"] - less["peak_mib"]) * 2**20 / (most["n_cells"] - less["n_cells"])
+    before, last = rows[-2:]
+    return max(0.0, last["peak_mib"] - before["peak_mib"]) * 2**20 / (last["n_cells"] - before["n_cells"])
 
 
 def goals(rows: list[dict]) -> list[dict]:
     """Slopes of time, growth of memory beyond the samples of fits, and the memory of more cells."""
     judged, grouped = [], by_call(rows)
-    for (part, name), some in grouped.items():
-        if name in SMALL and len(some) > 1:
-            sizes = [row[f"n_{part}"] for row in some]
+    for (part, name), by_size in grouped.items():
+        if name in SMALL and len(by_size) > 1:
+            sizes = [row[f"n_{part}"] for row in by_size]
             what = f"{name}: slope of CPU time, {sizes[0]:,} to {sizes[-1]:,} {part}"
-            judged.append(slope(what, sizes, [row["cpu_seconds"] for row in some], 1.05))
+            judged.append(slope(what, sizes, [row["cpu_seconds"] for row in by_size], 1.05))
     for name, what, at_most, n_cells in GOALS:
-        some = grouped.get(("cells", name), [])
-        if len(some) > 1 and some[-2]["n_cells"] >= CELLS[-2]:
-            last, each = some[-1], growth(some)
+        by_size = grouped.get(("cells", name), [])
+        if len(by_size) > 1 and by_size[-2]["n_cells"] >= CELLS[-2]:
+            last, each = by_size[-1], growth(by_size)
             matrix = 8 * last["n_stored"] / last["n_cells"]
             extrapolated = last["peak_mib"] * 2**20 + each * (n_cells - last["n_cells"])
             value = extrapolated / 1e9 if n_cells else (each - matrix) / 1e3
@@ -265,10 +265,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     rows = recorded_rows("scaling")
     for n_genes in options.genes:
-        rows = points("genes", N_CELLS, n_genes, [name for name in options.calls if name in SMALL], rows)
+        rows = measure_file("genes", N_CELLS, n_genes, [name for name in options.calls if name in SMALL], rows)
     for n_cells in CELLS if options.cells is None else options.cells:
         calls = [name for name in options.calls if options.cells or n_cells in CALLS[name]]
-        rows = points("cells", n_cells, WIDTH, calls, rows)
+        rows = measure_file("cells", n_cells, WIDTH, calls, rows)
     return report(goals(rows))
 
 

@@ -192,9 +192,9 @@ def main(argv: list[str] | None = None) -> int:
     missed = 0
     for part in options.part:
         begun, rows = time.perf_counter(), []
-        place = {"part": part, "commit": _record.commit(), "processor": _record.machine()["processor"]}
+        about = {"part": part, "commit": _record.commit(), "processor": _record.machine()["processor"]}
         for row in PARTS[part](options.repeats, options.small):
-            rows.append({**place, **row})
+            rows.append({**about, **row})
             missed += _record.report([row])
         print(f"== {part}: {time.perf_counter() - begun:.0f} s", flush=True)
         others = [row for row in _record.recorded_rows("speed", goals=True) if row["part"] != part]

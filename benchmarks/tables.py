@@ -205,21 +205,21 @@ Scores = dict[str, dict[tuple[str, str], float]]
 
 def scores(one: Comparison, *, units: bool = False) -> Scores:
     """Scores of a comparison, by default one for each dataset or query."""
-    found: Scores = {arm: {} for arm in (*one.ours, *one.rivals)}
+    by_arm: Scores = {arm: {} for arm in (*one.ours, *one.rivals)}
     for row in rows_of(one.result):
-        if row.get("arm") not in found or not one.where.items() <= row.items():
+        if row.get("arm") not in by_arm or not one.where.items() <= row.items():
             continue
         parts = row.get("by_query", {"": row})
         values = (
             row.get("units", {}) if units else {name: part[one.key] for name, part in parts.items() if one.key in part}
         )
-        found[row["arm"]] |= {(row["set"], name): value for name, value in values.items()}
-    return found
+        by_arm[row["arm"]] |= {(row["set"], name): value for name, value in values.items()}
+    return by_arm
 
 
-def label(place: tuple[str, str]) -> str:
+def label(key: tuple[str, str]) -> str:
     """Name of a dataset and a query."""
-    name, query = place
+    name, query = key
     if " + " in name:  # a pair of studies
         words = " → ".join(NAMES[part] for part in query.split(" → "))
     else:
@@ -249,21 +249,21 @@ def gap(ours: Mapping[tuple[str, str], float], theirs: Mapping[tuple[str, str], 
 
     Datasets of a study are drawn together. `within` a dataset, cells of a perturbation in several groups are.
     """
-    places = [place for place in ours if place in theirs]
-    apart = [ours[place] - theirs[place] for place in places]
-    study = [next((some for some in STUDIES if some in name and " + " not in name), name) for name, _ in places]
-    groups = [unit.partition(" in ")[0] for _, unit in places] if within else study
+    keys = [key for key in ours if key in theirs]
+    differences = [ours[key] - theirs[key] for key in keys]
+    studies = [next((study for study in STUDIES if study in name and " + " not in name), name) for name, _ in keys]
+    groups = [query.partition(" in ")[0] for _, query in keys] if within else studies
     if within and len(set(groups)) == 1:  # one perturbation in several cell types
-        groups = [unit for _, unit in places]
-    interval = bootstrap(apart, groups) if len(set(groups)) >= MIN_UNITS else None
-    return Gap(float(np.mean(apart)), interval, len(set(groups)) if within else len(places), len(set(study)))
+        groups = [query for _, query in keys]
+    interval = bootstrap(differences, groups) if len(set(groups)) >= MIN_UNITS else None
+    return Gap(float(np.mean(differences)), interval, len(set(groups)) if within else len(keys), len(set(studies)))
 
 
 def gaps(one: Comparison, arm: str | None = None) -> dict[str, Gap]:
     """Difference of one of our arms, by default the first, to every other arm."""
-    found = scores(one)
-    ours = found.pop(arm or next(iter(one.ours)))
-    return {arm: gap(ours, theirs) for arm, theirs in found.items() if set(ours) & set(theirs)}
+    by_arm = scores(one)
+    ours = by_arm.pop(arm or next(iter(one.ours)))
+    return {arm: gap(ours, theirs) for arm, theirs in by_arm.items() if set(ours) & set(theirs)}
 
 
 def best(one: Comparison, differences: Mapping[str, Gap]) -> str:
@@ -275,60 +275,61 @@ def best(one: Comparison, differences: Mapping[str, Gap]) -> str:
 
 def unit_gaps(one: Comparison) -> dict[tuple[str, str], tuple[str, Gap]]:
     """For each dataset with units, the best rival and the difference to it over the units."""
-    found, units, first = scores(one), scores(one, units=True), next(iter(one.ours))
+    by_arm, units, first = scores(one), scores(one, units=True), next(iter(one.ours))
     chosen = {}
-    for place in found[first]:
-        rival = max((arm for arm in one.rivals if place in found[arm]), key=lambda arm: found[arm][place])
-        ours, theirs = ({key: x for key, x in units[arm].items() if key[0] == place[0]} for arm in (first, rival))
-        chosen[place] = rival, gap(ours, theirs, within=True)
+    for dataset in by_arm[first]:
+        rival = max((arm for arm in one.rivals if dataset in by_arm[arm]), key=lambda arm: by_arm[arm][dataset])
+        ours, theirs = ({key: x for key, x in units[arm].items() if key[0] == dataset[0]} for arm in (first, rival))
+        chosen[dataset] = rival, gap(ours, theirs, within=True)
     return chosen
 
 
-def statement(one: Comparison, rival: str, found: Gap) -> str:
+def statement(one: Comparison, rival: str, difference: Gap) -> str:
     """A difference in words."""
-    units = one.units + (f" of {found.n_studies} studies" if found.n_studies < found.n and not one.within else "")
-    said = "too few for an interval" if found.interval is None else found.verdict()
-    return f"{signed(found.value, found.interval)} compared with {one.rivals[rival]}, n = {found.n} {units}: {said}"
+    value, interval, n, n_studies = difference
+    units = one.units + (f" of {n_studies} studies" if n_studies < n and not one.within else "")
+    outcome = "too few for an interval" if interval is None else difference.verdict()
+    return f"{signed(value, interval)} compared with {one.rivals[rival]}, n = {n} {units}: {outcome}"
 
 
 def compared(name: str) -> str:
     """Score in words, table and statement of a comparison."""
     one = COMPARISONS[name]
-    found, arms = scores(one), {**one.ours, **one.rivals}
-    arms = {arm: words for arm, words in arms.items() if found[arm]}
+    by_arm, arms = scores(one), {**one.ours, **one.rivals}
+    arms = {arm: words for arm, words in arms.items() if by_arm[arm]}
     first = next(iter(arms))
     lines = [
-        [label(place), *(f"{found[arm][place]:.3f}" if place in found[arm] else "-" for arm in arms)]
-        for place in found[first] if not one.brief
+        [label(key), *(f"{by_arm[arm][key]:.3f}" if key in by_arm[arm] else "-" for arm in arms)]
+        for key in by_arm[first] if not one.brief
     ]  # fmt: skip
     if one.within:
-        said = [
-            f"{label(place)}: {statement(one, rival, one_gap)}." for place, (rival, one_gap) in unit_gaps(one).items()
+        statements = [
+            f"{label(key)}: {statement(one, rival, difference)}." for key, (rival, difference) in unit_gaps(one).items()
         ]
-        return f"{one.words}.\n\n{table(['', *arms.values()], lines)}\n" + "\n".join(f"- {line}" for line in said)
+        return f"{one.words}.\n\n{table(['', *arms.values()], lines)}\n" + "\n".join(f"- {line}" for line in statements)
     differences = gaps(one)
     rival = best(one, differences)
     lines.append(["mean", *(
-        f"{np.mean(list(found[arm].values())):.3f}" if len(found[arm]) == len(found[first]) else "-" for arm in arms
+        f"{np.mean(list(by_arm[arm].values())):.3f}" if len(by_arm[arm]) == len(by_arm[first]) else "-" for arm in arms
     )])  # fmt: skip
     lines.append([f"{arms[first]} minus this (95% CI)", "", *(
         signed(differences[arm].value, differences[arm].interval)
-        + (f", n = {differences[arm].n}" if differences[arm].n < len(found[first]) else "")
+        + (f", n = {differences[arm].n}" if differences[arm].n < len(by_arm[first]) else "")
         for arm in arms if arm != first
     )])  # fmt: skip
-    said = [f"{words}: {statement(one, rival, gaps(one, arm)[rival])}." for arm, words in one.ours.items()]
-    return f"{one.words}.\n\n{table(['', *arms.values()], lines)}\n" + "\n".join(said) + "\n"
+    statements = [f"{words}: {statement(one, rival, gaps(one, arm)[rival])}." for arm, words in one.ours.items()]
+    return f"{one.words}.\n\n{table(['', *arms.values()], lines)}\n" + "\n".join(statements) + "\n"
 
 
 def commits() -> str:
     """How many rows of each task are from the commit that most of them have."""
     of_task = {name: [row["commit"][:8] for row in rows_of(name)] for name in (*TASKS, "finetuning")}
-    ((most, _),) = Counter(commit for found in of_task.values() for commit in found).most_common(1)
-    counts = (f"{found.count(most)} of {len(found)} rows of {name}" for name, found in of_task.items())
-    return f"Measured at commit `{most}`: {', '.join(counts)}."
+    ((commonest, _),) = Counter(commit for hashes in of_task.values() for commit in hashes).most_common(1)
+    counts = (f"{hashes.count(commonest)} of {len(hashes)} rows of {name}" for name, hashes in of_task.items())
+    return f"Measured at commit `{commonest}`: {', '.join(counts)}."
 
 
-def which() -> str:
+def recommendations() -> str:
     """For each task the best simple method, the difference of scdiva to it, and which to start with."""
     lines = []
     for name, (section, useful) in TASKS.items():
@@ -340,11 +341,11 @@ def which() -> str:
             differences = gaps(one)
             rival = best(one, differences)
             pairs = {("", ""): (rival, differences[rival])}
-        for place, (rival, found) in pairs.items():
-            task = f"[{name}](#{section})" + (f", {label(place).removesuffix(' †')}" if one.within else "")
-            start = ours if found.verdict() == "better" else one.rivals[rival]
-            said = f"{found.verdict()}: {signed(found.value, found.interval)}, n = {found.n}"
-            lines.append([task, one.rivals[rival], ours, said, start, useful])
+        for key, (rival, difference) in pairs.items():
+            task = f"[{name}](#{section})" + (f", {label(key).removesuffix(' †')}" if one.within else "")
+            start = ours if difference.verdict() == "better" else one.rivals[rival]
+            words = f"{difference.verdict()}: {signed(difference.value, difference.interval)}, n = {difference.n}"
+            lines.append([task, one.rivals[rival], ours, words, start, useful])
             useful = ""
     header = ["task", "best of the others", "scdiva", "difference (95% CI)", "start with", "scdiva is useful for"]
     return table(header, lines, "---")  # text, which wraps
@@ -356,39 +357,39 @@ def figure(name: str) -> None:
     from matplotlib.figure import Figure
 
     one = COMPARISONS[name]
-    found = {arm: values for arm, values in scores(one).items() if values}
-    first, names = next(iter(found)), {**one.ours, **one.rivals}
-    places = list(found[first])[::-1]
+    by_arm = {arm: values for arm, values in scores(one).items() if values}
+    first, names = next(iter(by_arm)), {**one.ours, **one.rivals}
+    keys = list(by_arm[first])[::-1]
     if one.within:
-        rows = {f"{label(place)}\nminus {one.rivals[rival]}, n = {some.n}": some
-                for place, (rival, some) in unit_gaps(one).items()}  # fmt: skip
+        rows = {f"{label(key)}\nminus {one.rivals[rival]}, n = {difference.n}": difference
+                for key, (rival, difference) in unit_gaps(one).items()}  # fmt: skip
     else:
-        rows = {f"{names[arm]}, n = {some.n}": some for arm, some in gaps(one).items()}
+        rows = {f"{names[arm]}, n = {difference.n}": difference for arm, difference in gaps(one).items()}
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "axes.spines.top": False,
                          "axes.spines.right": False, "font.family": "sans-serif"}):  # fmt: skip
-        n_lines = max(len(places), len(rows) * (1 + one.within))
+        n_lines = max(len(keys), len(rows) * (1 + one.within))
         drawn = Figure(figsize=(9, 1.6 + 0.24 * n_lines), layout="constrained")
         left, right = drawn.subplots(1, 2, width_ratios=(3, 2))
-        for number, (arm, values) in enumerate(found.items()):
-            shown = {places.index(place): value for place, value in values.items() if place in places}
+        for number, (arm, values) in enumerate(by_arm.items()):
+            points = {keys.index(key): value for key, value in values.items() if key in keys}
             left.scatter(
-                list(shown.values()), list(shown), 34 if arm in one.ours else 20, label=names[arm].replace("`", ""),
+                list(points.values()), list(points), 34 if arm in one.ours else 20, label=names[arm].replace("`", ""),
                 color=OURS if arm == first else f"C{number % 10}", marker="osD^vPX<>p*"[number % 11], alpha=0.85,
                 zorder=4 if arm == first else 3,
             )  # fmt: skip
-        left.set_yticks(range(len(places)), [label(place) for place in places])
+        left.set_yticks(range(len(keys)), [label(key) for key in keys])
         left.set_xlabel(one.words.replace("`", ""))
         left.grid(axis="x", alpha=0.3)
         drawn.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-        for at, some in enumerate(list(rows.values())[::-1]):
-            low, high = some.interval or (some.value, some.value)
+        for at, difference in enumerate(list(rows.values())[::-1]):
+            low, high = difference.interval or (difference.value, difference.value)
             right.plot([low, high], [at, at], color=OURS, lw=1.5)
-            right.plot(some.value, at, "o", color=OURS, ms=5)
+            right.plot(difference.value, at, "o", color=OURS, ms=5)
         right.set_yticks(range(len(rows)), [row.replace("`", "") for row in list(rows)[::-1]])
         right.axvline(0, color="0.4", lw=0.8, ls="--")
         ours = names[first].replace("`", "")
         right.set_xlabel(f"{ours}\nminus other method\n(95% CI over {one.units};\n> 0: scdiva is better)")
-        for panel, n in ((left, len(places)), (right, len(rows))):
+        for panel, n in ((left, len(keys)), (right, len(rows))):
             panel.set_ylim(-0.7, n - 0.3)
             panel.grid(axis="y", alpha=0.15)
         drawn.savefig(TABLES / f"{name}.svg", metadata={"Date": None}, transparent=True)
@@ -412,21 +413,21 @@ def learning_curve() -> str:
         same = sorted(one["at"] for one in measured if (one["curve"], one["set"]) == (row["curve"], row["set"]))
         points.setdefault((row["curve"], same.index(row["at"])), []).append(row)
     lines = []
-    for curve, place in sorted(points, key=lambda point: (list(words).index(point[0]), point[1])):
-        here = points[curve, place]
+    for curve, position in sorted(points, key=lambda point: (list(words).index(point[0]), point[1])):
+        here = points[curve, position]
         ends = sorted({min(row["at"] for row in here), max(row["at"] for row in here)})
         line = [f"{' to '.join(f'{end:,}' for end in ends)} {words[curve]}".replace("1 tissues", "blood only")]
         for group, key in scores:
-            apart = [row[key] - base[row["set"], key] for row in here if row["group"] == group]
-            whole = len(apart) == n_sets[group]
-            line.append(signed(float(np.mean(apart)), bootstrap(apart)) if whole else "")
+            differences = [row[key] - base[row["set"], key] for row in here if row["group"] == group]
+            complete = len(differences) == n_sets[group]
+            line.append(signed(float(np.mean(differences)), bootstrap(differences)) if complete else "")
         lines.append(line)
     trends = {(row["curve"], row["group"], row["score"]): row for row in rows if row.get("part") == "trend"}
     for curve in ("cells", "tissues"):
-        some = [trends[curve, *score] for score in scores if (curve, *score) in trends]
-        slopes = [signed(row["slope"], row["slope_interval"]) for row in some]
+        curve_trends = [trends[curve, *score] for score in scores if (curve, *score) in trends]
+        slopes = [signed(row["slope"], row["slope_interval"]) for row in curve_trends]
         lines.append([f"change for 10 times the {curve}", *slopes])
-        lines.append([f"{curve} at which it equals PCA-20", *(zero_of(row) for row in some)])
+        lines.append([f"{curve} at which it equals PCA-20", *(zero_of(row) for row in curve_trends)])
     kinds = {"accuracy": "15-NN accuracy", "average_bio": "mean of NMI, ARI and silhouette"}
     header = [f"{kinds[key]}, {'blood and marrow' if group == 'blood' else 'other tissues'}" for group, key in scores]
     return table(["corpus: difference to PCA-20 (95% CI over datasets)", *header], lines)
@@ -471,10 +472,10 @@ def networks() -> str:
     rows = {(row["set"], row["reference"], row["arm"]): row for row in rows_of("networks") if row["part"] == "edges"}
     lines = []
     for name, reference in dict.fromkeys(key[:2] for key in rows):
-        found = [rows.get((name, reference, arm)) for arm in arms]
+        arm_rows = [rows.get((name, reference, arm)) for arm in arms]
         lines.append([f"{name}, {reference}", *(
             "-" if row is None else f"{row['auprc_ratio']:.2f}{'*' if row['auprc_ratio_p'] < 0.05 else ''}"
-            for row in found
+            for row in arm_rows
         )])  # fmt: skip
     return table(["", *arms], lines)
 
@@ -483,12 +484,12 @@ def goals(*names: str) -> str:
     """Measured value, interval, goal and verdict of the `QUESTIONS`."""
     lines = []
     for row in (row for name in names for row in rows_of(name)):
-        begun = next((some for some in QUESTIONS if row.get("what", "").startswith(some)), None)
-        if begun is None or "met" not in row:
+        prefix = next((prefix for prefix in QUESTIONS if row.get("what", "").startswith(prefix)), None)
+        if prefix is None or "met" not in row:
             continue
         sign, bound = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
         interval = f" ({row['interval'][0]:,.3g} to {row['interval'][1]:,.3g})" if "interval" in row else ""
-        what = (QUESTIONS[begun] or row["what"]) + (f" ({row['gpu'].split()[1]})" if "gpu" in row else "")
+        what = (QUESTIONS[prefix] or row["what"]) + (f" ({row['gpu'].split()[1]})" if "gpu" in row else "")
         lines.append([what, f"{row['value']:,.3g}{interval}", f"{sign} {bound:,g}", verdict(row)])
     return table(["", "measured", "goal", ""], lines)
 
@@ -517,8 +518,8 @@ def scaling() -> str:
 
 def with_scaling(page: str) -> str:
     """The page on large data with its table of runtime and memory."""
-    before, mark, rest = page.partition("<!-- scaling -->\n\n")
-    return before + mark + scaling() + "\n" + rest[rest.index("<!-- end of scaling -->") :]
+    before, mark, after = page.partition("<!-- scaling -->\n\n")
+    return before + mark + scaling() + "\n" + after[after.index("<!-- end of scaling -->") :]
 
 
 def faults() -> str:
@@ -531,13 +532,13 @@ def faults() -> str:
 
 def flat(row: dict) -> dict:
     """The scalars of a row, and the ends of its intervals."""
-    found = {}
+    scalars = {}
     for key, value in row.items():
         if key.endswith("interval") and isinstance(value, list):
-            found |= {f"{key}_low": value[0], f"{key}_high": value[1]}
+            scalars |= {f"{key}_low": value[0], f"{key}_high": value[1]}
         elif not isinstance(value, list | dict) and key not in INTERNAL:
-            found[key] = value
-    return found
+            scalars[key] = value
+    return scalars
 
 
 def csv_of(names: Sequence[str]) -> str:
@@ -554,15 +555,15 @@ def csv_of(names: Sequence[str]) -> str:
 def page() -> str:
     """The page: its template with every `{{table}}` filled."""
     text = Path(__file__).with_name("benchmarks_page.md").read_text(encoding="utf-8")
-    made = {name: compared(name) for name in COMPARISONS} | {
-        "which": which(), "commits": commits(), "learning_curve": learning_curve(), "rejection": rejection(),
+    tables = {name: compared(name) for name in COMPARISONS} | {
+        "which": recommendations(), "commits": commits(), "learning_curve": learning_curve(), "rejection": rejection(),
         "population": population(), "networks": networks(),
         "speed": goals("speed", "scaling"), "faults": faults(), "gpu": goals("gpu"),
         "fuzz": goals("fuzz"),
     }  # fmt: skip
     for name in FILES:
-        made[f"csv_{name}"] = f"All rows: {{download}}`{name}.csv <_static/benchmarks/{name}.csv>`."
-    for name, filled in made.items():
+        tables[f"csv_{name}"] = f"All rows: {{download}}`{name}.csv <_static/benchmarks/{name}.csv>`."
+    for name, filled in tables.items():
         text = text.replace(f"{{{{{name}}}}}", filled.strip())
     return text
 

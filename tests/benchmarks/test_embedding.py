@@ -41,7 +41,7 @@ def test_labelled_datasets_are_scored_once(script, folder, tmp_path, monkeypatch
     record, run, embedding = script("_record"), script("_run"), script("embedding")
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(
-        run, "apart", lambda function, *arguments, threads: (function(*arguments), {"cpu_seconds": 1.0})
+        run, "in_subprocess", lambda function, *arguments, threads: (function(*arguments), {"cpu_seconds": 1.0})
     )
     call = ["--data", str(folder), "--max-cells", "120", "--seeds", "0", "1", "--arms", "pca20", "embed", "adapt_batch"]
     embedding.main(call)

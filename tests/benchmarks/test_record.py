@@ -62,5 +62,5 @@ def test_again_repeats_rows_of_other_commits(script, monkeypatch, commit, again,
     rows = [{"set": "a", "commit": recorded} for recorded in ("abc", "abc+changes", "unknown")]
     monkeypatch.setattr(run, "recorded_rows", lambda name: rows)
     monkeypatch.setattr(run, "commit", lambda: commit)
-    assert run.exists("embedding", {"set": "a"}, Namespace(again=again)) is found
-    assert not run.exists("embedding", {"set": "b"}, Namespace(again=again))
+    assert run.has_row("embedding", {"set": "a"}, Namespace(again=again)) is found
+    assert not run.has_row("embedding", {"set": "b"}, Namespace(again=again))

@@ -89,8 +89,8 @@ def test_held_out_perturbations_are_not_trained_on(script, by):
 def test_holes_are_a_tenth_and_the_truth_scores_perfectly(script):
     imputation, adata = script("imputation"), sd.datasets.toy(80, 120)
     adata.X = sp.csr_matrix(adata.X, dtype=np.float32)
-    left, rows, columns, truth = imputation.with_holes(imputation.often(adata), 1)
-    assert len(truth) == round(0.1 * imputation.often(adata).X.nnz)
+    left, rows, columns, truth = imputation.with_holes(imputation.often_detected(adata), 1)
+    assert len(truth) == round(0.1 * imputation.often_detected(adata).X.nnz)
     assert (left.X[rows, columns] == 0).all()
     told = np.zeros(left.shape)
     told[rows, columns] = truth

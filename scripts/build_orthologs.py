@@ -42,11 +42,11 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
-    found = chosen(pd.read_csv(arguments.table, sep="\t", dtype=str, keep_default_na=False))
+    pairs = chosen(pd.read_csv(arguments.table, sep="\t", dtype=str, keep_default_na=False))
     with arguments.out.open("wb") as file, gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="") as packed:
-        packed.write(found.to_csv(sep="\t", index=False, lineterminator="\n").encode())
+        packed.write(pairs.to_csv(sep="\t", index=False, lineterminator="\n").encode())
     size = arguments.out.stat().st_size
-    print(f"{len(found):,} mouse genes, {found['human_id'].nunique():,} human genes, {size:,} bytes")
+    print(f"{len(pairs):,} mouse genes, {pairs['human_id'].nunique():,} human genes, {size:,} bytes")
 
 
 if __name__ == "__main__":

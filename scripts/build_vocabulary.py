@@ -93,18 +93,18 @@ def join(hgnc: pd.DataFrame, gencode: pd.DataFrame) -> pd.DataFrame:
     hgnc["alias"] = [join_names(*names) for names in zip(hgnc["alias"], old_ids, refseq, strict=True)]
 
     # two HGNC genes with one id: the one that GENCODE means has it
-    named = hgnc["ensembl_id"].map(by_id["symbol"]) == hgnc["symbol"]
-    shared = hgnc["ensembl_id"].ne("") & hgnc["ensembl_id"].duplicated(keep=False) & ~named
-    shared &= hgnc["ensembl_id"].isin(hgnc["ensembl_id"][named]) | hgnc["ensembl_id"].duplicated()
+    is_named = hgnc["ensembl_id"].map(by_id["symbol"]) == hgnc["symbol"]
+    shared = hgnc["ensembl_id"].ne("") & hgnc["ensembl_id"].duplicated(keep=False) & ~is_named
+    shared &= hgnc["ensembl_id"].isin(hgnc["ensembl_id"][is_named]) | hgnc["ensembl_id"].duplicated()
     hgnc["ensembl_id"] = hgnc["ensembl_id"].mask(shared, "")
 
-    theirs = hgnc["ensembl_id"].map(by_id["symbol"]).fillna("")
-    differs = theirs.ne("") & theirs.ne(hgnc["symbol"]) & ~theirs.str.startswith("ENSG")
-    hgnc["alias"] = [join_names(*names) for names in zip(hgnc["alias"], theirs.where(differs, ""), strict=True)]
+    gencode_symbol = hgnc["ensembl_id"].map(by_id["symbol"]).fillna("")
+    differs = gencode_symbol.ne("") & gencode_symbol.ne(hgnc["symbol"]) & ~gencode_symbol.str.startswith("ENSG")
+    hgnc["alias"] = [join_names(*names) for names in zip(hgnc["alias"], gencode_symbol.where(differs, ""), strict=True)]
     for column in ("n_transcripts", "length", "biotype"):
         hgnc[column] = hgnc["ensembl_id"].map(by_id[column])
-    others = free[~free["ensembl_id"].isin(hgnc["ensembl_id"]) & ~free["symbol"].isin(hgnc["symbol"])]
-    genes = pd.concat([hgnc, others.assign(previous="", alias="")], ignore_index=True)
+    gencode_only = free[~free["ensembl_id"].isin(hgnc["ensembl_id"]) & ~free["symbol"].isin(hgnc["symbol"])]
+    genes = pd.concat([hgnc, gencode_only.assign(previous="", alias="")], ignore_index=True)
     for column in ("locus_group", "locus_type"):
         genes[column] = genes[column].fillna("")
     genes["biotype"] = genes["biotype"].fillna("")

@@ -79,18 +79,18 @@ def write_packed(file: Path, content: Arrays, header: dict) -> None:
 
 def encode(content: Arrays, header: dict) -> Arrays:
     """The arrays that are carried, for :func:`decode`."""
-    indptr, gaps, counts, totals, kept = content["indptr"], [], [], [], []
+    indptr, gaps, counts, totals, raw_values = content["indptr"], [], [], [], []
     for a, b in itertools.pairwise(indptr.tolist()):
         order = np.argsort(content["tokens"][a:b])
         values = content["values"][a:b][order]
         gaps.append(np.diff(content["tokens"][a:b][order].astype(np.int64), prepend=0))
-        total, whole = recover_counts(values)
+        total, cell_counts = recover_counts(values)
         totals.append(total)
-        (counts if total else kept).append(whole if total else values)
+        (counts if total else raw_values).append(cell_counts if total else values)
     carried = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
         "totals": np.array(totals, np.int64),
-        "kept": np.concatenate([np.zeros(0, np.float32), *kept]),
+        "kept": np.concatenate([np.zeros(0, np.float32), *raw_values]),
         **{name: content[name] for name in ("indptr", "study", "measured", "denominator")},
     }
     for name, parts in (("gaps", gaps), ("counts", counts)):  # a byte each; 255 stands for the next of the large ones

@@ -65,8 +65,8 @@ MINIMUM_TESTS = (
 def environment() -> dict[str, str]:
     """Variables of the environment, without those that lead to the repository."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return kept | {"PYTHONNOUSERSITE": "1", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+    visible = {name: value for name, value in os.environ.items() if name not in hidden}
+    return visible | {"PYTHONNOUSERSITE": "1", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
 
 
 def run(command: Sequence[str | Path], cwd: Path = ROOT) -> None:

@@ -58,11 +58,11 @@ def main() -> None:
     failed = []
     for part in PARTS:
         tests = [test for name, thing in public_things(part) for test in examples_of(name, thing)]
-        wrong = {test.name: said for test in tests if (said := faults(test))}
+        wrong = {test.name: failure for test in tests if (failure := faults(test))}
         if not tests:
             wrong = {part: "no docstring has an example"}
         failed += wrong
-        print(f"{part}: {len(tests)} examples", *(f"{name}:\n{said}" for name, said in wrong.items()), flush=True)
+        print(f"{part}: {len(tests)} examples", *(f"{name}:\n{failure}" for name, failure in wrong.items()), flush=True)
     if failed:
         sys.exit(f"examples fail: {', '.join(failed)}")
 
@@ -72,8 +72,8 @@ def public_things(part: str) -> Iterator[tuple[str, Any]]:
     module = importlib.import_module(f"scdiva.{part}")
     for name in getattr(module, "__all__", dir(module)):
         thing = getattr(module, name)
-        ours = (inspect.isfunction(thing) or inspect.isclass(thing)) and thing.__module__.startswith("scdiva.")
-        if ours and not name.startswith("_"):
+        of_scdiva = (inspect.isfunction(thing) or inspect.isclass(thing)) and thing.__module__.startswith("scdiva.")
+        if of_scdiva and not name.startswith("_"):
             yield f"{part}.{name}", thing
 
 
@@ -97,11 +97,11 @@ def faults(test: doctest.DocTest) -> str:
     import matplotlib.pyplot as plt
 
     plt.switch_backend("agg")
-    said: list[str] = []
+    messages: list[str] = []
     with tempfile.TemporaryDirectory() as folder, quiet(folder), contextlib.redirect_stderr(io.StringIO()):
-        doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False).run(test, out=said.append)
+        doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False).run(test, out=messages.append)
     plt.close("all")
-    return "".join(said)
+    return "".join(messages)
 
 
 def recipes() -> dict[str, str]:
@@ -141,10 +141,10 @@ def in_r(code: str) -> None:
 
 def absent(code: str) -> list[str]:
     """Packages that some code imports and that are not installed."""
-    named = dict.fromkeys(re.findall(r"^ *(?:import|from) (\w+)", code, flags=re.M))
-    named |= {"tensorboard": None} if 'logger="tensorboard"' in code else {}
-    named |= {"igraph": None} if "leiden" in code else {}
-    return [name for name in named if find_spec(name) is None]
+    packages = dict.fromkeys(re.findall(r"^ *(?:import|from) (\w+)", code, flags=re.M))
+    packages |= {"tensorboard": None} if 'logger="tensorboard"' in code else {}
+    packages |= {"igraph": None} if "leiden" in code else {}
+    return [name for name in packages if find_spec(name) is None]
 
 
 def run_recipe(code: str, folder: Path) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Dropping(PretrainingModule):
 
 def digest(checkpoint: dict[str, Any]) -> str:
     """SHA-256 of everything that a run continues from."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
 
     def add(part: Any, name: str) -> None:
         if isinstance(part, dict):
@@ -108,14 +108,14 @@ def digest(checkpoint: dict[str, Any]) -> str:
             for number, one in enumerate(part):
                 add(one, f"{name}/{number}")
         elif isinstance(part, torch.Tensor):
-            found.update(name.encode() + part.detach().cpu().contiguous().numpy().tobytes())
+            sha256.update(name.encode() + part.detach().cpu().contiguous().numpy().tobytes())
         else:
-            found.update(f"{name}={part!r}".encode())
+            sha256.update(f"{name}={part!r}".encode())
 
-    kept = ("global_step", "state_dict", "current_model_state", "averaging_state", "optimizer_states", "lr_schedulers")
-    add({key: checkpoint.get(key) for key in kept}, "")
+    keys = ("global_step", "state_dict", "current_model_state", "averaging_state", "optimizer_states", "lr_schedulers")
+    add({key: checkpoint.get(key) for key in keys}, "")
     add(checkpoint["scdiva"]["batches_seen"], "batches")
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 def saved(folder: Path) -> tuple[int, str] | None:
@@ -317,8 +317,8 @@ def killed_packing(root: Path, number: int, workers: int, rng: random.Random) ->
         raise SystemExit("Packing without faults failed.")
     seconds, straight = time.monotonic() - begun, files("straight")
     tried = exact = lost = 0
-    known: set[str] = set()
-    while tried < number or known:  # to the end
+    complete: set[str] = set()
+    while tried < number or complete:  # to the end
         end = time.monotonic() + (rng.random() * seconds if tried < number else np.inf)
         child = start("killed")
         code = wait(child, lambda end=end: time.monotonic() > end)
@@ -326,12 +326,12 @@ def killed_packing(root: Path, number: int, workers: int, rng: random.Random) ->
             kill(child)
             parts = {name: digest for name, digest in files("killed").items() if name.startswith("part-")}
             same = parts.items() <= straight.items()
-            tried, exact, lost = tried + 1, exact + same, lost + bool(known - parts.keys())
-            known = set(parts)
+            tried, exact, lost = tried + 1, exact + same, lost + bool(complete - parts.keys())
+            complete = set(parts)
         else:
             lost += bool(code) or files("killed") != straight
             shutil.rmtree(root / "killed")
-            known = set()
+            complete = set()
     return {"fault": what, "tried": tried, "bit_exact": exact, "lost": lost}
 
 
@@ -348,7 +348,7 @@ def straight_run(job: Toy) -> tuple[dict[int, str], float]:
     begun = time.monotonic()
     wait(forked(lambda: job.run(job.folder / "timed", new_board())))
     seconds = time.monotonic() - begun
-    digests = {int(step): found for step, found in json.loads((job.folder / "noted.json").read_text()).items()}
+    digests = {int(step): digest for step, digest in json.loads((job.folder / "noted.json").read_text()).items()}
     if saved(job.folder / "timed") != (job.steps, digests[job.steps]):
         raise SystemExit("Two runs without faults differ.")
     return digests, seconds

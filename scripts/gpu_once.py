@@ -76,14 +76,14 @@ def measure(setting: gpu.Setting, names: list[str], out: Path, seconds: float, o
     return gpu.run_all(setting, names, write, seconds)
 
 
-def train(name: str, prepared: Path, run: Path, seconds: float, *options: str, most: float = LIMIT) -> bool:
-    """Run `train_<name>.py` for `seconds`, and train for `most` at most; return whether it reached its end.
+def train(name: str, prepared: Path, run: Path, seconds: float, *options: str, max_seconds: float = LIMIT) -> bool:
+    """Run `train_<name>.py` for `seconds`, and train for `max_seconds` at most; return whether it reached its end.
 
     The process is stopped by SIGTERM at the end of its time and then writes a checkpoint.
     """
     script = ROOT / "scripts" / f"train_{name}.py"
     command = [sys.executable, str(script), "--prepared", str(prepared), "--out", str(run)]
-    command += ["--seconds", str(round(min(seconds - CLOSING, most))), *options]
+    command += ["--seconds", str(round(min(seconds - CLOSING, max_seconds))), *options]
     process = subprocess.Popen(command, env=os.environ, start_new_session=True)
     try:
         process.wait(seconds)
@@ -110,8 +110,8 @@ def train_all(arguments: argparse.Namespace, work: Path, end: float) -> int:
         print(f"No time is left to train {models[-1]}.")
         models = models[:-1]
     for number, name in enumerate(models):
-        seconds, most = (end - time.monotonic()) / (len(models) - number), 15.0 if dry else LIMIT
-        failed += not train(name, work / "prepared", work / "run", seconds, *options[name], most=most)
+        seconds, max_seconds = (end - time.monotonic()) / (len(models) - number), 15.0 if dry else LIMIT
+        failed += not train(name, work / "prepared", work / "run", seconds, *options[name], max_seconds=max_seconds)
     return failed
 
 
@@ -132,18 +132,18 @@ def reader_rows(file: Path, earlier: Runs) -> list[dict]:
     return rows
 
 
-def give(run: Path, out: Path) -> None:
+def copy_results(run: Path, out: Path) -> None:
     """Copy results of the trainings to `out`: readers, the log, and the model or else its checkpoint."""
     log, model = sorted((run / "gpu" / "log").rglob("*.csv"))[-1:], sorted((run / "gpu" / "model").glob("*"))
     for file in [*log, run / READERS, *(model or [run / "gpu" / "last.ckpt"])]:
         if file.exists():
-            cut(file, out)
+            copy_in_pieces(file, out)
     n_files = len(list(out.iterdir()))
     if n_files > MOST_FILES:
         print(f"{n_files} files in {out}, of which only {MOST_FILES} may come back")
 
 
-def cut(file: Path, out: Path) -> None:
+def copy_in_pieces(file: Path, out: Path) -> None:
     """Copy a file to `out`, in pieces if it is larger than PIECE."""
     if file.stat().st_size <= PIECE:
         shutil.copy(file, out / file.name)
@@ -191,7 +191,7 @@ def main() -> int:
             rows = reader_rows(readers, read_readers(earlier)[1] if earlier and earlier.exists() else {})
             report(rows)
             gpu.keep(rows, json.loads((out / "gpu.json").read_text())["machine"], of, out)
-        give(work / "run", out)
+        copy_results(work / "run", out)
     print(f"{failed} steps failed, {time.monotonic() - begun:.0f} s; results: {out}")
     return int(failed > 0)
 

@@ -75,9 +75,9 @@ def contrast_loss(one: Tensor, other: Tensor, study: Tensor, temperature: float)
     high = torch.promote_types(one.dtype, torch.float32)
     similarity = F.normalize(one.to(high), dim=1) @ F.normalize(other.to(high), dim=1).T / temperature
     similarity = similarity.masked_fill(study[:, None] != study[None, :], -torch.inf)
-    own = torch.arange(one.shape[0], device=one.device)
-    both = F.cross_entropy(similarity, own, reduction="sum") + F.cross_entropy(similarity.T, own, reduction="sum")
-    return 0.5 * both / max(1, len(own))
+    target = torch.arange(one.shape[0], device=one.device)
+    loss = F.cross_entropy(similarity, target, reduction="sum") + F.cross_entropy(similarity.T, target, reduction="sum")
+    return 0.5 * loss / max(1, len(target))
 
 
 class AnchorModule(TaskModule):
@@ -115,8 +115,8 @@ class AnchorModule(TaskModule):
         one, other = (self._learned(self._view(batch, generator)) for _ in range(2))
         assert batch.study is not None
         loss = gene_multinomial_loss(self.decoder(one, batch.study), batch)
-        known = torch.ge(batch.study, 0)
-        weight = torch.where(known, self.study_weight[batch.study.clamp_min(0)], torch.ones_like(loss))
+        has_study = torch.ge(batch.study, 0)
+        weight = torch.where(has_study, self.study_weight[batch.study.clamp_min(0)], torch.ones_like(loss))
         genes = (weight * loss).sum() / weight.sum()
         contrast = contrast_loss(one, other, batch.study, c.contrast_temperature)
         parts = {"genes": genes.detach(), "contrast": contrast.detach()}
@@ -171,24 +171,24 @@ class StateHeadModule(TaskModule):
         c, head = self.config, self.model.state_head
         assert head is not None
         times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device)
-        seen = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, generator)
+        view = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, generator)
         with torch.no_grad():
-            state = self.model.encode_anchor(seen.tokens, seen.values, batch.cu_seqlens)
+            state = self.model.encode_anchor(view.tokens, view.values, batch.cu_seqlens)
         assert state is not None
-        read = self.model.read_state(state, ~seen.masked, batch.cu_seqlens)
+        visible = ~view.masked
+        head_hidden = self.model.read_state(state, visible, batch.cu_seqlens)
         cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
         genes = batch.tokens - N_SPECIAL
-        shown = ~seen.masked
-        number = torch.bincount(cells[seen.masked], minlength=batch.n_cells)
+        number = torch.bincount(cells[view.masked], minlength=batch.n_cells)
         share = number / batch.cu_seqlens.diff().clamp_min(1)
-        logits = hidden_gene_logits(head.log_odds(read), share)
-        taken = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        taken[cells[shown], genes[shown]] = True
-        log_p = torch.log_softmax(logits.masked_fill(taken, -torch.inf), dim=1)
-        masked, of_cell = genes[seen.masked], cells[seen.masked]
+        logits = hidden_gene_logits(head.log_odds(head_hidden), share)
+        is_visible = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+        is_visible[cells[visible], genes[visible]] = True
+        log_p = torch.log_softmax(logits.masked_fill(is_visible, -torch.inf), dim=1)
+        masked, of_cell = genes[view.masked], cells[view.masked]
         weight = 1 / (number.clamp_min(1) * (number > 0).sum().clamp_min(1))
         identity = -(log_p[of_cell, masked] * weight[of_cell]).sum()
-        error = (read[of_cell] * head.value[masked]).sum(dim=1) - batch.values[seen.masked]
+        error = (head_hidden[of_cell] * head.value[masked]).sum(dim=1) - batch.values[view.masked]
         value = (error.square() * weight[of_cell]).sum()
         return identity + c.value_weight * value, {"identity": identity.detach(), "value": value.detach()}
 
@@ -233,14 +233,15 @@ class SingleQueries(QueryHead):
     """
 
     def forward(
-        self, state: Tensor, read: Tensor, n_genes: Tensor, cell: Tensor, gene: Tensor, column: Tensor,
-        log_odds: Tensor, values: Tensor, *, thinned: bool, context: Context | None = None, own: Tensor | None = None,
+        self, state: Tensor, head_hidden: Tensor, n_genes: Tensor, cell: Tensor, gene: Tensor, column: Tensor,
+        log_odds: Tensor, values: Tensor, *, thinned: bool, context: Context | None = None,
+        own_row: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Answer N queries.
 
         Parameters
         ----------
-        state, read, n_genes
+        state, head_hidden, n_genes
             `(B, state_dim)`, `(B, read_dim)` and `(B,)`: of the cells asked about, what they show.
         cell, gene, column
             int64 `(N,)`: the cell and the gene of each query, and the gene's column in `context`.
@@ -250,7 +251,7 @@ class SingleQueries(QueryHead):
             Whether the genes are not detected in a half of the cells' counts, or masked.
         context
             Other cells of the study, all of these cells'.
-        own
+        own_row
             As for :meth:`weigh`.
 
         Returns
@@ -258,47 +259,47 @@ class SingleQueries(QueryHead):
         `(N,)` log-odds that the gene is expressed, and its log-normalised value if it is.
         """
         if context is None:
-            found, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), log_odds
+            features, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), log_odds
         else:
-            weights = self.weigh(state, context, own)
-            found = self._seen(weights, cell, column, log_odds, values, context, thinned=thinned)
+            weights = self.weigh(state, context, own_row)
+            features = self._context_features(weights, cell, column, log_odds, values, context, thinned=thinned)
             mean = context.log_odds[column]
-        of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=thinned))
+        of_cell = self.cell(self._of_cell(head_hidden, n_genes, context, thinned=thinned))
         base = torch.stack([log_odds, values, log_odds - mean], dim=1)
-        line = torch.cat([found, base], dim=1)
+        line = torch.cat([features, base], dim=1)
         parts = [line, self.gene(gene), of_cell[cell]]
         added = self.line(line) + self.out(self.hidden(torch.cat(parts, dim=1)))
         return log_odds + added[:, 0], values + added[:, 1]
 
-    def _seen(
+    def _context_features(
         self, weights: Tensor, cell: Tensor, column: Tensor, log_odds: Tensor, values: Tensor, context: Context, *,
         thinned: bool,
     ) -> Tensor:  # fmt: skip
         """Features of the queried genes in the context, by head, `(N, 4 (HEADS + 1))`."""
-        shown = (context.values > 0).to(weights.dtype)
-        numbers = torch.stack([context.missed * shown, context.missed, shown, context.values])
+        expressed = (context.values > 0).to(weights.dtype)
+        numbers = torch.stack([context.missed * expressed, context.missed, expressed, context.values])
         # heads and cells in one product: (4, B H, n)
         rows = weights.flatten(0, 1) @ numbers
         rows = rows.view(4, *weights.shape[:2], -1)[:, cell, :, column]  # (N, 4, H): numbers of queries come first
-        late, missed, there, total = rows.unbind(1)
+        late, missed, detected, total = rows.unbind(1)
         if not thinned:  # of a masked gene nothing is known yet
-            late, missed = there, torch.ones_like(there)
+            late, missed = detected, torch.ones_like(detected)
         n = (1 / weights.square().sum(dim=2))[cell]
-        few = F.softplus(self.prior)
+        prior = F.softplus(self.prior)
         p = log_odds.sigmoid()[:, None]
-        odds = (late * n + few[0] * p).clamp_min(LEAST) / ((missed - late) * n + few[0] * (1 - p)).clamp_min(LEAST)
-        value = (total * n + few[1] * values[:, None]) / (there * n + few[1])
-        parts = [odds.log() + 3, (missed + FEW / 30).log(), value - values[:, None], (there * n + FEW).log()]
+        odds = (late * n + prior[0] * p).clamp_min(LEAST) / ((missed - late) * n + prior[0] * (1 - p)).clamp_min(LEAST)
+        value = (total * n + prior[1] * values[:, None]) / (detected * n + prior[1])
+        parts = [odds.log() + 3, (missed + FEW / 30).log(), value - values[:, None], (detected * n + FEW).log()]
         return torch.cat(parts, dim=1)
 
-    def _of_cell(self, read: Tensor, n_genes: Tensor, context: Context | None, *, thinned: bool) -> Tensor:
+    def _of_cell(self, head_hidden: Tensor, n_genes: Tensor, context: Context | None, *, thinned: bool) -> Tensor:
         """Features of each cell, `(B, read_dim + 4)`."""
-        known = torch.log1p(n_genes.to(read.dtype)) - 6
-        around = torch.zeros_like(known)
+        log_n = torch.log1p(n_genes.to(head_hidden.dtype)) - 6
+        context_log_n = torch.zeros_like(log_n)
         if context is not None:
-            around = (torch.log1p(context.n_genes.to(read.dtype)).mean() - 6).expand_as(known)
-        flags = read.new_tensor([context is not None, thinned]).expand(len(read), 2)
-        return torch.cat([read, known[:, None], around[:, None], flags], dim=1)
+            context_log_n = (torch.log1p(context.n_genes.to(head_hidden.dtype)).mean() - 6).expand_as(log_n)
+        flags = head_hidden.new_tensor([context is not None, thinned]).expand(len(head_hidden), 2)
+        return torch.cat([head_hidden, log_n[:, None], context_log_n[:, None], flags], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,12 +318,12 @@ class QueryConfig(OptimiserConfig):
     captured_rate: float = 0.5  # share of the batches in which each gene has its own capture efficiency
 
 
-class Asked(NamedTuple):
+class Queries(NamedTuple):
     """What cells show, and what is asked of them.
 
     Attributes
     ----------
-    seen
+    visible
         Tokens, log-normalised values and boundaries of what they show.
     cell, token, present
         `(N,)`: queries of presence, and their answers, float32.
@@ -332,7 +333,7 @@ class Asked(NamedTuple):
         Whether the genes asked about are not detected in a half of the cells' counts, or masked.
     """
 
-    seen: Packed
+    visible: Packed
     cell: Tensor
     token: Tensor
     present: Tensor
@@ -342,7 +343,7 @@ class Asked(NamedTuple):
     thinned: bool
 
 
-def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator) -> tuple[Asked, Around]:
+def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator) -> tuple[Queries, Around]:
     """Draw queries for the first cells of a batch of one study, on the CPU; the other cells are the context, or None.
 
     `measured` is bool `(n_studies, n_tokens)`: genes that each study has a column for.
@@ -353,26 +354,26 @@ def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: tor
     if float(torch.rand((), generator=generator)) < config.captured_rate:
         efficiency = torch.randn(measured.shape[1], generator=generator).clamp_max(0).exp()
         counts = keep_counts(counts, bounds, efficiency[tokens], generator)
-        kept = counts.of_token > 0
-        tokens, shorter = chosen(tokens, bounds, kept)
-        counts, bounds = Counts(counts.of_token[kept], counts.of_cell), shorter
+        is_kept = counts.of_token > 0
+        tokens, shorter = chosen(tokens, bounds, is_kept)
+        counts, bounds = Counts(counts.of_token[is_kept], counts.of_cell), shorter
     n = n_query_cells(batch.n_cells, config.batch_size)
     cut = int(bounds[n])
-    asked = draw_queries(
+    queries = draw_queries(
         tokens[:cut], Counts(counts.of_token[:cut], counts.of_cell[:n]), bounds[: n + 1],
         measured[batch.study[0]].nonzero().squeeze(1), generator,
-        thinned=bool(torch.rand((), generator=generator) < 0.5), most=config.queries,
+        thinned=bool(torch.rand((), generator=generator) < 0.5), max_queries=config.queries,
     )  # fmt: skip
     around: Around = None
     if float(torch.rand((), generator=generator)) >= config.alone_rate:
         around = tokens[cut:], Counts(counts.of_token[cut:], counts.of_cell[n:]), bounds[n:] - cut
-    return asked, around
+    return queries, around
 
 
 def draw_queries(
     tokens: Tensor, counts: Counts, cu_seqlens: Tensor, measured: Tensor, generator: torch.Generator, *,
-    thinned: bool, most: int, held_out: float = 0.15,
-) -> Asked:  # fmt: skip
+    thinned: bool, max_queries: int, held_out: float = 0.15,
+) -> Queries:  # fmt: skip
     """Mask part of cells, and query as many genes that are expressed as measured genes that are not.
 
     Parameters
@@ -387,7 +388,7 @@ def draw_queries(
         True: cells show half of their counts, and are asked which genes not detected there the other half shows.
         False: cells show whole genes, each masked with a probability t ~ U(0, 1) of the cell: masked diffusion with the
         identity given and the existence masked.
-    most
+    max_queries
         Queries of presence of a cell, and values of a cell, at most.
     held_out
         With `thinned`, share of the visible genes that is masked, to ask for their values.
@@ -399,42 +400,42 @@ def draw_queries(
     n_cells, cells = cu_seqlens.numel() - 1, cell_of_token(cu_seqlens, tokens.numel())
     draw = torch.rand(tokens.numel(), generator=generator)
     if thinned:
-        counts, whole = keep_counts(counts, cu_seqlens, torch.full(tokens.shape, 0.5), generator), counts
-        shown = counts.of_token > 0
-        asked, held = ~shown & (whole.of_token > 0), shown & (draw < held_out)
-        shown = shown & ~held
+        counts, all_counts = keep_counts(counts, cu_seqlens, torch.full(tokens.shape, 0.5), generator), counts
+        visible = counts.of_token > 0
+        queried, held = ~visible & (all_counts.of_token > 0), visible & (draw < held_out)
+        visible = visible & ~held
     else:
         held = draw < torch.rand(n_cells, generator=generator)[cells]
-        asked, shown = held, ~held
+        queried, visible = held, ~held
     values = log_normalised(counts, cu_seqlens)
-    there = _some(asked, cells, n_cells, most // 2, generator)
-    n_there = torch.bincount(cells[there], minlength=n_cells)
-    known = torch.zeros(n_cells, int(measured.max()) + 1, dtype=torch.bool)
-    known[cells[inside := tokens <= measured.max()], tokens[inside]] = True
-    keys = torch.rand(n_cells, len(measured), generator=generator).masked_fill(known[:, measured], 2.0)
-    order = keys.topk(min(int(n_there.max()), len(measured)), dim=1, largest=False)
-    taken = (torch.arange(order.indices.shape[1]) < n_there[:, None]) & (order.values < 2)
-    absent_cell, at = taken.nonzero().unbind(1)
+    positive = _draw_positions(queried, cells, n_cells, max_queries // 2, generator)
+    n_positive = torch.bincount(cells[positive], minlength=n_cells)
+    is_expressed = torch.zeros(n_cells, int(measured.max()) + 1, dtype=torch.bool)
+    is_expressed[cells[inside := tokens <= measured.max()], tokens[inside]] = True
+    keys = torch.rand(n_cells, len(measured), generator=generator).masked_fill(is_expressed[:, measured], 2.0)
+    order = keys.topk(min(int(n_positive.max()), len(measured)), dim=1, largest=False)
+    is_drawn = (torch.arange(order.indices.shape[1]) < n_positive[:, None]) & (order.values < 2)
+    absent_cell, at = is_drawn.nonzero().unbind(1)
     absent = measured[order.indices[absent_cell, at]]
-    cell = torch.cat([cells[there], absent_cell])
+    cell = torch.cat([cells[positive], absent_cell])
     by_cell = cell.argsort(stable=True)
-    present = torch.cat([torch.ones(len(there)), torch.zeros(len(absent))])
-    of_value = _some(held, cells, n_cells, most, generator)
-    seen_tokens, bounds = chosen(tokens, cu_seqlens, shown)
-    return Asked(
-        (seen_tokens, values[shown], bounds), cell[by_cell], torch.cat([tokens[there], absent])[by_cell],
+    present = torch.cat([torch.ones(len(positive)), torch.zeros(len(absent))])
+    of_value = _draw_positions(held, cells, n_cells, max_queries, generator)
+    visible_tokens, bounds = chosen(tokens, cu_seqlens, visible)
+    return Queries(
+        (visible_tokens, values[visible], bounds), cell[by_cell], torch.cat([tokens[positive], absent])[by_cell],
         present[by_cell], cells[of_value], tokens[of_value], values[of_value], thinned,
     )  # fmt: skip
 
 
-def _some(which: Tensor, cells: Tensor, n_cells: int, most: int, generator: torch.Generator) -> Tensor:
-    """Draw at most so many of the marked positions of each cell; cells ascend."""
-    at = which.nonzero().squeeze(1)
+def _draw_positions(mask: Tensor, cells: Tensor, n_cells: int, n_max: int, generator: torch.Generator) -> Tensor:
+    """Draw at most `n_max` of the positions in `mask` of each cell; cells ascend."""
+    at = mask.nonzero().squeeze(1)
     at = at[torch.randperm(len(at), generator=generator)]
     at = at[cells[at].argsort(stable=True)]
     number = torch.bincount(cells[at], minlength=n_cells)
     rank = torch.arange(len(at)) - (number.cumsum(0) - number)[cells[at]]
-    return at[rank < most]
+    return at[rank < n_max]
 
 
 class QueryModule(TaskModule):
@@ -462,28 +463,28 @@ class QueryModule(TaskModule):
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of cells of one study, the first of them asked about; its parts are `presence` (nats) and `value`."""
         c, device = self.config, self.device
-        asked, around = draw(batch.on_host(), self.measured.cpu(), c, generator)
-        odds, values = self.answer(asked, around)
-        value = F.mse_loss(values, asked.value.to(device)) if len(values) else values.sum()
-        presence = F.binary_cross_entropy_with_logits(odds, asked.present.to(device))
+        queries, around = draw(batch.on_host(), self.measured.cpu(), c, generator)
+        odds, values = self.answer(queries, around)
+        value = F.mse_loss(values, queries.value.to(device)) if len(values) else values.sum()
+        presence = F.binary_cross_entropy_with_logits(odds, queries.present.to(device))
         return presence + c.value_weight * value, {"presence": presence.detach(), "value": value.detach()}
 
-    def answer(self, asked: Asked, around: Around) -> tuple[Tensor, Tensor]:
+    def answer(self, queries: Queries, around: Around) -> tuple[Tensor, Tensor]:
         """Answer queries, of presence and of values, given other cells of the study: tokens, counts and boundaries."""
         model, head, device = self.model, self.model.state_head, self.device
         assert head is not None
-        seen = [part.to(device) for part in asked.seen]
+        packed = [part.to(device) for part in queries.visible]
         with torch.no_grad():
-            state = model.encode_anchor(*seen)
+            state = model.encode_anchor(*packed)
             assert state is not None
-            read = model.read_state(state, torch.ones_like(seen[0], dtype=torch.bool), seen[2])
-        tokens = torch.cat([asked.token, asked.value_token])
-        cell = torch.cat([asked.cell, asked.value_cell]).to(device)
+            head_hidden = model.read_state(state, torch.ones_like(packed[0], dtype=torch.bool), packed[2])
+        tokens = torch.cat([queries.token, queries.value_token])
+        cell = torch.cat([queries.cell, queries.value_cell]).to(device)
         genes, column = torch.unique(tokens - N_SPECIAL, return_inverse=True)
         genes, column = genes.to(device), column.to(device)
         gene = genes[column]
-        log_odds = (read[cell] * head.gene[gene]).sum(dim=1)
-        values = (read[cell] * head.value[gene]).sum(dim=1)
+        log_odds = (head_hidden[cell] * head.gene[gene]).sum(dim=1)
+        values = (head_hidden[cell] * head.value[gene]).sum(dim=1)
         context = None if around is None else self.context_of(*around, genes)
         if self.training:  # the state head knows these studies; in others it errs gene by gene
             error = torch.randn(2, len(genes), device=device)
@@ -492,12 +493,12 @@ class QueryModule(TaskModule):
             log_odds, values = log_odds + ODDS_ERROR * error[0][column], values + VALUE_ERROR * error[1][column]
             if context is not None:
                 context = context._replace(log_odds=context.log_odds + ODDS_ERROR * error[0])
-        odds, found = self.head(
-            state, read, seen[2].diff(), cell, gene, column, log_odds, values,
-            thinned=asked.thinned, context=context,
+        log_odds, values = self.head(
+            state, head_hidden, packed[2].diff(), cell, gene, column, log_odds, values,
+            thinned=queries.thinned, context=context,
         )  # fmt: skip
-        n = len(asked.cell)
-        return odds[:n], found[n:]
+        n = len(queries.cell)
+        return log_odds[:n], values[n:]
 
     @torch.no_grad()
     def context_of(self, tokens: Tensor, counts: Counts, bounds: Tensor, genes: Tensor) -> Context:
@@ -509,16 +510,17 @@ class QueryModule(TaskModule):
         tokens, bounds = tokens.to(device), bounds.to(device)
         state = model.encode_anchor(tokens, values, bounds)
         assert state is not None
-        read = model.read_state(state, torch.ones_like(tokens, dtype=torch.bool), bounds)
+        head_hidden = model.read_state(state, torch.ones_like(tokens, dtype=torch.bool), bounds)
         column = torch.full((model.config.n_genes,), -1, device=device)
         column[genes] = torch.arange(len(genes), device=device)
         at = column[tokens - N_SPECIAL]
-        kept, cells = at >= 0, cell_of_token(bounds, tokens.numel())
+        queried, cells = at >= 0, cell_of_token(bounds, tokens.numel())
         missed = torch.ones(len(state), len(genes), device=device)
-        shown = torch.zeros(len(state), len(genes), device=device)
-        missed[cells[kept], at[kept]] = torch.exp2(-number[kept])
-        shown[cells[kept], at[kept]] = values[kept]
-        return Context(state, bounds.diff(), missed, shown, head.log_odds(read.mean(dim=0, keepdim=True), genes)[0])
+        context_values = torch.zeros(len(state), len(genes), device=device)
+        missed[cells[queried], at[queried]] = torch.exp2(-number[queried])
+        context_values[cells[queried], at[queried]] = values[queried]
+        log_odds = head.log_odds(head_hidden.mean(dim=0, keepdim=True), genes)[0]
+        return Context(state, bounds.diff(), missed, context_values, log_odds)
 
 
 def n_query_cells(n_cells: int, batch_size: int) -> int:
@@ -550,10 +552,10 @@ class StudyBatches(IterableDataset[CellBatch]):
         rng = np.random.default_rng(step_seed(self.seed, number, "study"))
         study = rng.choice(len(self.share), p=self.share)
         rows = rng.permutation(np.flatnonzero(self.study == study))
-        asked = n_query_cells(len(rows), self.batch_size)
-        most = min(self.context_cells, len(rows) - asked)
-        n_around = int(np.exp(rng.uniform(np.log(MIN_CONTEXT), np.log(most + 1))))
-        rows = rows[: asked + min(n_around, most)]
+        n_queried = n_query_cells(len(rows), self.batch_size)
+        max_around = min(self.context_cells, len(rows) - n_queried)
+        n_around = int(np.exp(rng.uniform(np.log(MIN_CONTEXT), np.log(max_around + 1))))
+        rows = rows[: n_queried + min(n_around, max_around)]
         return from_ragged(*take_cells(self.ragged, rows), self.study[rows], copy=False)
 
     def __iter__(self) -> Iterator[CellBatch]:

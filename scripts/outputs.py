@@ -177,12 +177,12 @@ PARTS = {
 
 def run(part: str) -> Outputs:
     """Results of a part on both datasets."""
-    found: Outputs = {}
+    arrays: Outputs = {}
     for name in ("toy", "blood"):
         for number, value in enumerate(PARTS[part](*cells(name))):
-            found |= dict(flat(f"{part}/{name}/{number}", value))
-    print(f"{part}: {len(found)} arrays", flush=True)
-    return found
+            arrays |= dict(flat(f"{part}/{name}/{number}", value))
+    print(f"{part}: {len(arrays)} arrays", flush=True)
+    return arrays
 
 
 def difference(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:

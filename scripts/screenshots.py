@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 WIDTHS = {"laptop": (1366, 768), "telephone": (390, 844)}
 SCHEMES = ("light", "dark")
-FOUND = shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 """Pixels by which a page is wider than the window."""
 
@@ -30,14 +30,14 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="such as index or results/speed; without any, all")
     parser.add_argument("--site", type=Path, default=ROOT / "docs" / "_build" / "html")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "_build" / "screenshots")
-    parser.add_argument("--browser", default=FOUND, help="path of a Chromium (default: %(default)s)")
+    parser.add_argument("--browser", default=CHROMIUM, help="path of a Chromium (default: %(default)s)")
     arguments = parser.parse_args()
     site = arguments.site.resolve()
     pages = arguments.pages or pages_of(site)
     if missing := [page for page in pages if not (site / f"{page}.html").is_file()]:
         sys.exit(f"{site} has no {', '.join(missing)}: `make docs` builds it")
     faults = []
-    for page, kind, fault in taken(site, pages, arguments.out, arguments.browser):
+    for page, kind, fault in take_screenshots(site, pages, arguments.out, arguments.browser):
         faults += [f"{page}, {kind}: {words}" for words in fault]
     print(f"{len(pages)} pages, {len(pages) * 4} pictures in {arguments.out}")
     if faults:
@@ -52,7 +52,7 @@ def pages_of(site: Path) -> list[str]:
     return [*written, "generated/scdiva.tl.embed"]
 
 
-def taken(site: Path, pages: list[str], out: Path, browser: str | None) -> Any:
+def take_screenshots(site: Path, pages: list[str], out: Path, browser: str | None) -> Any:
     """Take the pictures; yield page, kind of picture and what was wrong with it."""
     from playwright.sync_api import sync_playwright
 
@@ -61,17 +61,17 @@ def taken(site: Path, pages: list[str], out: Path, browser: str | None) -> Any:
         for kind, (width, height) in WIDTHS.items():
             for scheme in SCHEMES:
                 window = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-                lost: list[str] = []
-                window.on("requestfailed", lambda request, lost=lost: lost.append(request.url))
+                failed_urls: list[str] = []
+                window.on("requestfailed", lambda request, failed_urls=failed_urls: failed_urls.append(request.url))
                 window.route("http*://**", lambda route: route.abort())  # no picture depends on the network
                 for page in pages:
-                    lost.clear()
+                    failed_urls.clear()
                     window.goto((site / f"{page}.html").as_uri(), wait_until="load")
                     file = out / f"{page.replace('/', '.')}-{kind}-{scheme}.png"
                     window.screenshot(path=file, full_page=True, animations="disabled")
                     beyond = window.evaluate(TOO_WIDE)
                     wrong = [f"{beyond} px wider than the window"] if beyond > 0 else []
-                    wrong += [f"{url} is not there" for url in lost if url.startswith("file:")]
+                    wrong += [f"{url} is not there" for url in failed_urls if url.startswith("file:")]
                     yield page, f"{kind}-{scheme}", wrong
                 window.close()
         chromium.close()

@@ -167,8 +167,8 @@ CONFIGS: dict[str, tuple[Any, float, int, dict[str, Any]]] = {
 
 def config_of(name: str, steps: int, **options: Any) -> Any:
     """Settings of a part."""
-    kind, most, share, fields = CONFIGS[name]
-    return kind(steps=steps, warmup_steps=int(min(most, max(1, steps // share))), **fields, **options)
+    kind, max_warmup, share, fields = CONFIGS[name]
+    return kind(steps=steps, warmup_steps=int(min(max_warmup, max(1, steps // share))), **fields, **options)
 
 
 def with_part(model: ScDiVa, part: str, seed: int) -> ScDiVa:
@@ -248,8 +248,8 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
         data.close()
 
     sizes = np.bincount(cells.study, minlength=len(cells.study_names))
-    whole = {"batch_size": 256, "context": config.anchor_length}
-    run("anchor", lambda config: AnchorModule(model, config, start, sizes), whole)
+    reading = {"batch_size": 256, "context": config.anchor_length}
+    run("anchor", lambda config: AnchorModule(model, config, start, sizes), reading)
     parts["anchor"]["variance_explained"] = round(float(start.explained.sum()), 4)
 
     model.requires_grad_(True)

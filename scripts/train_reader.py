@@ -142,30 +142,30 @@ def draw_task(batch: CellBatch, table: Tensor, config: ReaderConfig, generator: 
 
     counts, genes = dense_counts(batch)
     if uniform(0, 1) < PANEL_RATE:
-        kept = torch.rand(len(genes), generator=generator) < uniform(MIN_PANEL, 1)
-        kept[:2] = True
-        counts, genes = counts[:, kept], genes[kept]
+        panel = torch.rand(len(genes), generator=generator) < uniform(MIN_PANEL, 1)
+        panel[:2] = True
+        counts, genes = counts[:, panel], genes[panel]
     order = torch.randperm(len(genes), generator=generator)  # the tokens of a cell are its first genes
     counts, genes = counts[:, order], genes[order]
     n = n_query_cells(batch.n_cells, config.batch_size)
     n_masked = min(max(1, round(uniform(*MASKED) * len(genes))), len(genes) - 1)
     weight = (counts[:, :n_masked] > 0).float().sum(dim=0).sqrt() + 1e-6
-    asked = torch.multinomial(weight.cpu(), min(config.queries, n_masked), generator=generator)
-    given = wanted = counts[:n]
+    columns = torch.multinomial(weight.cpu(), min(config.queries, n_masked), generator=generator)
+    inputs = targets = counts[:n]
     if uniform(0, 1) < HALVES_RATE:
-        given, wanted = halves(given, generator)
+        inputs, targets = halves(inputs, generator)
     visible = slice(n_masked, None)
 
-    def values(some: Tensor) -> tuple[Tensor, Tensor]:
-        total = some.sum(dim=1).clamp_min(1)
-        return torch.log1p(TARGET_SUM * some[:, visible] / total[:, None]), total
+    def values(cell_counts: Tensor) -> tuple[Tensor, Tensor]:
+        total = cell_counts.sum(dim=1).clamp_min(1)
+        return torch.log1p(TARGET_SUM * cell_counts[:, visible] / total[:, None]), total
 
-    codes, queried = table[genes[visible]], table[genes[asked]]
+    codes, queried = table[genes[visible]], table[genes[columns]]
     around, around_total = values(counts[n:])
-    study = study_of(around, codes, counts[n:, asked], around_total)
-    seen, total = values(given)
-    of_wanted = wanted.sum(dim=1).clamp_min(1)
-    return Task(study, cells_of(study, seen, codes, total), queried, wanted[:, asked], of_wanted)
+    study = study_of(around, codes, counts[n:, columns], around_total)
+    visible_values, total = values(inputs)
+    target_total = targets.sum(dim=1).clamp_min(1)
+    return Task(study, cells_of(study, visible_values, codes, total), queried, targets[:, columns], target_total)
 
 
 class ReaderModule(TaskModule):
@@ -217,8 +217,8 @@ def read_readers(file: Path) -> tuple[dict[str, dict[str, Tensor]], Runs]:
         runs = {size: json.loads(texts[size]) for size in SIZES if size in texts}
         weights: dict[str, dict[str, Tensor]] = {size: {} for size in runs}
         for name in stored.keys():  # noqa: SIM118 not a dict
-            size, _, own = name.partition("/")
-            weights[size][own] = stored.get_tensor(name)
+            size, _, tensor_name = name.partition("/")
+            weights[size][tensor_name] = stored.get_tensor(name)
     return weights, runs
 
 

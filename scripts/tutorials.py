@@ -49,11 +49,11 @@ def main() -> int:
             tidy(notebook)
             nbformat.write(notebook, file)
     for name, (tutorial, call) in PICTURES.items():
-        (ROOT / "docs" / "_static" / name).write_bytes(shown(tutorial, call))
+        (ROOT / "docs" / "_static" / name).write_bytes(figure_of(tutorial, call))
     return code
 
 
-def shown(tutorial: str, call: str) -> bytes:
+def figure_of(tutorial: str, call: str) -> bytes:
     """The figure below the first cell whose last line begins with a call."""
     notebook = json.loads((TUTORIALS / f"{tutorial}.ipynb").read_text(encoding="utf-8"))
     for cell in notebook["cells"]:

@@ -63,8 +63,8 @@ def _predicted(adata: ad.AnnData, model: ScDiVa, **options: Any) -> np.ndarray:
 def _written(call: Callable[..., Any], slot: str, key: str, **options: Any) -> Callable[..., np.ndarray]:
     def run(adata: ad.AnnData, model: ScDiVa) -> np.ndarray:
         call(adata, model=model, **options)
-        found = getattr(adata, slot)[key]
-        return found.toarray() if hasattr(found, "toarray") else np.asarray(found)
+        result = getattr(adata, slot)[key]
+        return result.toarray() if hasattr(result, "toarray") else np.asarray(result)
 
     return run
 

@@ -108,7 +108,7 @@ def test_trainings_share_the_time_in_the_given_order(script, monkeypatch, tmp_pa
     monkeypatch.syspath_prepend(str(_of_gpu.ROOT / "benchmarks"))
     once, calls = script("gpu_once"), {}
 
-    def train(name, prepared, run, seconds, *options, most):
+    def train(name, prepared, run, seconds, *options, max_seconds):
         calls[name] = seconds, " ".join(options)
         return name == "paper"
 
@@ -133,7 +133,7 @@ def test_a_large_file_is_cut_into_pieces(tmp_path, monkeypatch):
     file, out = tmp_path / "last.ckpt", tmp_path / "out"
     out.mkdir()
     file.write_bytes(bytes(range(25)))
-    once.cut(file, out)
+    once.copy_in_pieces(file, out)
     pieces = sorted(out.iterdir())
     assert [piece.stat().st_size for piece in pieces] == [10, 10, 5]
     assert b"".join(piece.read_bytes() for piece in pieces) == file.read_bytes()

@@ -29,7 +29,7 @@ def asked():
 
     gene = torch.randint(GENES, (N,), generator=source)
     return {
-        "state": normal(B, STATE), "read": normal(B, READ), "n_genes": torch.tensor([30, 400, 2000]),
+        "state": normal(B, STATE), "head_hidden": normal(B, READ), "n_genes": torch.tensor([30, 400, 2000]),
         "cell": torch.randint(B, (N,), generator=source), "gene": gene, "column": gene,
         "log_odds": normal(N), "values": normal(N).abs(),
     }  # fmt: skip
@@ -51,16 +51,16 @@ def context():
 def test_a_table_has_the_answers_to_single_queries(head, asked, context):
     source = torch.Generator().manual_seed(3)
     log_odds, values = torch.randn(2, B, GENES, generator=source, dtype=torch.float64)
-    own, gene = torch.tensor([1, -1, 4]), torch.arange(GENES)
-    cells = {name: asked[name] for name in ("state", "read", "n_genes")}
+    own_row, gene = torch.tensor([1, -1, 4]), torch.arange(GENES)
+    cells = {name: asked[name] for name in ("state", "head_hidden", "n_genes")}
     for of_context in (context, context._replace(values=torch.zeros_like(context.values))):
         state, n_genes, _, shown, mean = of_context
         around = queries.Context(state, n_genes, shown, (shown > 0).double(), mean)
-        found = head.table(*cells.values(), gene, log_odds, values, around, own)
+        found = head.table(*cells.values(), gene, log_odds, values, around, own_row)
         cell, column = torch.arange(B).repeat_interleave(GENES), gene.repeat(B)
         single = head(
             **cells, cell=cell, gene=column, column=column, log_odds=log_odds.flatten(), values=values.flatten(),
-            thinned=False, context=of_context, own=own,
+            thinned=False, context=of_context, own_row=own_row,
         )  # fmt: skip
         for table, answers in zip(found, single, strict=True):
             torch.testing.assert_close(table.flatten(), answers)

@@ -62,7 +62,8 @@ def test_runs_by_time_continue_a_model_and_are_summed_in_its_card(carried, scrip
     paper.main()
     card = (tmp_path / "installed" / "README.md").read_text()
     steps, cells = (sum(run[name] for run in runs) for name in ("steps", "cells"))
-    assert f"| {len(runs)} by time | 64 | {steps:,} x up to 2,048 tokens | {cells:,} | " in card
+    contexts = ", ".join(dict.fromkeys(str(run["training"]["context"]) for run in runs))
+    assert f"| {len(runs)} by time | {contexts} | {steps:,} x up to 2,048 tokens | {cells:,} | " in card
     assert "| short | 256 | 1,258 of 1,600 x 32 |" in card, "stages of the bundled model"
     assert "120 human cells of 1 public studies" in card
     assert torch.equal(load_model(tmp_path / "installed").embedding.gene.weight, weights[1])

@@ -213,7 +213,7 @@ def card(metadata: dict[str, Any], n_parameters: int, n_genes: int) -> str:
         devices = ", ".join(dict.fromkeys(run["device"] for run in runs))
         time_spent += f" and {seconds / 60:.0f} minutes on {devices}"
         lines.append(
-            f"| {len(runs)} by time | {', '.join(contexts)} | {steps:,} x up to {last['batch_tokens']:,} tokens "
+            f"| {len(runs)} by time | {', then '.join(contexts)} | {steps:,} x up to {last['batch_tokens']:,} tokens "
             f"| {cells:,} | {perplexity} |"
         )
     return Path(__file__).with_name("paper_card.md").read_text(encoding="utf-8").format(

@@ -92,8 +92,8 @@ finetune
 epochs
     With `finetune=True`: passes over the training examples. None: as many as show 8,000 of them, between 1 and 250.
 lr
-    With `finetune=True`: maximum learning rate; new layers learn at ten times this rate. None: 1e-3 for models of width
-    192 or less, and 0.192 / width for wider ones.
+    With `finetune=True`: maximum learning rate; new layers learn at ten times this rate. None: 1e-3, and 0.192 / width
+    for transformer blocks wider than 192.
 freeze
     With `finetune=True`: number of transformer blocks, from the first, that are not trained; neither are the
     embeddings then. None: 0, everything is trained.

@@ -62,7 +62,7 @@ def test_runs_by_time_continue_a_model_and_are_summed_in_its_card(carried, scrip
     paper.main()
     card = (tmp_path / "installed" / "README.md").read_text()
     steps, cells = (sum(run[name] for run in runs) for name in ("steps", "cells"))
-    contexts = ", ".join(dict.fromkeys(str(run["training"]["context"]) for run in runs))
+    contexts = ", then ".join(dict.fromkeys(str(run["training"]["context"]) for run in runs))
     assert f"| {len(runs)} by time | {contexts} | {steps:,} x up to 2,048 tokens | {cells:,} | " in card
     assert "| short | 256 | 1,258 of 1,600 x 32 |" in card, "stages of the bundled model"
     assert "120 human cells of 1 public studies" in card

@@ -198,6 +198,13 @@ def test_the_default_learning_rate_falls_with_the_width_of_wide_models(model, wi
     assert T.finetune_config(True, model, AnnotationObjective, context=12)["learning_rate"] == pytest.approx(rate)
 
 
+def test_the_width_of_blocks_that_are_not_trained_has_no_influence(tiny, genes, monkeypatch):
+    monkeypatch.setattr(T, "WIDTH", 8)
+    by_set_encoder = tiny(anchor="encoder")
+    by_set_encoder.vocabulary = genes
+    assert T.finetune_config(True, by_set_encoder, AnnotationObjective)["learning_rate"] == 1e-3
+
+
 def test_epochs_become_steps():
     config = T.planned({"epochs": 3, "context": 9}, 100, 5, "bf16")
     assert (config.steps, config.batch_size, config.checkpoint_every) == (9, 32, 3)
@@ -315,7 +322,7 @@ def test_a_checkpoint_of_another_run_is_refused_before_cells_are_read(model, tmp
     for given, words in (
         ({"task": IntegrationObjective}, "another task than integrate"),
         ({"model": other}, "other weights"),
-        ({"lr": 1e-4}, "lr=0.001, not 0.0001"),
+        ({"lr": 1e-4}, "lr=0.001, not 0.0001.* or pass lr=0.001 to continue it"),
         ({"freeze": 1}, "freeze=0, not 1"),
         ({"context": 10}, "context=12, not 10"),
         ({"lora": 3}, f"lora={lora or 0}, not 3"),

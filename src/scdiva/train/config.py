@@ -307,8 +307,8 @@ class FinetuneConfig(OptimiserConfig):
         uses the same number afterwards.
     batch_size, learning_rate, final_learning_rate, warmup_steps, weight_decay
         As in :class:`OptimiserConfig`, with other defaults. New layers (classifier, discriminator, response head) have
-        ten times the learning rate. For models wider than 192, calls without `lr` multiply the default by 192 / width
-        (Yang et al. 2022).
+        ten times the learning rate. Calls without `lr` that train transformer blocks wider than 192 multiply the
+        default by 192 / width (after Yang et al. 2022).
     """
 
     freeze: int = 0

@@ -38,7 +38,7 @@ from scdiva.train.runner import fit
 HEAD_RATE = 10.0
 """Learning rate of new layers relative to that of the model."""
 WIDTH = 192
-"""Largest width to which the default learning rate applies; it falls with 1 / width above (Yang et al. 2022)."""
+"""Width of the blocks above which the default learning rate is lower."""
 LORA_SCALE = 2.0
 """Factor of a low-rank update, alpha / rank of Hu et al. 2022."""
 CELLS_SEEN = 8_000
@@ -101,7 +101,8 @@ def finetune_config(
         refuse_unwritable(output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT)
     c = model.config
     fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    fields.setdefault("learning_rate", FinetuneConfig.learning_rate * min(1.0, WIDTH / c.dim))
+    trains_blocks = runs_transformer(model) if through is None else through
+    fields.setdefault("learning_rate", default_rate(c.dim) if trains_blocks else FinetuneConfig.learning_rate)
     try:
         config = FinetuneConfig(**fields)
     except (TypeError, ValueError) as error:  # the user passed lr
@@ -114,7 +115,7 @@ def finetune_config(
         raise ValueError(f"lora={config.lora} is more than the width of the model, {c.dim}: pass a rank such as 8.")
     if config.lora and config.freeze == c.n_layers:
         raise ValueError(f"freeze={config.freeze} leaves no block that lora could update: freeze fewer.")
-    if not (runs_transformer(model) if through is None else through):
+    if not trains_blocks:
         if unused := [name for name in ("freeze", "lora") if fields.get(name)]:
             raise ValueError(
                 f"{' and '.join(unused)}: the cell state of this model comes from its set encoder, and no transformer "
@@ -130,6 +131,16 @@ def finetune_config(
     return fields | {"epochs": epochs}
 
 
+def default_rate(width: int) -> float:
+    """Default maximum learning rate for transformer blocks; above 192 it falls with 1 / width, after muP [1]_.
+
+    References
+    ----------
+    .. [1] Yang et al., Tensor programs V: tuning large neural networks via zero-shot hyperparameter transfer, 2022.
+    """
+    return FinetuneConfig.learning_rate * min(1.0, WIDTH / width)
+
+
 def _refuse_other_run(file: Path, model: ScDiVa, task: type[Objective], fields: dict[str, Any]) -> None:
     """Raise ValueError before cells are read if a checkpoint is of another task, configuration or model."""
     if not file.exists():
@@ -142,7 +153,10 @@ def _refuse_other_run(file: Path, model: ScDiVa, task: type[Objective], fields: 
     for name, argument in arguments.items():
         then, now = saved["config"].get(name), getattr(config, name)
         if then != now:
-            raise ValueError(f"{str(file)!r} is a checkpoint of a run with {argument}={then}, not {now}. {remedy}")
+            raise ValueError(
+                f"{str(file)!r} is a checkpoint of a run with {argument}={then}, not {now}. {remedy[:-1]}, or pass "
+                f"{argument}={then} to continue it."
+            )
     if saved["model"] != model_digest(network_for(model, replace(config, lora=0), 0)):
         raise ValueError(f"{str(file)!r} is a checkpoint of a run from a model with other weights. {remedy}")
 
@@ -482,7 +496,7 @@ def finetune(
             **where,
         )
     except FloatingPointError as error:
-        lower = min(config.learning_rate / 3, FinetuneConfig.learning_rate)
+        lower = min(config.learning_rate / 3, default_rate(network.config.dim))
         also = "" if checkpoint_dir is None else " and another checkpoint_dir"
         raise FloatingPointError(
             f"{str(error).partition(' The weights were left')[0]} The AnnData object was not changed. Pass a lower "

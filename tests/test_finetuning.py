@@ -60,8 +60,8 @@ def test_a_resumed_run_gives_the_same_bits(data, learned, hashed, tmp_path, monk
     assert all(map(torch.equal, resumed, whole))
     with pytest.raises(ValueError, match="other cells"):
         call(data[::-1].copy(), **how)
-    with pytest.raises(ValueError, match=r"lr=.* not 0\.001"):
-        call(data.copy(), **how, lr=1e-3)
+    with pytest.raises(ValueError, match=r"lr=.* not 0\.0001"):
+        call(data.copy(), **how, lr=1e-4)
 
 
 @pytest.mark.parametrize(

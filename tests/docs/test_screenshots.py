@@ -37,7 +37,7 @@ def test_pages_are_those_that_are_written(screenshots, site):
 
 def test_a_page_wider_than_its_window_is_said(screenshots, site, tmp_path):
     pytest.importorskip("playwright", reason="of the group screenshots")
-    if screenshots.FOUND is None:
+    if screenshots.CHROMIUM is None:
         pytest.skip("there is no Chromium")
     command = [sys.executable, SCRIPT, "index", "results/wide", "--site", site, "--out", tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -429,7 +429,7 @@ def draw_queries(
 
 
 def _draw_positions(mask: Tensor, cells: Tensor, n_cells: int, n_max: int, generator: torch.Generator) -> Tensor:
-    """Draw at most `n_max` of the positions in `mask` of each cell; cells ascend."""
+    """Draw at most `n_max` masked positions of each cell; `cells` must be in ascending order."""
     at = mask.nonzero().squeeze(1)
     at = at[torch.randperm(len(at), generator=generator)]
     at = at[cells[at].argsort(stable=True)]

@@ -150,7 +150,7 @@ def test_threads_may_share_a_model(adata, one):
 
 @pytest.mark.parametrize("kind", ["one", "plain", "learned"])
 def test_a_model_reads_its_own_genes_among_others(adata, kind, request):
-    """Human genes that the model lacks do not change the embedding, also in cells with more genes than it reads."""
+    """Human genes outside the vocabulary do not change the embedding, also of cells with very many genes."""
     from scdiva.data.cells import open_cells
     from scdiva.models.inference import embed_all, resolve_run_config
 

@@ -292,7 +292,7 @@ class Annotator(Fitted):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of `tokens`: the genes of the model, followed for `"linear"` by all other human genes."""
+        """Vocabulary of `tokens`: the genes of the model and, for `"linear"`, all other human genes after them."""
         vocabulary = self.model.vocabulary
         return vocabulary if self.head.sizes.n_tokens == self.model.config.n_tokens else with_human_genes(vocabulary)
 
@@ -319,7 +319,7 @@ class Annotator(Fitted):
 
         Returns
         -------
-        Probabilities float32 `(n_obs, n_labels)` and novelty float32 `(n_obs,)`; NaN for cells that express no gene of
+        Probabilities, float32 `(n_obs, n_labels)`, and novelty, float32 `(n_obs,)`; NaN if a cell expresses no gene of
         the model.
         """
         windows: Iterable[tuple[np.ndarray, Ragged, Iterator[tuple[np.ndarray, np.ndarray]]]]

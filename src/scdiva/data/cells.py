@@ -218,7 +218,7 @@ def share_of_entropy(source: CellSource, vocabulary: Vocabulary) -> float:
 
 
 def _warn_of_few_genes(source: CellSource, data: Any, vocabulary: Vocabulary) -> None:
-    """Warn if the data have few of the model's genes, `vocabulary`, weighed by entropy; `data.raw` may have more."""
+    """Warn if the data lack many genes of the model, weighted by entropy, and mention `data.raw` if it has more."""
     share, measured = share_of_entropy(source, vocabulary), source.measured_tokens
     measured = measured[measured < vocabulary.n_genes + N_SPECIAL]
     if share >= ENOUGH_ENTROPY:
@@ -644,7 +644,7 @@ def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
 
 
 def has_gene_below(indptr: np.ndarray, tokens: np.ndarray, n_tokens: int) -> np.ndarray:
-    """Whether each cell, none of which is empty, has a token below `n_tokens`; bool `(n_cells,)`."""
+    """Test whether each cell has a token below `n_tokens`; bool `(n_cells,)`. No cell may be empty."""
     has_gene: np.ndarray = np.logical_or.reduceat(tokens < n_tokens, indptr[:-1])
     return has_gene
 

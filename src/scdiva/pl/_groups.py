@@ -85,7 +85,7 @@ def predicted_groups(adata: AnnData, key: str) -> pd.Series:
 
 
 def palette(adata: AnnData, names: Mapping[str, Sequence[Hashable]], user_palette: Any = None) -> dict[Hashable, Any]:
-    """Colour of each category of the columns `names`: from `user_palette`, else those in ``uns``, else distinct.
+    """Return a colour for each category: from `user_palette`, from ``uns``, or else a default palette.
 
     Parameters
     ----------

@@ -564,7 +564,7 @@ def shuffled(rows: np.ndarray, size: int, seed: int, *, drop_last: bool = False)
     rows
         Rows to draw from.
     size
-        Rows of a batch, at most `len(rows)` with `drop_last`.
+        Number of rows in a batch; at most `len(rows)` if `drop_last` is set.
     seed
         Seed of the order.
     drop_last

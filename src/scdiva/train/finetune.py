@@ -132,7 +132,7 @@ def finetune_config(
 
 
 def default_rate(width: int) -> float:
-    """Default maximum learning rate for transformer blocks; above 192 it falls with 1 / width, after muP [1]_.
+    """Default maximum learning rate for transformer blocks, scaled by 192 / width for wider blocks, after muP [1]_.
 
     References
     ----------

@@ -102,7 +102,8 @@ from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train import PretrainingConfig, PretrainingModule, fit
 from scdiva.train.config import FinetuneConfig
-from scdiva.train.finetune import finetune, network_for, planned
+from scdiva.train.finetune import network_for, planned
+from scdiva.train.finetune_module import finetune
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))

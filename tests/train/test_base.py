@@ -9,9 +9,9 @@ from torch import nn
 
 from scdiva import settings
 from scdiva._constants import N_SPECIAL
-from scdiva.train import OptimiserConfig, PretrainingModule, TaskModule
-from scdiva.train import base as L
-from scdiva.train.base import decay_groups, learning_rate_factor
+from scdiva.train import OptimiserConfig, PretrainingModule, TaskModule, steps
+from scdiva.train.base import learning_rate_factor
+from scdiva.train.steps import decay_groups, shuffled, train_steps
 
 
 def test_schedule():
@@ -146,7 +146,7 @@ def fit_line(steps=60, loss_of=None, frozen=(), last=60):
         return loss
 
     rate = lambda step: 0.1 * min(1.0, step / 5) * (step <= last)  # noqa: E731
-    return L.train_steps(layer, loss_of or of_line, rate, steps=steps, desc="fitting"), layer, seen
+    return train_steps(layer, loss_of or of_line, rate, steps=steps, desc="fitting"), layer, seen
 
 
 def test_it_learns_and_says_how_far():
@@ -157,8 +157,8 @@ def test_it_learns_and_says_how_far():
 
 
 def test_a_learning_rate_of_zero_ends_it_and_the_bar(monkeypatch):
-    bars, bar = [], L.progress_bar
-    monkeypatch.setattr(L, "progress_bar", lambda **how: bars.append(bar(**how)) or bars[-1])
+    bars, bar = [], steps.progress_bar
+    monkeypatch.setattr(steps, "progress_bar", lambda **how: bars.append(bar(**how)) or bars[-1])
     with settings.override(progress=True):
         found, _, seen = fit_line(last=20)
     assert found == (len(seen), "converged") == (20, "converged")
@@ -182,11 +182,11 @@ def test_a_loss_that_is_not_finite_is_an_error():
 
 
 def test_each_epoch_is_a_permutation_of_its_own():
-    rows = L.shuffled(np.arange(70), 32, 0, drop_last=True)
+    rows = shuffled(np.arange(70), 32, 0, drop_last=True)
     taken = [next(rows) for _ in range(4)]
     assert all(len(part) == 32 for part in taken)
     first, second = np.concatenate(taken[:2]), np.concatenate(taken[2:])
     assert len(set(first)) == len(set(second)) == 64
     assert not np.array_equal(first, second)
-    some = L.shuffled(np.arange(40), 32, 0)
+    some = shuffled(np.arange(40), 32, 0)
     assert [len(next(some)) for _ in range(3)] == [32, 8, 32]

@@ -19,6 +19,7 @@ from scdiva.integration.objective import IntegrationObjective
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import finetune as T
 from scdiva.train.config import FinetuneConfig
+from scdiva.train.finetune_module import FinetuneModule, finetune
 
 N_GENES, N_LABELS = 30, 3
 
@@ -82,7 +83,7 @@ def tune(model, config, objective=AnnotationObjective, checkpoint_dir=None, labe
     """Fine-tune a copy; the copy, the head and the losses."""
     network, head = T.network_for(model, config, config.seed), make_head()
     made = objective(CELLS, labels, head, context=network.config.input_length)
-    history = T.finetune(network, made, config, device="cpu", checkpoint_dir=checkpoint_dir)
+    history = finetune(network, made, config, device="cpu", checkpoint_dir=checkpoint_dir)
     return network, head, history
 
 
@@ -181,7 +182,7 @@ def test_a_low_rank_layer_is_the_layer_plus_twice_the_product():
 def test_new_layers_learn_at_ten_times_the_rate(model):
     config = configured(learning_rate=1e-4)
     objective = AnnotationObjective(CELLS, LABELS, make_head(), context=12)
-    module = T.FinetuneModule(T.network_for(model, config, 0), objective, config)
+    module = FinetuneModule(T.network_for(model, config, 0), objective, config)
     optimizer = module.configure_optimizers()["optimizer"]
     rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     first = 1 / max(1, config.warmup_steps)

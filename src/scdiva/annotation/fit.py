@@ -30,9 +30,10 @@ from scdiva.embedding.dataset_pcs import N_DIRECTIONS, own_directions
 from scdiva.metrics.annotation import calibration
 from scdiva.models.inference import RunConfig, embed_all, runs_transformer
 from scdiva.models.scdiva import ScDiVa
-from scdiva.train.base import shuffled, train_steps
-from scdiva.train.finetune import Objective, encode_cells, finetune, network_for, planned, tuned_config
+from scdiva.train.finetune import network_for, planned, tuned_config
 from scdiva.train.linear_map import DEVIATION_OFFSET
+from scdiva.train.objectives import Objective, encode_cells
+from scdiva.train.steps import shuffled, train_steps
 
 INVERSE_PENALTY, NOVELTY_INVERSE_PENALTY = 0.01, 0.1
 """C of the logistic regressions for labels and for novelty: the quadratic penalty is 1 / (2 C)."""
@@ -208,6 +209,8 @@ def finetune_annotator(
     UserWarning
         If the loss of the held-out cells is no lower than before and was not 0.
     """
+    from scdiva.train.finetune_module import finetune
+
     n_labels, held_out = _count_labels(types, labels), hold_out(labels, cells.batch, seed)
     training, rows = np.flatnonzero(~held_out & (labels >= 0)), np.flatnonzero(held_out)
     config = planned(tuning, len(training), seed, run_config.precision)

@@ -364,7 +364,8 @@ def _finetune(
 ) -> tuple[ScDiVa, np.ndarray | None, dict[str, Any]]:
     """Copy a model with all weights trained on a sample; returns as :func:`_fit_head`."""
     from scdiva.integration.objective import IntegrationObjective
-    from scdiva.train.finetune import finetune, network_for, planned
+    from scdiva.train.finetune import network_for, planned
+    from scdiva.train.finetune_module import finetune
 
     cells = sample.cells
     config = planned(tuning, cells.n_cells, seed, run_config.precision)

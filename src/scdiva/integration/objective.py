@@ -20,9 +20,14 @@ from scdiva.models.heads import IntegrationHead
 from scdiva.models.inference import runs_transformer
 from scdiva.models.layers import perceptron
 from scdiva.models.scdiva import ScDiVa
-from scdiva.train.base import shuffled, train_steps
-from scdiva.train.finetune import Objective, encode_cells
-from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
+from scdiva.train.objectives import (
+    Objective,
+    encode_cells,
+    pair_contrast_loss,
+    supervised_contrast_loss,
+    thinned_at_random,
+)
+from scdiva.train.steps import shuffled, train_steps
 
 DISCRIMINATOR_WIDTH = 128
 """Hidden width of the batch discriminators."""

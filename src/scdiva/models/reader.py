@@ -227,7 +227,7 @@ class Reader(nn.Module):
         self.distance_sharpness = nn.Parameter(torch.tensor([2.5 * (1 - step) for step in steps]))
         self.component_weight = nn.Parameter(torch.zeros(HEADS, COMPONENTS))
         self.prior = nn.Parameter(torch.ones(HEADS))
-        self.slope = nn.Parameter(torch.tensor([[-1.0], [-2.0]]).expand(REGRESSIONS, COMPONENTS).clone())
+        self.slope = nn.Parameter(torch.tensor([[-1.0] * COMPONENTS, [-2.0] * COMPONENTS]))
         self.gene = nn.Linear(code_dim, gene_dim)
         self.token = nn.Linear(code_dim, 2 * width)
         self.token_value = nn.Linear(2, width)

@@ -21,7 +21,8 @@ from scdiva.diffusion import cell_of_token
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.layers import perceptron
 from scdiva.models.scdiva import ScDiVa, check_input
-from scdiva.train.finetune import Objective, finetune, network_for, planned
+from scdiva.train.finetune import network_for, planned
+from scdiva.train.objectives import Objective
 
 HIDDEN = 256
 """Hidden width of the response head."""
@@ -382,12 +383,14 @@ def finetune_for_perturbation(
     fields
         From :func:`scdiva.train.finetune.finetune_config`.
     seed, precision, device, checkpoint_dir
-        As for :func:`scdiva.train.finetune.finetune`.
+        As for :func:`scdiva.train.finetune_module.finetune`.
 
     Returns
     -------
     The fine-tuned model, its response head, and the losses at every step.
     """
+    from scdiva.train.finetune_module import finetune
+
     config = planned(fields, measured.n_items, seed, precision)
     network = network_for(model, config, seed)
     head = ResponseHead.for_changes(

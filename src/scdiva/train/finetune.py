@@ -1,42 +1,29 @@
-"""Fine-tuning of all weights on cells in memory: one Lightning module and an objective for each task of the paper.
-
-An objective is a module that maps a network and the indices of training examples to a loss. It holds the examples and
-the new layers. :func:`finetune` trains the network and these layers.
-"""
+"""Options and network of fine-tuning. Without Lightning, which takes seconds to load and which only training needs."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdiva._checks import check_choices, check_least, refuse_unwritable
-from scdiva._constants import FINETUNED
 from scdiva._files import output_path
 from scdiva._rng import step_generator
-from scdiva._settings import settings, to_device
-from scdiva.data.batch import CellBatch
 from scdiva.models.config import ScDiVaConfig
-from scdiva.models.inference import out_of_memory, runs_transformer
+from scdiva.models.inference import runs_transformer
 from scdiva.models.layers import Block
-from scdiva.models.scdiva import ScDiVa, check_input
-from scdiva.train.base import Result, TaskModule, decay_groups, network_groups, shuffled
-from scdiva.train.callbacks import CHECKPOINT, CHECKPOINT_KEY, read_checkpoint
+from scdiva.models.scdiva import ScDiVa
 from scdiva.train.config import FinetuneConfig
-from scdiva.train.runner import fit
+from scdiva.train.objectives import Objective
 
-HEAD_RATE = 10.0
-"""Learning rate of new layers relative to that of the model."""
 WIDTH = 192
 """Width of the blocks above which the default learning rate is lower."""
 LORA_SCALE = 2.0
@@ -98,6 +85,8 @@ def finetune_config(
             )
         return None
     if checkpoint_dir is not None:
+        from scdiva.train.callbacks import CHECKPOINT  # loads Lightning
+
         refuse_unwritable(output_path(checkpoint_dir, "checkpoint_dir") / CHECKPOINT)
     c = model.config
     fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -145,6 +134,8 @@ def _refuse_other_run(file: Path, model: ScDiVa, task: type[Objective], fields: 
     """Raise ValueError before cells are read if a checkpoint is of another task, configuration or model."""
     if not file.exists():
         return
+    from scdiva.train.callbacks import CHECKPOINT_KEY, read_checkpoint
+
     saved, config = read_checkpoint(file)[CHECKPOINT_KEY], FinetuneConfig(**fields)
     remedy = f"Pass another checkpoint_dir, or delete {str(file)!r}."
     if saved.get("objective") != task.__name__:
@@ -187,165 +178,6 @@ def planned(fields: dict[str, Any], n_items: int, seed: int, precision: str) -> 
         seed=seed,
         precision="bf16" if precision == "bf16" else "fp32",
     )
-
-
-def encode_cells(network: ScDiVa, batch: CellBatch) -> Tensor:
-    """Cell states of a batch on the CPU, `(B, state_dim)`, on the device of the network, without waiting for it."""
-    device = next(network.parameters()).device
-    if device.type != "cpu":  # inputs on a device are not checked
-        check_input(network.config, *batch.packed, max_length=network.config.input_length)
-    return network.encode(to_device(batch.tokens, device), to_device(batch.values, device), batch.cu_seqlens)
-
-
-class Objective(nn.Module):
-    """Loss of a task; its parameters are the layers that the task adds to the network."""
-
-    n_items: int
-    """Training examples of an epoch."""
-    task: ClassVar[str]
-    """Name of the task in messages and in the metadata of a fine-tuned model."""
-
-    def through_blocks(self, network: ScDiVa) -> bool:
-        """Whether the loss depends on the transformer blocks, which can process a batch in parts."""
-        return runs_transformer(network)
-
-    def forward(
-        self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of the training examples `rows`, and its terms for the log.
-
-        Parameters
-        ----------
-        network
-            The model.
-        rows
-            Indices of training examples, 0 to `n_items - 1`.
-        progress
-            Completed share of the training steps, 0 to 1.
-        generator
-            CPU generator of all random numbers.
-        """
-        raise NotImplementedError
-
-    def data(self) -> Iterator[np.ndarray]:
-        """Arrays that define the training examples; a resumed run must have the same."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A batch: indices of training examples."""
-
-    rows: np.ndarray
-
-    @property
-    def n_cells(self) -> int:
-        return len(self.rows)
-
-    def to(self, *_: Any, **__: Any) -> _Rows:
-        """Return self: the objective moves its own tensors."""
-        return self
-
-
-class _Data(pl.LightningDataModule):
-    """Batches of training examples without end; each epoch is a permutation, a function of seed and epoch."""
-
-    def __init__(self, n_items: int, size: int, seed: int) -> None:
-        super().__init__()
-        self.n_items, self.size, self.seed, self.start_step = n_items, size, seed, 0
-
-    def train_dataloader(self) -> Iterator[_Rows]:
-        batches = shuffled(np.arange(self.n_items), self.size, self.seed, drop_last=True)
-        return map(_Rows, itertools.islice(batches, self.start_step, None))
-
-
-class FinetuneModule(TaskModule):
-    """Fine-tuning of a network by the objective of a task.
-
-    Parameters
-    ----------
-    model
-        The network; its parameters with `requires_grad` are trained in place.
-    objective
-        The task's loss and new layers, trained in place.
-    config
-        See :class:`FinetuneConfig`.
-
-    Attributes
-    ----------
-    history
-        Loss and its terms at every step; saved with every checkpoint.
-    """
-
-    config: FinetuneConfig
-    model: ScDiVa
-    other_run = "Choose another checkpoint_dir, or pass the former arguments."
-    less_memory = "A smaller context needs less memory"
-
-    def __init__(self, model: ScDiVa, objective: Objective, config: FinetuneConfig) -> None:
-        super().__init__(model, config)
-        self.objective = objective
-        self.history: dict[str, list[float]] = {}
-        self._digests = {"model": model_digest(model), "data": _digest(objective.data())}
-
-    def _in_parts(self, run: Callable[[int], Result], n_cells: int) -> Result:
-        """Run a step; without transformer blocks, smaller parts would not need less memory."""
-        return super()._in_parts(run, n_cells if self.objective.through_blocks(self.model) else 1)
-
-    def compute_loss(self, batch: Any, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch of training examples, from the objective."""
-        progress = self.batches_seen / self.config.steps
-        loss, parts = self.objective(self.model, batch.rows, progress, generator)
-        return loss, parts
-
-    def record(self, means: dict[str, float]) -> None:
-        """Append the losses of a step to the history."""
-        for name, value in means.items():
-            self.history.setdefault(name, []).append(value)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Parameters of the network, and those of the objective at ten times the learning rate."""
-        c = self.config
-        new = [group | {"lr": HEAD_RATE * c.learning_rate} for group in decay_groups(self.objective, c.weight_decay)]
-        return [*network_groups(self.model, c), *new]
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add digests and history to a checkpoint. Called by Lightning."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint[CHECKPOINT_KEY] |= self._digests | {"objective": type(self.objective).__name__}
-        checkpoint[CHECKPOINT_KEY]["history"] = {name: torch.tensor(values) for name, values in self.history.items()}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue from a checkpoint. Called by Lightning.
-
-        Raises
-        ------
-        ValueError
-            If the checkpoint is of another task, configuration, model or data.
-        """
-        super().on_load_checkpoint(checkpoint)
-        saved = checkpoint[CHECKPOINT_KEY]
-        for name, differs in (("data", "on other cells or labels"), ("model", "from a model with other weights")):
-            if saved[name] != self._digests[name]:
-                raise ValueError(f"The checkpoint was trained {differs}. Choose another checkpoint_dir.")
-        self.history = {name: values.tolist() for name, values in saved["history"].items()}
-
-
-def model_digest(network: ScDiVa) -> str:
-    """SHA-256 of the weights of a network from :func:`network_for`, without low-rank updates."""
-    weights = network.state_dict()
-    return _digest(
-        weight.detach().float().cpu().numpy()
-        for name, weight in weights.items()
-        if name.rpartition(".")[0] + ".layer.weight" not in weights
-    )
-
-
-def _digest(arrays: Iterable[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 class LowRankLinear(nn.Module):
@@ -425,14 +257,14 @@ def network_for(model: ScDiVa, config: FinetuneConfig, seed: int) -> ScDiVa:
         fixed.requires_grad_(False)
     if config.lora:
         generator = step_generator(seed, 0, "low rank")
-        for layers, name, layer in _linears(new, config.freeze):
+        for layers, name, layer in linears(new, config.freeze):
             assert isinstance(layer, nn.Linear)
             setattr(layers, name, LowRankLinear(layer, config.lora, generator))
     return new
 
 
-def _linears(network: ScDiVa, first: int) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Linear layers of the blocks from the index `first` on: parent module, name and layer."""
+def linears(network: ScDiVa, first: int) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield the linear layers of the blocks from the index `first` on: parent module, name and layer."""
     for block in list(network.blocks)[first:]:
         assert isinstance(block, Block)
         for layers in (block.attention, block.ffn):
@@ -440,84 +272,19 @@ def _linears(network: ScDiVa, first: int) -> Iterator[tuple[nn.Module, str, nn.M
                 yield layers, name, layer
 
 
-def finetune(
-    network: ScDiVa,
-    objective: Objective,
-    config: FinetuneConfig,
-    *,
-    device: str,
-    checkpoint_dir: str | PathLike[str] | None = None,
-) -> dict[str, list[float]]:
-    """Train a network and the new layers of a task, in place.
+def model_digest(network: ScDiVa) -> str:
+    """SHA-256 of the weights of a network from :func:`network_for`, without low-rank updates."""
+    weights = network.state_dict()
+    return digest_of(
+        weight.detach().float().cpu().numpy()
+        for name, weight in weights.items()
+        if name.rpartition(".")[0] + ".layer.weight" not in weights
+    )
 
-    Parameters
-    ----------
-    network
-        From :func:`network_for`.
-    objective
-        Objective of the task.
-    config
-        From :func:`planned`.
-    device
-        Torch device of the training; network and objective remain there.
-    checkpoint_dir
-        Folder for a checkpoint after every epoch. If it holds a checkpoint of the same run, training continues from it,
-        and the result has the same bits as without an interruption. None: no checkpoints.
 
-    Returns
-    -------
-    Loss and its terms at every step, by name.
-
-    Raises
-    ------
-    FloatingPointError
-        If a loss or gradient is NaN or infinite.
-    MemoryError
-        If the device lacks memory for one cell, or for one batch if the model can't process it in parts.
-    ValueError
-        If `checkpoint_dir` holds a checkpoint of another run.
-    KeyboardInterrupt
-        On Ctrl-C; with `checkpoint_dir` the same call continues.
-    """
-    module = FinetuneModule(network.train(), objective.train(), config)
-    target = torch.device(device)
-    where: dict[str, Any] = {"accelerator": "cpu"}
-    if target.type != "cpu":
-        where = {"accelerator": "gpu", "devices": [target.index or 0]}
-    folder = None if checkpoint_dir is None else output_path(checkpoint_dir, "checkpoint_dir")
-    try:
-        fit(
-            module,
-            _Data(objective.n_items, config.batch_size, config.seed),
-            out_dir=folder,
-            resume_from=folder if folder is not None and (folder / CHECKPOINT).exists() else None,
-            progress=settings.progress,
-            limit_val_batches=0,
-            **where,
-        )
-    except FloatingPointError as error:
-        lower = min(config.learning_rate / 3, default_rate(network.config.dim))
-        also = "" if checkpoint_dir is None else " and another checkpoint_dir"
-        raise FloatingPointError(
-            f"{str(error).partition(' The weights were left')[0]} The AnnData object was not changed. Pass a lower "
-            f"learning rate, lr={lower:.1g} in place of {config.learning_rate:.2g}{also}; if that does not help, check "
-            "the counts and the model."
-        ) from error
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        remedy = 'Free memory on it, or train on another: device="cpu"'
-        if objective.through_blocks(network):
-            remedy += f", or pass a smaller context than {config.context} genes"
-        raise MemoryError(
-            f"{device} is out of memory after {module.batches_seen} of {config.steps} steps of {config.batch_size} "
-            f"examples. The AnnData object was not changed. {remedy}."
-        ) from error
-    for layers, name, layer in _linears(network, 0):
-        if isinstance(layer, LowRankLinear):
-            setattr(layers, name, layer.merged())
-    tuned = {"task": objective.task, "training": config.to_dict()}
-    network.metadata = {**(network.metadata or {}), FINETUNED: tuned}
-    network.requires_grad_(True).eval().to(target)
-    objective.requires_grad_(False).eval().to(target)
-    return module.history
+def digest_of(arrays: Iterable[np.ndarray]) -> str:
+    """SHA-256 of the bytes of arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

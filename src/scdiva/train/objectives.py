@@ -1,6 +1,9 @@
-"""Losses of the cell state: decoding of the genes from the state, and contrast between cells."""
+"""Losses of the cell state: decoding of the genes from the state, and contrast between cells; base of objectives."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,9 +14,54 @@ from scdiva._constants import N_SPECIAL
 from scdiva._settings import to_device
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token
+from scdiva.models.inference import runs_transformer
+from scdiva.models.scdiva import ScDiVa, check_input
 
 LEAST_FREQUENCY = 1e-7
 """Minimum share of the counts of a gene, which keeps logarithms finite."""
+
+
+class Objective(nn.Module):
+    """Loss of a task; its parameters are the layers that the task adds to the network."""
+
+    n_items: int
+    """Training examples of an epoch."""
+    task: ClassVar[str]
+    """Name of the task in messages and in the metadata of a fine-tuned model."""
+
+    def through_blocks(self, network: ScDiVa) -> bool:
+        """Whether the loss depends on the transformer blocks, which can process a batch in parts."""
+        return runs_transformer(network)
+
+    def forward(
+        self, network: ScDiVa, rows: np.ndarray, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of the training examples `rows`, and its terms for the log.
+
+        Parameters
+        ----------
+        network
+            The model.
+        rows
+            Indices of training examples, 0 to `n_items - 1`.
+        progress
+            Completed share of the training steps, 0 to 1.
+        generator
+            CPU generator of all random numbers.
+        """
+        raise NotImplementedError
+
+    def data(self) -> Iterator[np.ndarray]:
+        """Arrays that define the training examples; a resumed run must have the same."""
+        raise NotImplementedError
+
+
+def encode_cells(network: ScDiVa, batch: CellBatch) -> Tensor:
+    """Cell states of a batch on the CPU, `(B, state_dim)`, on the device of the network, without waiting for it."""
+    device = next(network.parameters()).device
+    if device.type != "cpu":  # inputs on a device are not checked
+        check_input(network.config, *batch.packed, max_length=network.config.input_length)
+    return network.encode(to_device(batch.tokens, device), to_device(batch.values, device), batch.cu_seqlens)
 
 
 class GeneDecoder(nn.Module):

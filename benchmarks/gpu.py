@@ -230,6 +230,22 @@ def varlen_arm(
     return run
 
 
+def flex_arm(
+    setting: Setting, inputs: Inputs, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> Callable[[], Tensor]:
+    """Compiled FlexAttention on cells of full length, after a rotation."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    shape, attention = (-1, setting.length, setting.heads, setting.head_dim), compiled(setting, flex_attention)
+
+    def run() -> Tensor:
+        q, k, v = (x.view(shape) for x in inputs)
+        q, k = rotate(q, k)
+        return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+    return run
+
+
 def forward_only(arms: dict[str, Callable[[], Tensor]]) -> dict[str, Arm]:
     """The arms without gradients."""
     return {name: torch.no_grad()(arm) for name, arm in arms.items()}
@@ -340,6 +356,8 @@ def against_sdpa(setting: Setting) -> Iterator[dict]:
     }
     if setting.cuda and find_spec("torch.nn.attention.varlen"):  # torch 2.10 or newer
         rivals["compiled rotation + torch varlen"] = varlen_arm(setting, (q, k, v), bounds, fast)
+    if setting.cuda:  # without a backward pass on a CPU
+        rivals["compiled rotation + FlexAttention"] = flex_arm(setting, (q, k, v), fast)
     rotated = ["fused", *(name for name in rivals if "no rotation" not in name)]
 
     forward = forward_only(fused | rivals)
@@ -373,7 +391,9 @@ def against_sdpa(setting: Setting) -> Iterator[dict]:
     work = {"rotate_kernel": 0.0, "forward_kernel": flops, "dq_kernel": 1.5 * flops, "dkdv_kernel": 2.0 * flops}
     yield from kernel_rows(setting, f"kernel, {size}", forward_backward["fused"], work)
 
-    backward_rivals = {name: rivals[name] for name in rivals if "cuDNN" in name or "varlen" in name}
+    backward_rivals = {
+        name: rivals[name] for name in rivals if any(part in name for part in ("cuDNN", "varlen", "Flex"))
+    }
     backward = backward_only({"fused": fused["fused"]}, (qkv,), grad) | backward_only(backward_rivals, inputs, grad)
     times = timed(setting, backward)
     yield from time_rows(f"backward, {size}", times, 2.5 * flops)
@@ -659,6 +679,63 @@ def gene_head(setting: Setting) -> Iterator[dict]:
     yield ratio(setting, what, times, unaligned, aligned, loss[unaligned], at_most=1.05)
 
 
+def float8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values of `(n, width)` in float8 (e4m3), and the scale of each row `(n, 1)`."""
+    scale = x.abs().amax(dim=1, keepdim=True).float().clamp_min(1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+def float8_arm(setting: Setting, x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    """Product in float8; the input is converted in each call, the weight once."""
+    convert, (narrow, scale) = compiled(setting, float8), float8(weight)
+
+    def run() -> Tensor:
+        y, of_row = convert(x)
+        return torch._scaled_mm(y, narrow.t(), scale_a=of_row, scale_b=scale.t(), out_dtype=BF16)
+
+    return run
+
+
+@torch.no_grad()
+def block_products(setting: Setting) -> Iterator[dict]:
+    """Matrix products of a block of the paper's model: in float8, and fused with the norm or the gate beside them.
+
+    A fused arm is compiled with Inductor's own matrix products, which may take in the operation before or after.
+    """
+    config = ScDiVaConfig.paper()
+    n_rows, dim, hidden = (65_536, config.dim, config.ffn_dim) if setting.cuda else (32, 32, 64)
+
+    def weight(out: int, width: int) -> Tensor:
+        return torch.randn(out, width, device=setting.device, dtype=BF16) / width**0.5
+
+    def normed(x: Tensor, into_qkv: Tensor) -> Tensor:
+        return F.linear(F.rms_norm(x, x.shape[-1:]), into_qkv)
+
+    def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    sizes = {"QKV": (dim, 3 * dim), "output": (dim, dim), "gate and up": (dim, 2 * hidden), "down": (hidden, dim)}
+    for name, (width, out) in sizes.items():
+        x, matrix = torch.randn(n_rows, width, device=setting.device, dtype=BF16), weight(out, width)
+        arms: dict[str, Arm] = {"bf16": partial(F.linear, x, matrix), "float8": float8_arm(setting, x, matrix)}
+        times = timed(setting, arms)
+        yield from time_rows(f"product, {name}, {n_rows:,} rows", times, 2.0 * n_rows * width * out)
+        if isinstance(times["float8"], list):
+            exact = arms["bf16"]()
+            error = float((arms["float8"]() - exact).float().norm() / exact.float().norm())
+            yield {"what": f"product, {name}: relative error of float8", "value": round(error, 4)}
+    x = torch.randn(n_rows, dim, device=setting.device, dtype=BF16)
+    triton = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "prologue_fusion": True}
+    for name, function, weights, out in (
+        ("norm and QKV", normed, (weight(3 * dim, dim),), 3 * dim),
+        ("gate and up with SiLU", gated, (weight(hidden, dim), weight(hidden, dim)), 2 * hidden),
+    ):
+        ways = {"compiled": compiled(setting, function), "fused": compiled(setting, function, **triton)}
+        arms = {way: partial(run, x, *weights) for way, run in ways.items()}
+        yield {"what": f"{name}: largest difference of fused", "relative": round(agree(arms, *arms), 5)}
+        yield from time_rows(f"{name}, {n_rows:,} rows", timed(setting, arms), 2.0 * n_rows * dim * out)
+
+
 class Span(Callback):
     """What `fit` does between two steps, timed and counted; then where the host waits in the steps after them."""
 
@@ -782,15 +859,16 @@ Section = Callable[[Setting], Iterable[dict]]
 SECTIONS: dict[str, tuple[Section, float]] = {
     "parity": (parity, 75),
     "ceilings": (ceilings, 10),
-    "sdpa": (against_sdpa, 37),
+    "sdpa": (against_sdpa, 50),
     "embed": (embedding, 115),
     "tuning": (tuning, 55),
     "train": (training, 70),
     "fit": (fitting, 50),
     "head": (gene_head, 15),
     "finetune": (finetuning, 42),
+    "products": (block_products, 38),
 }
-"""Name, function that yields its rows, and the most seconds it may take: 469 in all."""
+"""Name, function that yields its rows, and the most seconds it may take: 520 in all."""
 LIMIT = 540
 """Most seconds of the whole call."""
 NO_DEVICE = 2

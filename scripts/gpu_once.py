@@ -49,8 +49,8 @@ from scdiva.models.storage import CONFIG
 
 ROOT = Path(__file__).parents[1]
 STEPS = {
-    "parity": 60, "ceilings": 10, "tuning": 40, "train": 70, "fit": 45, "sdpa": 37, "embed": 80, "head": 12,
-    "finetune": 42,
+    "parity": 60, "ceilings": 10, "tuning": 40, "train": 70, "fit": 45, "sdpa": 50, "embed": 80, "head": 12,
+    "finetune": 42, "products": 38,
 }  # fmt: skip
 """Sections of benchmarks/gpu.py in the order of their priority, and the most seconds of each."""
 LIMIT = 540.0

@@ -119,10 +119,10 @@ def test_gradients_are_right_in_float64(backend):
 def test_one_tensor_gives_the_bits_of_three(backend, dtype):
     lengths = [7, 1, 7]
     cos, sin = rope_tables(7, 8)
-    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(lengths), "backend": backend}
+    options = {"cos": cos, "sin": sin, "cu_seqlens": bounds(lengths), "backend": backend}
     qkv = random_qkv(sum(lengths), 2, 8, dtype=dtype).transpose(0, 1).contiguous().requires_grad_()
     results = []
-    for out in (rope_attention_qkv(qkv, **given), rope_attention(*qkv.unbind(1), **given)):
+    for out in (rope_attention_qkv(qkv, **options), rope_attention(*qkv.unbind(1), **options)):
         results.append((out, *torch.autograd.grad(out.float().square().sum(), qkv)))
     for one, three in zip(*results, strict=True):
         assert torch.equal(one, three)
@@ -165,12 +165,12 @@ def test_low_precision_keeps_its_dtype_and_follows_the_reference(backend):
 def test_bfloat16_on_a_cpu_takes_a_path_of_its_own_without_gradients(head_dim, rotate, lengths):
     q, k, v = (x.bfloat16() for x in random_qkv(sum(lengths), 3, head_dim))
     cos, sin = rope_tables(130, head_dim) if rotate else (None, None)
-    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(lengths)}
-    expected = rope_attention(q.double(), k.double(), v.double(), **given, backend="reference")
+    options = {"cos": cos, "sin": sin, "cu_seqlens": bounds(lengths)}
+    expected = rope_attention(q.double(), k.double(), v.double(), **options, backend="reference")
     errors = []
     for needs_grad in (False, True):
         assert _sdpa._by_head(q.requires_grad_(needs_grad), k, v) != needs_grad
-        out = rope_attention(q, k, v, **given, backend="sdpa")
+        out = rope_attention(q, k, v, **options, backend="sdpa")
         assert out.dtype == torch.bfloat16
         errors.append(float((out.double() - expected).norm() / expected.norm()))
     assert max(errors) < 1.5e-2
@@ -202,17 +202,17 @@ def test_weights_rebuild_the_output():
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "said"),
+    ("shape", "dtype", "message"),
     [
         ((3, 1, 48), torch.float32, "not 48. Pass backend='auto'"),
         ((3, 1, 64), torch.float64, "not torch.float64. Pass backend='auto'"),
         ((3, 1, 64), torch.float32, "on 'cpu'. Pass backend='auto'"),
     ],
 )
-def test_triton_refuses_what_it_cannot_do(shape, dtype, said):
+def test_triton_refuses_what_it_cannot_do(shape, dtype, message):
     pytest.importorskip("triton", reason="Triton is not installed")
     q = torch.zeros(shape, dtype=dtype)
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         rope_attention(q, q, q, cu_seqlens=bounds([3]), backend="triton")
 
 
@@ -239,8 +239,8 @@ def test_auto_takes_triton_on_cuda_and_says_once_why_not(monkeypatch, caplog, he
     _attention._log_once.cache_clear()
     with caplog.at_level("WARNING", logger="scdiva"):
         for _ in range(2):
-            found = resolve_backend("auto", head_dim=head_dim, dtype=dtype, device=torch.device("cuda", 0))
-            assert found == chosen
+            backend = resolve_backend("auto", head_dim=head_dim, dtype=dtype, device=torch.device("cuda", 0))
+            assert backend == chosen
     assert len(caplog.records) == (chosen == "sdpa")
     _attention._log_once.cache_clear()
 
@@ -252,7 +252,7 @@ TABLES = rope_tables(6, 4)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"backend": "flash"}, "Unknown attention backend 'flash'"),
         ({"k": torch.zeros(5, 2, 4)}, "one shape"),
@@ -268,11 +268,18 @@ TABLES = rope_tables(6, 4)
         ({"cos": TABLES[0][:, :1], "sin": TABLES[1][:, :1]}, r"must be \(max_pos, 4/2\)"),
     ],
 )
-def test_bad_packed_input_is_refused(change, said):
-    given = {"q": GOOD, "k": GOOD, "v": GOOD, "cos": TABLES[0], "sin": TABLES[1], "cu_seqlens": bounds([6])} | change
-    q, k, v = (given.pop(name) for name in "qkv")
-    with pytest.raises(ValueError, match=said):
-        rope_attention(q, k, v, **given)
+def test_bad_packed_input_is_refused(change, message):
+    arguments = {
+        "q": GOOD,
+        "k": GOOD,
+        "v": GOOD,
+        "cos": TABLES[0],
+        "sin": TABLES[1],
+        "cu_seqlens": bounds([6]),
+    } | change
+    q, k, v = (arguments.pop(name) for name in "qkv")
+    with pytest.raises(ValueError, match=message):
+        rope_attention(q, k, v, **arguments)
 
 
 def inputs(lengths, n_heads=2, head_dim=8, dtype=torch.float32):
@@ -286,12 +293,12 @@ def inputs(lengths, n_heads=2, head_dim=8, dtype=torch.float32):
 def test_it_is_the_first_rows_of_attention(lengths, rotated):
     *qkv, bounds = inputs(lengths, dtype=torch.float64)
     cos, sin = rope_tables(max(lengths), 8) if rotated else (None, None)
-    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds}
+    options = {"cos": cos, "sin": sin, "cu_seqlens": bounds}
     first = bounds[:-1].long()
     results = []
     for attend in (
-        lambda q, k, v: rope_attention(q, k, v, backend="reference", **given)[first],
-        lambda q, k, v: first_token_attention(q[first], k, v, **given),
+        lambda q, k, v: rope_attention(q, k, v, backend="reference", **options)[first],
+        lambda q, k, v: first_token_attention(q[first], k, v, **options),
     ):
         q, k, v = (x.clone().requires_grad_() for x in qkv)
         out = attend(q, k, v)

@@ -36,11 +36,11 @@ def test_rotation_is_the_papers_after_permuting_to_half_split():
         paper[pos] = rotation @ x[pos]
     half_split = np.r_[0:head_dim:2, 1:head_dim:2]
     cos, sin = rope_tables(length, head_dim, 10_000.0)
-    ours = apply_rope(torch.from_numpy(x[:, None, half_split]), cos.double(), sin.double())[:, 0].numpy()
-    np.testing.assert_allclose(ours, paper[:, half_split], atol=1e-6)
+    rotated = apply_rope(torch.from_numpy(x[:, None, half_split]), cos.double(), sin.double())[:, 0].numpy()
+    np.testing.assert_allclose(rotated, paper[:, half_split], atol=1e-6)
 
 
-@pytest.mark.parametrize(("max_pos", "head_dim", "said"), [(4, 7, "even"), (4, 0, "even"), (-1, 8, "negative")])
-def test_tables_refuse_impossible_shapes(max_pos, head_dim, said):
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(("max_pos", "head_dim", "message"), [(4, 7, "even"), (4, 0, "even"), (-1, 8, "negative")])
+def test_tables_refuse_impossible_shapes(max_pos, head_dim, message):
+    with pytest.raises(ValueError, match=message):
         rope_tables(max_pos, head_dim)

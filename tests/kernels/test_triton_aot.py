@@ -185,15 +185,15 @@ def test_no_number_of_tokens_cells_or_tiles_compiles_anew(kernel):
     function = getattr(_triton_kernels, f"{kernel}_kernel")
     backend = make_backend(GPUTarget("cuda", 90, 32))
     binder = create_function_from_signature(function.signature, function.params, backend)
-    found = set()
+    specializations = set()
     for n_tokens, n_tiles in [(1, 1), (16, 1), (17, 2), (4_096, 16), (131_072, 19), (65_530, 10)]:
-        given = {"n_tokens": n_tokens, "n_tiles": n_tiles, "n_heads": 8, "factor": 0.18, "scale": 0.125}
+        arguments = {"n_tokens": n_tokens, "n_tiles": n_tiles, "n_heads": 8, "factor": 0.18, "scale": 0.125}
         for p in function.params:
             if p.is_constexpr:
-                given[p.name] = True if p.name == "ROTATE" else 64
+                arguments[p.name] = True if p.name == "ROTATE" else 64
             elif p.name[0].isupper() and "_" not in p.name:
                 kind = torch.int32 if p.name == "Cu" else torch.float32 if p.name in FLOAT32 else torch.bfloat16
-                given[p.name] = torch.empty(64, dtype=kind)
-        found.add(str(binder(**{p.name: given.get(p.name, 64) for p in function.params})[1]))
-    assert len(found) == 1
-    assert "i32" in found.pop()
+                arguments[p.name] = torch.empty(64, dtype=kind)
+        specializations.add(str(binder(**{p.name: arguments.get(p.name, 64) for p in function.params})[1]))
+    assert len(specializations) == 1
+    assert "i32" in specializations.pop()

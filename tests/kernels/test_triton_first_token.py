@@ -31,9 +31,9 @@ def test_the_kernel_is_the_first_rows_of_attention(head_dim, rotated, dtype):
     q, kv = torch.randn(n, 2, head_dim, generator=generator), torch.randn(n, 2, 2, head_dim, generator=generator)
     q, k, v = q.to(dtype), *kv.to(dtype).unbind(1)
     cos, sin = rope_tables(130, head_dim) if rotated else (None, None)
-    given = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens}
-    got = first_token_attention(q[first], k, v, backend="triton", **given)
-    expected = rope_attention(q.double(), k.double(), v.double(), backend="reference", **given)[first]
+    options = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens}
+    got = first_token_attention(q[first], k, v, backend="triton", **options)
+    expected = rope_attention(q.double(), k.double(), v.double(), backend="reference", **options)[first]
     bound = 2e-6 if dtype == torch.float32 else 2e-3
     torch.testing.assert_close(got.double(), expected, atol=bound, rtol=bound)
 
@@ -46,7 +46,7 @@ def model(n_layers: int = 3) -> ScDiVa:
 @pytest.mark.parametrize(("precision", "grad"), [("fp32", True), ("bf16", False)])
 def test_encode_compiles_once_for_all_batches(precision, grad):
     """Value embedding, blocks, and keys and values of the last block: three graphs without a break."""
-    network, seen = model(), CompileCounterWithBackend("eager")
+    network, counter = model(), CompileCounterWithBackend("eager")
     batches = [[40, 0, 20], [7, 13, 20, 20], [5], [16] * 3, [33, 31], [2] * 9]
     cells = [(torch.arange(sum(n)) % 50 + 3, torch.ones(sum(n)), bounds(n)) for n in batches]
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_encode_compiles_once_for_all_batches(precision, grad):
     for number, (cell, state) in enumerate(zip(cells, expected, strict=True)):
         if number % 3 == 0:  # as in another call of tl.embed
             network = at_precision(network, precision)
-            network.compile_blocks(backend=seen, fullgraph=True)
+            network.compile_blocks(backend=counter, fullgraph=True)
         with torch.set_grad_enabled(grad):
             got = network.encode(*cell, backend="triton")
         if precision == "fp32":  # the interpreter's bfloat16 is wrong
@@ -62,4 +62,4 @@ def test_encode_compiles_once_for_all_batches(precision, grad):
         if grad:
             got.sum().backward()
     # an empty graph is one that torch discarded and traced again with constants such as eps
-    assert sum(len(graph.graph.nodes) > 0 for graph in seen.graphs) == 3
+    assert sum(len(graph.graph.nodes) > 0 for graph in counter.graphs) == 3

@@ -62,11 +62,11 @@ def test_gradients_in_any_layout():
 def test_three_tensors_give_the_bits_of_one():
     qkv, grad = cells([40, 3], 32, n_heads=2)
     cos, sin = rope_tables(40, 32)
-    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds([40, 3]), "backend": "triton"}
-    one = rope_attention_qkv(qkv.requires_grad_(), **given)
+    options = {"cos": cos, "sin": sin, "cu_seqlens": bounds([40, 3]), "backend": "triton"}
+    one = rope_attention_qkv(qkv.requires_grad_(), **options)
     (gradient,) = torch.autograd.grad(one, qkv, grad)
     inputs = [x.detach().contiguous().requires_grad_() for x in qkv.unbind(1)]
-    out = rope_attention(*inputs, **given)
+    out = rope_attention(*inputs, **options)
     three = [out, *torch.autograd.grad(out, inputs, grad)]
     for got, expected in zip(three, [one, *gradient.unbind(1)], strict=True):
         assert torch.equal(got, expected)
@@ -88,10 +88,10 @@ def test_any_layout_and_a_generous_bound():
     q, k, v = qkv.unbind(1)
     strided = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in (q, k, v)]
     assert strided[0].stride(-1) != 1
-    given = {"cu_seqlens": bounds(lengths), "backend": "triton"}
-    expected = rope_attention(q, k, v, **given)
-    assert torch.equal(rope_attention(*strided, **given), expected)
-    assert torch.equal(rope_attention(q, k, v, max_seqlen=1000, **given), expected)
+    options = {"cu_seqlens": bounds(lengths), "backend": "triton"}
+    expected = rope_attention(q, k, v, **options)
+    assert torch.equal(rope_attention(*strided, **options), expected)
+    assert torch.equal(rope_attention(q, k, v, max_seqlen=1000, **options), expected)
 
 
 def test_tuning_keeps_what_was_fastest(monkeypatch):
@@ -111,12 +111,12 @@ def test_tuning_keeps_what_was_fastest(monkeypatch):
 
     monkeypatch.setattr(_triton, "median_seconds", seconds)
     kind = {"head_dim": 32, "dtype": torch.float32, "device": "cpu"}
-    kept = autotune_attention(n_heads=1, length=20, n_tokens=40, **kind)
+    stored_plan = autotune_attention(n_heads=1, length=20, n_tokens=40, **kind)
     plan = _triton.device_plan(torch.device("cpu"), 32, torch.float32)
     assert {plan.of(kernel)[:2] for kernel in KERNELS} == {blocks}
     monkeypatch.setattr(_triton, "_tuned", {})
     assert _triton.device_plan(torch.device("cpu"), 32, torch.float32) != plan
-    keep_attention_plan(json.loads(json.dumps(kept)), **kind)  # as from a file
+    keep_attention_plan(json.loads(json.dumps(stored_plan)), **kind)  # as from a file
     assert _triton.device_plan(torch.device("cpu"), 32, torch.float32) == plan
 
 
@@ -161,12 +161,12 @@ def small_model(n_layers: int = 1) -> ScDiVa:
 def test_batches_of_any_length_compile_once_and_agree():
     """Whatever the numbers of cells and tokens: values, blocks and norm are a graph each without gradients and with."""
     model = small_model(n_layers=2)
-    names, seen = list(model.state_dict()), CompileCounterWithBackend("eager")
+    names, counter = list(model.state_dict()), CompileCounterWithBackend("eager")
     batches = [[40, 0, 20], [7, 13, 20, 20], [5], [16] * 3, [33, 31], [2] * 9]
     batches = [(torch.arange(sum(n)) % 50 + 3, torch.ones(sum(n)), bounds(n)) for n in batches]
     with torch.no_grad():
         expected = [model(*cells, backend="reference").hidden for cells in batches]
-    model.compile_blocks(backend=seen, fullgraph=True)
+    model.compile_blocks(backend=counter, fullgraph=True)
     for n_graphs, grad in ((3, False), (6, True)):
         for cells, hidden in zip(batches, expected, strict=True):
             with torch.set_grad_enabled(grad):
@@ -175,5 +175,5 @@ def test_batches_of_any_length_compile_once_and_agree():
             if grad:
                 out.hidden.sum().backward()
         # an empty graph is one that torch discarded and traced again with constants such as eps
-        assert sum(len(graph.graph.nodes) > 0 for graph in seen.graphs) == n_graphs
+        assert sum(len(graph.graph.nodes) > 0 for graph in counter.graphs) == n_graphs
     assert list(model.state_dict()) == names

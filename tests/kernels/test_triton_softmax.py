@@ -41,8 +41,8 @@ def test_other_layouts():
     """Targets of any stride are read; logits that are not contiguous raise an error, because they are overwritten."""
     logits, nll = torch.randn(4, 64), torch.empty(2, 4)
     targets = torch.tensor([[3, 0], [5, 0], [63, 0], [0, 0]])[:, 0]
-    for row, given in zip(nll, (targets, targets.contiguous()), strict=True):
-        _triton_softmax.softmax_minus_one(logits.clone(), given, row, 64, keep=True)
+    for row, column in zip(nll, (targets, targets.contiguous()), strict=True):
+        _triton_softmax.softmax_minus_one(logits.clone(), column, row, 64, keep=True)
     assert torch.equal(*nll)
     with pytest.raises(ValueError, match="contiguous"):
         _triton_softmax.softmax_minus_one(logits.T, targets, nll[0], 4, keep=True)

@@ -89,9 +89,9 @@ def exact(inputs: list[torch.Tensor], grad: torch.Tensor, **options: object) -> 
     return outcome(wide, grad.double(), **{**options, "backend": "reference"})
 
 
-def check(found: list[torch.Tensor], true: list[torch.Tensor], limit: float, case: str) -> None:
+def check(results: list[torch.Tensor], true: list[torch.Tensor], limit: float, case: str) -> None:
     """Each result within its limit of the truth; NaN fails."""
-    for name, a, b in zip(("out", "dq", "dk", "dv"), found, true, strict=True):
+    for name, a, b in zip(("out", "dq", "dk", "dv"), results, true, strict=True):
         assert a.isfinite().all(), f"{name} of {case}: {int((~a.isfinite()).sum())} of {a.numel()} are not finite"
         size = float(b.norm())
         # of cells with one token only, the gradients of q and k are 0
@@ -109,8 +109,8 @@ def packed(dtype: torch.dtype, head_dim: int, rotate: bool, *, device: str, back
         options = {**tables(head_dim, device, rotate=rotate), "cu_seqlens": bounds_of(lengths, device)}
         true = exact(inputs, grad, **options)
         with poisoned(device):
-            found = outcome(inputs, grad, **options, backend=backend, max_seqlen=max(lengths))
-        check(found, true, LIMITS[dtype], case)
+            results = outcome(inputs, grad, **options, backend=backend, max_seqlen=max(lengths))
+        check(results, true, LIMITS[dtype], case)
 
 
 def one_tensor(dtype: torch.dtype, head_dim: int, rotate: bool, *, device: str, backend: str) -> None:
@@ -193,19 +193,19 @@ def softmax(dtype: torch.dtype, *, device: str, backend: str) -> None:
             logits[6] -= 1e4
         logits = logits.to(dtype)
         exact, at = logits[:, :n_genes].double(), targets[:, None]
-        lse, others = exact.logsumexp(1, keepdim=True), exact.scatter(1, at, -torch.inf).logsumexp(1, keepdim=True)
-        nll, gradient = lse - exact.gather(1, at), (exact - lse).exp().scatter(1, at, -(others - lse).exp())
-        found, kept = torch.full((2, n_rows), torch.nan, device=device), logits.clone()
-        softmax_minus_one(kept, targets, found[0], n_genes, keep=False)
-        assert torch.equal(kept.nan_to_num(), logits.nan_to_num())
-        softmax_minus_one(kept, targets, found[1], n_genes, keep=True)
-        assert torch.equal(*found)
-        torch.testing.assert_close(found[1].double(), nll[:, 0], rtol=1e-6, atol=2e-6)
-        torch.testing.assert_close(kept[:, :n_genes].double(), gradient, rtol=relative, atol=smallest)
-        assert not kept[:, n_genes:].any()
+        lse, other_lse = exact.logsumexp(1, keepdim=True), exact.scatter(1, at, -torch.inf).logsumexp(1, keepdim=True)
+        nll, gradient = lse - exact.gather(1, at), (exact - lse).exp().scatter(1, at, -(other_lse - lse).exp())
+        kernel_nll, buffer = torch.full((2, n_rows), torch.nan, device=device), logits.clone()
+        softmax_minus_one(buffer, targets, kernel_nll[0], n_genes, keep=False)
+        assert torch.equal(buffer.nan_to_num(), logits.nan_to_num())
+        softmax_minus_one(buffer, targets, kernel_nll[1], n_genes, keep=True)
+        assert torch.equal(*kernel_nll)
+        torch.testing.assert_close(kernel_nll[1].double(), nll[:, 0], rtol=1e-6, atol=2e-6)
+        torch.testing.assert_close(buffer[:, :n_genes].double(), gradient, rtol=relative, atol=smallest)
+        assert not buffer[:, n_genes:].any()
         logits[:, 0] = torch.nan  # no plausible result
-        softmax_minus_one(logits, targets, found[0], n_genes, keep=True)
-        assert found[0].isnan().all()
+        softmax_minus_one(logits, targets, kernel_nll[0], n_genes, keep=True)
+        assert kernel_nll[0].isnan().all()
         assert logits[:, :n_genes].isnan().all()
 
 
@@ -231,11 +231,11 @@ def gene_head(dtype: torch.dtype, *, device: str, backend: str) -> None:
         torch.cuda.set_sync_debug_mode("error")
     try:
         with poisoned(device):
-            found = result()
+            results = result()
     finally:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-    for name, a, b in zip(("nll", "gradient of hidden", "gradient of weight"), found, true, strict=True):
+    for name, a, b in zip(("nll", "gradient of hidden", "gradient of weight"), results, true, strict=True):
         error = float((a.double() - b).norm() / b.norm())
         assert error <= LIMITS[dtype], f"{name} of the gene head: relative error {error:.3g} > {LIMITS[dtype]}"
 
@@ -251,10 +251,10 @@ def first_tokens(dtype: torch.dtype, *, device: str, backend: str) -> None:
     inputs = q[first].requires_grad_(), k.requires_grad_(), v.requires_grad_()
 
     def result() -> list[torch.Tensor]:
-        given = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "backend": backend}
+        options = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "backend": backend}
         with torch.no_grad():
-            fused = first_token_attention(*inputs, **given)
-        out = first_token_attention(*inputs, **given)
+            fused = first_token_attention(*inputs, **options)
+        out = first_token_attention(*inputs, **options)
         return [fused, out.detach(), *torch.autograd.grad(out, inputs, grad.to(dtype))]
 
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -265,11 +265,11 @@ def first_tokens(dtype: torch.dtype, *, device: str, backend: str) -> None:
     if device == "cuda":
         torch.cuda.set_sync_debug_mode("error")
     try:
-        found = result()
+        results = result()
     finally:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-    for name, a, b in zip(("kernel", "output", "gradient of q", "of k", "of v"), found, true, strict=True):
+    for name, a, b in zip(("kernel", "output", "gradient of q", "of k", "of v"), results, true, strict=True):
         error = float((a.double() - b).norm() / b.norm())
         assert error <= LIMITS[dtype], f"{name} of first tokens: relative error {error:.3g} > {LIMITS[dtype]}"
 

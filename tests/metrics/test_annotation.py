@@ -101,16 +101,16 @@ def test_scores_of_any_prediction_are_counts_of_hits(cells, shuffler):
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60), st.integers(1, 20))
 def test_calibration_follows_its_definition_for_any_cells(cells, n_bins):
     p, right = (np.array(column, dtype=float) for column in zip(*cells, strict=True))
-    found = calibration(p, right, n_bins=n_bins)
-    expected, seen = 0.0, 0
+    result = calibration(p, right, n_bins=n_bins)
+    expected, n_filled = 0.0, 0
     for m in range(n_bins):
         inside = (p * n_bins > m) & (p * n_bins <= m + 1) | ((p == 0) & (m == 0))
-        assert found["n_cells"][m] == inside.sum()
+        assert result["n_cells"][m] == inside.sum()
         if inside.any():
             expected += inside.sum() / len(p) * abs(right[inside].mean() - p[inside].mean())
-            seen += 1
-    assert found["ece"] == pytest.approx(expected, abs=1e-12)
-    assert np.isfinite(found["accuracy"]).sum() == np.isfinite(found["confidence"]).sum() == seen
+            n_filled += 1
+    assert result["ece"] == pytest.approx(expected, abs=1e-12)
+    assert np.isfinite(result["accuracy"]).sum() == np.isfinite(result["confidence"]).sum() == n_filled
 
 
 @pytest.mark.parametrize("score", [knn_cross_validation, lambda z, labels: avg_batch(z, ["a", "b"] * 30, labels)])
@@ -138,16 +138,16 @@ def test_predictions_that_cannot_be_scored_are_refused(call, arguments, match):
 
 def test_labels_of_bytes_are_the_text_that_they_encode():
     names = ["T", "T", "B", "unknown"]
-    found = classification(np.array([name.encode() for name in names], dtype=object), ["T", "B", "B", "B"])
-    assert found["accuracy"] == pytest.approx(2 / 3)
+    scores = classification(np.array([name.encode() for name in names], dtype=object), ["T", "B", "B", "B"])
+    assert scores["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_cells_of_which_it_is_not_known_whether_they_are_right_are_left_out():
     p, right = np.array([0.9, 0.8, 0.7, 0.6]), [True, True, False, True]
     expected = calibration(p[:3], right[:3])["ece"]
     for missing in (None, np.nan, pd.NA):
-        found = calibration(p, pd.Series([*right[:3], missing], dtype=object))
-        assert (found["ece"], found["n_cells"].sum()) == (expected, 3)
+        result = calibration(p, pd.Series([*right[:3], missing], dtype=object))
+        assert (result["ece"], result["n_cells"].sum()) == (expected, 3)
     assert calibration(p, pd.array([True, True, False, pd.NA], dtype="boolean"))["ece"] == expected
     with pytest.raises(ValueError, match="missing for all 2 cells"):
         calibration([0.5, 0.5], [None, None])

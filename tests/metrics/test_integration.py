@@ -34,9 +34,9 @@ def silhouette(z, groups):
     """Mean silhouette width, from loops over pairs."""
     distance, widths = distances(z), []
     for i in range(len(z)):
-        own = groups == groups[i]
-        a = distance[i, own].sum() / (own.sum() - 1)
-        b = min(distance[i, groups == other].mean() for other in np.unique(groups) if other != groups[i])
+        same_group = groups == groups[i]
+        a = distance[i, same_group].sum() / (same_group.sum() - 1)
+        b = min(distance[i, groups == group].mean() for group in np.unique(groups) if group != groups[i])
         widths.append((b - a) / max(a, b))
     return np.mean(widths)
 
@@ -50,8 +50,8 @@ def igraph():
 
 
 def test_separated_types_are_found(igraph, blobs):
-    found = avg_bio(*blobs)
-    assert (found["nmi"], found["ari"]) == (pytest.approx(1), pytest.approx(1))
+    scores = avg_bio(*blobs)
+    assert (scores["nmi"], scores["ari"]) == (pytest.approx(1), pytest.approx(1))
     shuffled = avg_bio(blobs[0], np.random.default_rng(0).permutation(blobs[1]))
     assert shuffled["nmi"] < 0.2
 
@@ -100,14 +100,19 @@ def batch_silhouette(z, batch, labels):
     """1 - |s| of the batches within each label, averaged over the label, then over labels; from loops over pairs."""
     distance, per_label = distances(z), []
     for name in np.unique(labels):
-        own = np.flatnonzero(labels == name)
-        if len(np.unique(batch[own])) == 1:
+        members = np.flatnonzero(labels == name)
+        if len(np.unique(batch[members])) == 1:
             continue
         widths = []
-        for i in own:
-            same = own[(batch[own] == batch[i]) & (own != i)]
-            others = [own[batch[own] == other] for other in np.unique(batch[own]) if other != batch[i]]
-            a, b = distance[i, same].mean() if len(same) else 0.0, min(distance[i, rows].mean() for rows in others)
+        for i in members:
+            same = members[(batch[members] == batch[i]) & (members != i)]
+            other_batches = [
+                members[batch[members] == batch_id] for batch_id in np.unique(batch[members]) if batch_id != batch[i]
+            ]
+            a, b = (
+                distance[i, same].mean() if len(same) else 0.0,
+                min(distance[i, rows].mean() for rows in other_batches),
+            )
             widths.append(1 - abs(b - a) / max(a, b) if len(same) else 1.0)
         per_label.append(np.mean(widths))
     return np.mean(per_label)
@@ -140,9 +145,9 @@ def test_scgpts_definition(cells):
             "graph_connectivity": pytest.approx(connected),
         }
     assert connected < 1
-    some = np.where(np.arange(150) % 7 == 0, "unknown", labels)
-    known = some != "unknown"
-    assert avg_batch(z, batch, some) == avg_batch(z[known], batch[known], labels[known])
+    partial_labels = np.where(np.arange(150) % 7 == 0, "unknown", labels)
+    labelled = partial_labels != "unknown"
+    assert avg_batch(z, batch, partial_labels) == avg_batch(z[labelled], batch[labelled], labels[labelled])
 
 
 def test_a_shuffle_scores_what_mixed_batches_score(cells):

@@ -37,11 +37,11 @@ def test_hubs_of_a_real_size():
     rng = np.random.default_rng(0)
     weights = rng.gamma(0.5, size=(300, 200)) * (rng.random((300, 200)) < 0.05)
     weights[7] = 0
-    found = hub_scores(csr_array(weights))
-    np.testing.assert_allclose(found, power_iteration(weights), atol=1e-9)
-    assert found.max() == 1
-    assert found[7] == 0
-    np.testing.assert_allclose(hub_scores(csr_array(-1e-200 * weights)), found, rtol=1e-9)
+    scores = hub_scores(csr_array(weights))
+    np.testing.assert_allclose(scores, power_iteration(weights), atol=1e-9)
+    assert scores.max() == 1
+    assert scores[7] == 0
+    np.testing.assert_allclose(hub_scores(csr_array(-1e-200 * weights)), scores, rtol=1e-9)
 
 
 def test_blocks_of_the_same_strength_share_the_first_place():

@@ -23,8 +23,8 @@ def slow_hit_rate(change, score, k):
     true = set(sorted(genes, key=lambda g: (-abs(score[g]), g))[:k])
     shares = []
     for order in itertools.permutations(genes):
-        place = {g: i for i, g in enumerate(order)}
-        shares.append(len(true & set(sorted(genes, key=lambda g: (-abs(change[g]), place[g]))[:k])) / k)
+        position = {g: i for i, g in enumerate(order)}
+        shares.append(len(true & set(sorted(genes, key=lambda g: (-abs(change[g]), position[g]))[:k])) / k)
     return np.mean(shares)
 
 
@@ -68,11 +68,11 @@ def condition(draw):
 
 @given(condition(), st.sampled_from([(1,), (2, 4), (3, 20)]))
 @settings(deadline=None, max_examples=40)
-def test_equals_loops(given, top):
-    p, o, ref, score, v = given
-    found = perturbation_response(p, o, ref, de_score=score, weights=v, top=top)
-    assert found == pytest.approx(slow_response(p, o, ref, score, v, top), abs=1e-12)
-    assert all(type(value) is float for value in found.values())
+def test_equals_loops(inputs, top):
+    p, o, ref, score, v = inputs
+    result = perturbation_response(p, o, ref, de_score=score, weights=v, top=top)
+    assert result == pytest.approx(slow_response(p, o, ref, score, v, top), abs=1e-12)
+    assert all(type(value) is float for value in result.values())
 
 
 def test_the_truth_scores_best_and_no_change_what_chance_does():
@@ -110,8 +110,8 @@ def test_what_cannot_be_scored_is_refused(arguments, options, message):
 
 @given(st.integers(1, 5).flatmap(lambda n: st.tuples(*[arrays(float, n, elements=STEPS)] * 2)))
 @settings(deadline=None, max_examples=40)
-def test_hit_rate_equals_all_ways_to_break_ties(given):
-    change, score = given
+def test_hit_rate_equals_all_ways_to_break_ties(vectors):
+    change, score = vectors
     k = np.arange(1, len(change) + 3)
     expected = [slow_hit_rate(change, score, min(n, len(change))) for n in k]
     np.testing.assert_allclose(hit_rate(change, score, k), expected, atol=1e-12)
@@ -119,8 +119,8 @@ def test_hit_rate_equals_all_ways_to_break_ties(given):
 
 
 def test_other_numbers_of_genes_are_refused():
-    for k, said in ((0, "k must be 1 or more, got 0"), ([5.7], r"k must be whole numbers of genes, got \[5.7\]")):
-        with pytest.raises(ValueError, match=said):
+    for k, message in ((0, "k must be 1 or more, got 0"), ([5.7], r"k must be whole numbers of genes, got \[5.7\]")):
+        with pytest.raises(ValueError, match=message):
             hit_rate([1.0], [1.0], k)
 
 
@@ -159,8 +159,8 @@ def test_discrimination_equals_loops(metric):
 
 @given(st.integers(2, 6).flatmap(lambda n: st.tuples(*[arrays(float, (n, 3), elements=STEPS)] * 2)))
 @settings(deadline=None, max_examples=40)
-def test_discrimination_averages_tied_ranks(given):
-    np.testing.assert_allclose(discrimination(*given), slow_discrimination(*given, "l1"))
+def test_discrimination_averages_tied_ranks(profiles):
+    np.testing.assert_allclose(discrimination(*profiles), slow_discrimination(*profiles, "l1"))
 
 
 def test_similarities_by_hand():
@@ -189,6 +189,6 @@ def test_de_scores_are_welchs():
     a, b = rng.normal(size=(5, 6)), rng.normal(1.0, 2.0, size=(9, 6))
     a[:, 0] = b[:, 0] = 0.0
     a[:, 1], b[:, 1] = 1.0, 2.0
-    found = de_scores(a.mean(0), a.var(0, ddof=1), 5, b.mean(0), b.var(0, ddof=1), 9)
-    np.testing.assert_array_equal(found[:2], 0.0)
-    np.testing.assert_allclose(found[2:], ttest_ind(a[:, 2:], b[:, 2:], equal_var=False).statistic)
+    scores = de_scores(a.mean(0), a.var(0, ddof=1), 5, b.mean(0), b.var(0, ddof=1), 9)
+    np.testing.assert_array_equal(scores[:2], 0.0)
+    np.testing.assert_allclose(scores[2:], ttest_ind(a[:, 2:], b[:, 2:], equal_var=False).statistic)

@@ -55,24 +55,24 @@ def slow_spearman(a, b):
 
 @given(CELL, TOLD)
 def test_l_dist_equals_a_search(true, predicted):
-    found = l_dist(np.array(true), predicted)
+    result = l_dist(np.array(true), predicted)
     expected, coverage = slow_l_dist(true, predicted)
-    assert (found.l_dist, found.coverage) == same((expected, coverage), nan_ok=True)
-    assert found.by_length == same(expected / len(true), nan_ok=True)
+    assert (result.l_dist, result.coverage) == same((expected, coverage), nan_ok=True)
+    assert result.by_length == same(expected / len(true), nan_ok=True)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 6])
 def test_chance_of_l_dist_is_its_mean_over_all_orders(length):
     true = list(range(10, 10 + length))
-    found = [l_dist(true, order).l_dist for order in itertools.permutations(true)]
-    assert l_dist(true, true).chance == same(np.mean(found))
+    distances = [l_dist(true, order).l_dist for order in itertools.permutations(true)]
+    assert l_dist(true, true).chance == same(np.mean(distances))
 
 
 @given(REPETITIVE, st.lists(st.integers(0, 2), max_size=12), st.integers(1, 5))
 def test_bleu_equals_crossing_out(true, predicted, max_n):
-    found = bleu(true, predicted, max_n)
-    assert found == same(slow_bleu(true, predicted, max_n), nan_ok=True)
-    assert np.isnan(found) or 0 <= found <= 1 + 1e-12
+    score = bleu(true, predicted, max_n)
+    assert score == same(slow_bleu(true, predicted, max_n), nan_ok=True)
+    assert np.isnan(score) or 0 <= score <= 1 + 1e-12
 
 
 VALUES = st.integers(-3, 3).map(lambda n: n / 2)
@@ -81,25 +81,25 @@ VALUES = st.integers(-3, 3).map(lambda n: n / 2)
 @given(st.lists(st.tuples(VALUES, VALUES), max_size=12))
 def test_value_spearman_equals_pearson_of_mean_ranks(pairs):
     a, b = [p[0] for p in pairs], [p[1] for p in pairs]
-    found = value_spearman(a, b)
-    assert found == same(slow_spearman(a, b), nan_ok=True, abs=1e-12)
-    assert value_spearman(b, a) == same(found, nan_ok=True, abs=1e-12)
-    assert value_spearman(np.exp(a), b) == same(found, nan_ok=True, abs=1e-12)
-    assert value_spearman(a, [-v for v in b]) == same(-found, nan_ok=True, abs=1e-12)
+    correlation = value_spearman(a, b)
+    assert correlation == same(slow_spearman(a, b), nan_ok=True, abs=1e-12)
+    assert value_spearman(b, a) == same(correlation, nan_ok=True, abs=1e-12)
+    assert value_spearman(np.exp(a), b) == same(correlation, nan_ok=True, abs=1e-12)
+    assert value_spearman(a, [-v for v in b]) == same(-correlation, nan_ok=True, abs=1e-12)
 
 
 @given(CELL, st.data())
 def test_marginal_recall_equals_taking_genes_one_by_one(cell, data):
     frequency = data.draw(st.lists(st.integers(0, 4).map(lambda n: n / 4), min_size=31, max_size=31))
     n_shown = data.draw(st.integers(0, len(cell) - 1))
-    shown, hidden = cell[:n_shown], cell[n_shown:]
-    left, taken = [g for g in range(31) if g not in shown], []
+    visible, hidden = cell[:n_shown], cell[n_shown:]
+    left, guesses = [g for g in range(31) if g not in visible], []
     for _ in hidden:
         best = max(left, key=lambda g: (frequency[g], -g))
-        taken.append(best)
+        guesses.append(best)
         left.remove(best)
-    found = marginal_recall(hidden, shown, frequency)
-    assert found == same(len(set(hidden) & set(taken)) / len(hidden))
+    recall = marginal_recall(hidden, visible, frequency)
+    assert recall == same(len(set(hidden) & set(guesses)) / len(hidden))
 
 
 @st.composite
@@ -130,10 +130,10 @@ def slow_at(true, predicted, values, predicted_values, where):
 @settings(deadline=None)
 def test_scores_of_a_cell_equal_loops(cell):
     true, predicted, values, predicted_values, masked = cell
-    found = reconstruction_scores(true, predicted, values, predicted_values, masked)
+    scores = reconstruction_scores(true, predicted, values, predicted_values, masked)
     hidden = [i for i, m in enumerate(masked) if m]
     visible = [i for i, m in enumerate(masked) if not m]
-    both = [g for g in true if g in predicted]
+    common = [g for g in true if g in predicted]
     moved = l_dist(true, predicted)
     expected = [
         *slow_at(true, predicted, values, predicted_values, hidden),
@@ -143,10 +143,10 @@ def test_scores_of_a_cell_equal_loops(cell):
         moved.by_length,
         moved.coverage,
         slow_bleu(true, predicted, 4),
-        slow_spearman([values[true.index(g)] for g in both], [predicted_values[predicted.index(g)] for g in both]),
+        slow_spearman([values[true.index(g)] for g in common], [predicted_values[predicted.index(g)] for g in common]),
     ]
-    assert list(found) == same(expected, nan_ok=True, abs=1e-12)
-    assert found.n_visible == 0 or found.visible_match == 1
+    assert list(scores) == same(expected, nan_ok=True, abs=1e-12)
+    assert scores.n_visible == 0 or scores.visible_match == 1
 
 
 @pytest.mark.parametrize("function", [l_dist, bleu])

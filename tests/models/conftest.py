@@ -81,7 +81,7 @@ class Answers(BaseHTTPRequestHandler):
     def refuse(self, status, code=""):
         self.answer(status, {"error": code}, {"X-Error-Code": code, "X-Error-Message": code})
 
-    def found(self, repo, revision):
+    def find_commit(self, repo, revision):
         """The commit, or None with the refusal sent."""
         if repo not in self.server.repos or (repo in self.server.private and "Authorization" not in self.headers):
             return self.refuse(401, "RepoNotFound")
@@ -98,7 +98,7 @@ class Answers(BaseHTTPRequestHandler):
             return self.refuse(503)
         if parts[:2] == ["api", "models"]:
             repo, kind, revision = "/".join(parts[2:4]), *([*parts[4:6], "", "main"])[:2]
-            commit = self.found(repo, revision or "main")
+            commit = self.find_commit(repo, revision or "main")
             if commit is None:
                 return None
             sha, files = commit
@@ -112,7 +112,7 @@ class Answers(BaseHTTPRequestHandler):
                 "siblings": [{"rfilename": name} for name in files],
             })  # fmt: skip
         if len(parts) == 5 and parts[2] == "resolve":
-            commit = self.found("/".join(parts[:2]), parts[3])
+            commit = self.find_commit("/".join(parts[:2]), parts[3])
             if commit is None:
                 return None
             sha, files = commit
@@ -146,17 +146,17 @@ class Answers(BaseHTTPRequestHandler):
         if "Authorization" not in self.headers:
             return self.refuse(401)
         if parts == ["api", "repos", "create"]:
-            asked = json.loads(body)
-            repo = f"{asked['organization']}/{asked['name']}"
-            if asked.get("private") or asked.get("visibility") == "private":
+            request = json.loads(body)
+            repo = f"{request['organization']}/{request['name']}"
+            if request.get("private") or request.get("visibility") == "private":
                 self.server.private.add(repo)
             self.server.repos.setdefault(repo, [])
             return self.answer(body={"url": f"{self.server.url}/{repo}", "name": repo, "id": repo})
         repo = "/".join(parts[2:4])
         if parts[4] == "preupload":
-            asked = json.loads(body)["files"]
+            uploads = json.loads(body)["files"]
             return self.answer(
-                body={"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]}
+                body={"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in uploads]}
             )
         lines = [json.loads(line) for line in body.splitlines() if line.strip()]
         files = {x["value"]["path"]: base64.b64decode(x["value"]["content"]) for x in lines if x["key"] == "file"}

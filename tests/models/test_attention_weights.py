@@ -27,21 +27,21 @@ def test_weights_are_those_that_the_network_uses():
     inputs, attended = {}, {}
     for number, block in enumerate(model.blocks):
 
-        def record(_, given, out, number=number):
-            inputs[number], attended[number] = given[0], out
+        def record(_, arguments, out, number=number):
+            inputs[number], attended[number] = arguments[0], out
 
         block.attention.register_forward_hook(record)
     model(TOKENS, VALUES, CU)
-    seen = []
+    pairs = []
     for layer, cell, weights in model.attention_weights(TOKENS, VALUES, CU):
-        seen.append((layer, cell))
+        pairs.append((layer, cell))
         rows = slice(int(CU[cell]) + cell, int(CU[cell + 1]) + cell + 1)  # one [LAT] a cell
         assert weights.shape == (2, rows.stop - rows.start, rows.stop - rows.start)
         attention = model.blocks[layer].attention
         v = attention.project(inputs[layer])[rows, 2]
         heads = torch.einsum("hqk,khd->qhd", weights, v).flatten(start_dim=1)
         torch.testing.assert_close(attention.out(heads), attended[layer][rows], atol=1e-5, rtol=1e-5)
-    assert seen == [(layer, cell) for layer in range(3) for cell in range(3)]
+    assert pairs == [(layer, cell) for layer in range(3) for cell in range(3)]
 
 
 def test_tables_of_rotation_are_made_once_and_never_rounded():

@@ -60,7 +60,7 @@ def test_from_dict_refuses_what_it_does_not_know_and_guesses_nothing():
     values, stored = ScDiVaConfig().to_dict(), ScDiVaConfig().stored()
     assert stored["time_conditioning"] is False  # as older versions want it, and as hashes were
     assert ScDiVaConfig.from_dict(stored) == ScDiVaConfig.from_dict(values) == ScDiVaConfig()
-    for wrong, said in (
+    for wrong, message in (
         (values | {"widht": 3, "dimm": 4}, r"dimm .*'dim'.*widht"),
         (
             {name: value for name, value in values.items() if name not in ("norm_eps", "anchor")},
@@ -69,12 +69,12 @@ def test_from_dict_refuses_what_it_does_not_know_and_guesses_nothing():
         (stored | {"time_conditioning": True}, r"time_conditioning was removed.*got True"),
         (stored | {"anchor": "pooled"}, r"anchor .*got 'pooled'"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             ScDiVaConfig.from_dict(wrong)
 
 
 @pytest.mark.parametrize(
-    ("fields", "error", "said"),
+    ("fields", "error", "message"),
     [
         ({"n_genes": 0}, ValueError, "n_genes must be at least 1, got 0"),
         ({"dim": 64.0}, TypeError, "dim must be a whole number"),
@@ -87,8 +87,8 @@ def test_from_dict_refuses_what_it_does_not_know_and_guesses_nothing():
         ({"integrated": True}, ValueError, "integrated=True requires adapted"),
     ],
 )
-def test_impossible_configurations_are_refused(fields, error, said):
-    with pytest.raises(error, match=said):
+def test_impossible_configurations_are_refused(fields, error, message):
+    with pytest.raises(error, match=message):
         ScDiVaConfig(**fields)
 
 

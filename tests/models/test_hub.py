@@ -20,10 +20,10 @@ def model():
         "entropy": np.linspace(0.2, 1.5, 12, dtype=np.float32),
     }  # fmt: skip
     config = ScDiVaConfig(n_genes=12, dim=16, n_layers=1, n_heads=2, ffn_dim=24, anchor="learned")
-    made = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
-    object.__setattr__(made, "vocabulary", Vocabulary(pd.DataFrame(columns)))
-    object.__setattr__(made, "metadata", {"steps": 7})
-    return made
+    network = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
+    object.__setattr__(network, "vocabulary", Vocabulary(pd.DataFrame(columns)))
+    object.__setattr__(network, "metadata", {"steps": 7})
+    return network
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def folder(model, tmp_path):
     return save_model(model, model.vocabulary, tmp_path / "model", card="# Mine\n", metadata={"steps": 7})
 
 
-def same(one, other) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+def same(first, second) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_a_pushed_model_comes_back_by_name_and_by_commit(hub, model, tmp_path):
@@ -86,7 +86,7 @@ def one_line(info) -> None:
 def test_what_is_not_there_is_said_in_one_line(hub, folder):
     hub.put("lab/atlas", folder)
     hub.commit("lab/data", {"table.csv": b"a,b\n"})
-    for address, error, said in (
+    for address, error, message in (
         ("hf://lab/other", FileNotFoundError, "hf://lab/other is not there"),
         ("hf://lab/atlas@v2", FileNotFoundError, "hf://lab/atlas@v2 is not there"),
         ("hf://lab/data", FileNotFoundError, "no model of scdiva"),
@@ -95,7 +95,7 @@ def test_what_is_not_there_is_said_in_one_line(hub, folder):
             for name in ("hf://lab/at las", "hf://", "hf://a/b/c", "hf:///b")
         ),
     ):
-        with pytest.raises(error, match=said) as info:
+        with pytest.raises(error, match=message) as info:
             load(address)
         one_line(info)
 

@@ -37,11 +37,11 @@ def model():
 def cells():
     """Forty cells, one to fifty genes long."""
     lengths = torch.randint(1, 51, (40,), generator=seeded(2)).tolist()
-    made = []
+    packed = []
     for i, n in enumerate(lengths):
         tokens = torch.randperm(80, generator=seeded(i))[:n] + N_SPECIAL
-        made.append((tokens, torch.rand(n, generator=seeded(i)) * 4, torch.tensor([0, n], dtype=torch.int32)))
-    return made
+        packed.append((tokens, torch.rand(n, generator=seeded(i)) * 4, torch.tensor([0, n], dtype=torch.int32)))
+    return packed
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_the_number_of_workers_changes_no_bit(model, cells, precision):
     states = [encoded(model, cells, precision=precision, threads=threads) for threads in (1, 2, 3)]
     assert states[0].dtype == np.float32
     assert states[0].shape == (40, 64)
-    for other in states[1:]:
-        np.testing.assert_array_equal(other, states[0])
+    for state in states[1:]:
+        np.testing.assert_array_equal(state, states[0])
 
 
 def test_low_precision_is_close_and_is_what_runs(cells):
@@ -120,17 +120,17 @@ def test_model_and_threads_are_left_as_they_were(cells, two_threads, precision):
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
 def test_an_error_in_a_worker_surfaces_at_once(model, cells, two_threads, kind):
-    begun = []
+    numbers = []
 
     def make(number):
-        begun.append(number)
+        numbers.append(number)
         if number == 3:
             raise kind("the third")
         return cells[number % 40]
 
     with open_encoder(model, threads=2) as encode, pytest.raises(kind, match="the third"):
         list(encode(make, range(3000)))
-    assert len(begun) < 60  # of 3,000; how many depends on when the other worker looks
+    assert len(numbers) < 60  # of 3,000; how many depends on when the other worker looks
     assert torch.get_num_threads() == 2
 
 
@@ -149,21 +149,21 @@ def test_an_integrated_model_is_read_through_its_head(cells, fields):
 
 def test_a_function_reads_out_what_it_likes(model, cells, two_threads):
     """It is given the tensors of a batch, whatever they are, on the device, in the workers."""
-    seen = set()
+    thread_names = set()
 
     def weighted(network, tokens, values, bounds, weight):
         assert not torch.is_grad_enabled()
-        seen.add(threading.current_thread().name.split("_")[0])
+        thread_names.add(threading.current_thread().name.split("_")[0])
         return network.encode(tokens, values, bounds).double() * weight
 
     batches = [(*cell, torch.tensor(float(i))) for i, cell in enumerate(cells)]
     states = encoded(model, cells)
     for threads in (1, 3):
         with open_encoder(model, threads=threads, what=weighted) as encode:
-            found = list(encode(lambda batch: batch, batches))
-        assert {part.dtype for part in found} == {np.dtype(np.float32)}
-        np.testing.assert_allclose(np.concatenate(found), states * np.arange(40)[:, None], rtol=1e-5)
-    assert seen == {"scdiva"}
+            outputs = list(encode(lambda batch: batch, batches))
+        assert {part.dtype for part in outputs} == {np.dtype(np.float32)}
+        np.testing.assert_allclose(np.concatenate(outputs), states * np.arange(40)[:, None], rtol=1e-5)
+    assert thread_names == {"scdiva"}
     assert runs_transformer(build(anchor="encoder", anchor_residual=False), weighted)
     with open_encoder(model, what=lambda *_: torch.ones(2, 3, 4)) as encode:
         assert next(encode(lambda cell: cell, cells[:1])).shape == (2, 3, 4)

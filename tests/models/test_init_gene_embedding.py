@@ -26,9 +26,9 @@ def test_gene_vectors_keep_their_geometry(kind):
     vectors[7] = 0
     before = model.embedding.gene.weight.detach().clone()
     init_gene_embedding(model, torch.from_numpy(vectors) if kind == "torch" else vectors, generator=seeded(0))
-    known = np.arange(40) != 7
-    rows = model.embedding.gene.weight.detach()[N_SPECIAL:].double().numpy()[known]
-    ratio = rows[:, :5] / vectors[known]
+    has_vector = np.arange(40) != 7
+    rows = model.embedding.gene.weight.detach()[N_SPECIAL:].double().numpy()[has_vector]
+    ratio = rows[:, :5] / vectors[has_vector]
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-5)  # one factor for all
     assert np.sqrt((rows[:, :5] ** 2).sum(axis=1).mean()) == pytest.approx(0.02 * np.sqrt(16), rel=1e-5)
     assert 0 < np.abs(rows[:, 5:]).max() < 0.01
@@ -38,7 +38,7 @@ def test_gene_vectors_keep_their_geometry(kind):
 
 
 @pytest.mark.parametrize(
-    ("matrix", "said"),
+    ("matrix", "message"),
     [
         (np.ones((39, 4)), r"must be \(40, k\)"),
         (np.ones((40, 17)), r"1 <= k <= dim = 16; got \(40, 17\)"),
@@ -47,9 +47,9 @@ def test_gene_vectors_keep_their_geometry(kind):
         (np.zeros((40, 4)), "only zeros"),
     ],
 )
-def test_bad_gene_vectors_are_refused_and_change_nothing(matrix, said):
+def test_bad_gene_vectors_are_refused_and_change_nothing(matrix, message):
     model = build()
     before = {name: p.clone() for name, p in model.state_dict().items()}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         init_gene_embedding(model, matrix)
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())

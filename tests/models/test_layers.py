@@ -11,7 +11,7 @@ from scdiva.models.layers import look_up_spread, rows_of
 from scdiva.train.finetune import LowRankLinear
 
 
-def made(lengths):
+def make_blocks(lengths):
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     blocks = Blocks(
@@ -25,34 +25,34 @@ def made(lengths):
 @pytest.mark.parametrize("lengths", [[3, 5, 2, 4, 6], [1, 20, 1], [7]])
 @pytest.mark.parametrize("n_parts", [2, 3, 8])
 def test_parts_give_what_the_whole_gives(lengths, n_parts):
-    blocks, x, bounds = made(lengths)
-    found = []
+    blocks, x, bounds = make_blocks(lengths)
+    results = []
     for parts in (1, n_parts):
         blocks.zero_grad()
         one = x.clone().requires_grad_()
         blocks.micro_batches = parts
         y = blocks(one, bounds, max(lengths))
         (y * torch.linspace(-1, 2, 8)).square().sum().backward()
-        found.append([y.detach(), one.grad, *(p.grad.clone() for p in blocks.parameters())])
-    for whole, parts in zip(*found, strict=True):
-        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+        results.append([y.detach(), one.grad, *(p.grad.clone() for p in blocks.parameters())])
+    for expected, parts in zip(*results, strict=True):
+        torch.testing.assert_close(parts, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_no_more_than_one_part_is_held(monkeypatch):
     """Of each part only what goes into each block is kept; cells are never cut."""
-    blocks, x, bounds = made([4] * 8)
+    blocks, x, bounds = make_blocks([4] * 8)
     blocks.micro_batches = 4
-    forward, sizes, kept = Block.forward, [], []
+    forward, sizes, n_saved = Block.forward, [], []
 
-    def seen(block, x, cu_seqlens, *args):
+    def record_forward(block, x, cu_seqlens, *args):
         sizes.append((len(x), cu_seqlens.tolist()))
         return forward(block, x, cu_seqlens, *args)
 
-    monkeypatch.setattr(Block, "forward", seen)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+    monkeypatch.setattr(Block, "forward", record_forward)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: n_saved.append(t.numel()) or t, lambda t: t):
         blocks(x.requires_grad_(), bounds, 4)
     assert sizes == [(8, [0, 4, 8])] * 8
-    assert sum(kept) < (len(blocks) + 1) * x.numel(), "the whole network would keep many times its input"
+    assert sum(n_saved) < (len(blocks) + 1) * x.numel(), "the whole network would keep many times its input"
 
 
 TOKENS = torch.tensor([3, 5, 4, 3, 6, 7])
@@ -88,8 +88,8 @@ def test_gene_and_value_start_at_the_same_size():
     module = GeneValueEmbedding(5000, 256)
     genes = module.gene.weight.std().item()
     values = torch.linspace(0.5, 6.0, 200)
-    shown = module.value_out(torch.nn.functional.silu(module.value_in(values[:, None]))).std().item()
-    assert 0.5 < shown / genes < 5
+    value_std = module.value_out(torch.nn.functional.silu(module.value_in(values[:, None]))).std().item()
+    assert 0.5 < value_std / genes < 5
 
 
 def test_the_look_up_for_gpus_has_the_values_and_gradients_of_the_plain_one():

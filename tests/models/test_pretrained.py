@@ -21,8 +21,8 @@ SMALL = SIZES | {"anchor_linear_dim": 8, "anchor_hidden": 8}
 
 def make_vocabulary(n: int = 12) -> Vocabulary:
     names = {"ensembl_id": [f"ENSG{i:011d}" for i in range(n)], "symbol": [f"GENE{i}" for i in range(n)]}
-    others = {"previous": "", "alias": "", "biotype": "protein_coding"}
-    return Vocabulary(pd.DataFrame(names | others | {"entropy": np.linspace(0.2, 1.5, n, dtype=np.float32)}))
+    annotation = {"previous": "", "alias": "", "biotype": "protein_coding"}
+    return Vocabulary(pd.DataFrame(names | annotation | {"entropy": np.linspace(0.2, 1.5, n, dtype=np.float32)}))
 
 
 def make_model(seed: int = 0, **changes) -> ScDiVa:
@@ -114,14 +114,14 @@ def test_bad_input_to_save_is_refused_before_anything_is_written(tmp_path):
     name, weight = next(iter(model.named_parameters()))
     with torch.no_grad():
         weight.view(-1)[0] = 1e6
-    for genes, options, said in (
+    for genes, options, message in (
         (make_vocabulary(n=11), {}, r"12 genes .*vocabulary holds 11"),
         (vocabulary, {"dtype": "float8"}, "float8"),
         (vocabulary, {"metadata": {"x": float("nan")}}, "plain JSON"),
         (vocabulary, {"metadata": {"x": object()}}, "plain JSON"),
         (vocabulary, {"dtype": "float16"}, f"1 values of '{name}' are too large for float16"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             save_model(model, genes, path, **options)
     with pytest.raises(ValueError, match=r"no vocabulary: set `model\.vocabulary`"):
         model.save(path)
@@ -217,11 +217,11 @@ def test_a_name_given_twice_is_one_network(folder):
     first = load_for(folder, "cpu")
     assert load_for(str(folder), "cpu") is first
     assert load_for(first, "cpu") is first
-    own = load_model(folder)
-    assert own is not first
-    assert own.vocabulary is first.vocabulary
+    user_copy = load_model(folder)
+    assert user_copy is not first
+    assert user_copy.vocabulary is first.vocabulary
     with torch.no_grad():
-        own.blocks[0].ffn.down.weight.zero_()  # a user's copy is the user's
+        user_copy.blocks[0].ffn.down.weight.zero_()  # a user's copy is the user's
     assert load_for(str(folder), "cpu") is first
 
 

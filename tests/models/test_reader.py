@@ -43,13 +43,13 @@ def task(request):
     return reader, counts[:, N_GENES:], total, values, codes
 
 
-def predicted(task, rows=slice(24, None), queries=slice(None), values=None, own=None):
-    reader, counts, total, whole, codes = task
-    values = whole if values is None else values
-    study = study_of(whole[:24], codes[:N_GENES], counts[:24, queries], total[:24])
+def predicted(task, rows=slice(24, None), queries=slice(None), values=None, own_rows=None):
+    reader, counts, total, all_values, codes = task
+    values = all_values if values is None else values
+    study = study_of(all_values[:24], codes[:N_GENES], counts[:24, queries], total[:24])
     cells = cells_of(study, values[rows], codes[:N_GENES], total[rows])
     with torch.no_grad():
-        return reader(cells, codes[N_GENES:][queries], study, own)
+        return reader(cells, codes[N_GENES:][queries], study, own_rows)
 
 
 def test_sparse_cells_are_read_as_dense_ones(task):
@@ -61,8 +61,8 @@ def test_sparse_cells_are_read_as_dense_ones(task):
     dense = cells_of(study, values[24:], codes[:N_GENES], total[24:])
     sparse = cells_of_rows(study, sp.csr_matrix(values[24:].numpy()), codes[:N_GENES], total[24:])
     with torch.no_grad():
-        one, other = (reader(cells, codes[N_GENES:], study) for cells in (dense, sparse))
-    for a, b in zip(one, other, strict=True):
+        from_dense, from_sparse = (reader(cells, codes[N_GENES:], study) for cells in (dense, sparse))
+    for a, b in zip(from_dense, from_sparse, strict=True):
         rows = [0, 2, 3, 4]
         torch.testing.assert_close(a[rows], b[rows], rtol=1e-4, atol=1e-5)
         assert torch.isfinite(b).all()
@@ -79,13 +79,13 @@ def test_components_are_those_of_the_svd(task):
     study = study_of(values[:24], codes[:N_GENES], counts[:24], total[:24])
     centred = (values[:24] - values[:24].mean(dim=0)).double().numpy()
     left, singular, _ = np.linalg.svd(centred, full_matrices=False)
-    found, k = study.components.numpy(), 23
-    np.testing.assert_allclose(np.abs(found[:, :k]), np.abs(left[:, :k]) * 24**0.5, atol=5e-3)
+    components, k = study.components.numpy(), 23
+    np.testing.assert_allclose(np.abs(components[:, :k]), np.abs(left[:, :k]) * 24**0.5, atol=5e-3)
     np.testing.assert_allclose(study.share[:k], singular[:k] ** 2 / (singular[:k] ** 2).sum(), rtol=1e-3)
-    assert found.shape == (24, COMPONENTS)
-    assert not found[:, k:].any()
+    assert components.shape == (24, COMPONENTS)
+    assert not components[:, k:].any()
     cells = cells_of(study, values[:24], codes[:N_GENES], total[:24])
-    np.testing.assert_allclose(cells.components, found, atol=2e-3)
+    np.testing.assert_allclose(cells.components, components, atol=2e-3)
 
 
 def test_attention_weights_follow_the_formula(task):
@@ -97,12 +97,15 @@ def test_attention_weights_follow_the_formula(task):
         weight = F.softplus(reader.component_weight[head]) * study.share
         for cell in range(5):
             near = []
-            for other in range(24):
-                squared = (cells.components[cell] - study.components[other]).square()
+            for context_cell in range(24):
+                squared = (cells.components[cell] - study.components[context_cell]).square()
                 distance = (weight * squared).sum() / (2 * weight.sum()) * reader.distance_sharpness[head].exp()
                 width = reader.state_query.out_features // HEADS
                 part = slice(width * head, width * head + width)
-                query, key = reader.state_query(cells.state[cell])[part], reader.state_key(study.state[other])[part]
+                query, key = (
+                    reader.state_query(cells.state[cell])[part],
+                    reader.state_key(study.state[context_cell])[part],
+                )
                 cosine = F.cosine_similarity(query, key, dim=0)
                 near.append(cosine * reader.state_sharpness[head].exp() - distance)
             np.testing.assert_allclose(
@@ -127,8 +130,8 @@ def test_without_training_a_prediction_is_a_shrunk_mean_of_similar_cells(task):
 
 
 def test_a_prediction_depends_neither_on_other_queries_nor_on_other_cells(task):
-    whole = predicted(task)
-    for part, alone in zip(whole, predicted(task, slice(25, 26), slice(3, 5)), strict=True):
+    all_outputs = predicted(task)
+    for part, alone in zip(all_outputs, predicted(task, slice(25, 26), slice(3, 5)), strict=True):
         np.testing.assert_allclose(part[1:2, 3:5], alone, rtol=1e-4, atol=1e-5)
 
 
@@ -136,19 +139,19 @@ def test_the_order_of_genes_only_selects_the_tokens(task):
     """Below `MAX_GENES` expressed genes, all are tokens: a set."""
     reader, counts, total, values, codes = task
     order = torch.randperm(N_GENES, generator=torch.Generator().manual_seed(2))
-    other = reader, counts, total, values[:, order], torch.cat([codes[:N_GENES][order], codes[N_GENES:]])
-    for part, shuffled in zip(predicted(task), predicted(other), strict=True):
+    shuffled_task = reader, counts, total, values[:, order], torch.cat([codes[:N_GENES][order], codes[N_GENES:]])
+    for part, shuffled in zip(predicted(task), predicted(shuffled_task), strict=True):
         np.testing.assert_allclose(part, shuffled, rtol=1e-3, atol=1e-4)
 
 
 def test_a_cell_in_the_context_does_not_see_its_own_counts(task):
-    reader, counts, *rest = task
+    reader, counts, *inputs = task
     changed = counts.clone()
     changed[4] += 50
-    own = torch.tensor([3, 4, -1])
-    one, two = (predicted((reader, some, *rest), slice(3, 6), own=own)[0] for some in (counts, changed))
+    own_rows = torch.tensor([3, 4, -1])
+    one, two = (predicted((reader, matrix, *inputs), slice(3, 6), own_rows=own_rows)[0] for matrix in (counts, changed))
     assert not torch.allclose(one[0], two[0], atol=1e-3)
-    log_pooled = predicted((reader, counts, *rest), slice(3, 6))[0]
+    log_pooled = predicted((reader, counts, *inputs), slice(3, 6))[0]
     assert not torch.allclose(one[1], log_pooled[1], atol=1e-3)
     # the dispersion and the information of a gene are those of all cells, so the prediction is equal only nearly
     assert (one[1] - two[1]).abs().mean() < 0.3 * (one[0] - two[0]).abs().mean()

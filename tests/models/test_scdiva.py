@@ -58,8 +58,10 @@ def slow_forward(model: ScDiVa, tokens, values, hidden):
         return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
 
     genes = w["embedding.gene.weight"]
-    shown = affine(silu(affine(np.asarray(values, float)[:, None], "embedding.value_in")), "embedding.value_out")
-    x = genes[tokens] + np.where(hidden[:, None], w["embedding.hidden_value"], shown)
+    visible_value = affine(
+        silu(affine(np.asarray(values, float)[:, None], "embedding.value_in")), "embedding.value_out"
+    )
+    x = genes[tokens] + np.where(hidden[:, None], w["embedding.hidden_value"], visible_value)
 
     lat, z = genes[LAT], None
     weights = np.where(hidden, 0.0, values)
@@ -126,8 +128,8 @@ def test_the_network_is_the_papers_written_slowly(anchor, fields, backend):
             model.logits(out, torch.arange(cell.start, cell.stop)),
             model.values(out, tokens[cell], cell),
         )
-        for ours, slow in zip(got, expected, strict=True):
-            np.testing.assert_allclose(ours.detach().numpy(), slow, atol=2e-5)
+        for actual, slow in zip(got, expected, strict=True):
+            np.testing.assert_allclose(actual.detach().numpy(), slow, atol=2e-5)
 
 
 @pytest.mark.parametrize("anchor", ANCHORS)
@@ -192,17 +194,17 @@ def test_every_weight_that_should_learn_gets_a_gradient(anchor, tied):
 
 def test_a_generator_fixes_the_weights_and_leaves_the_global_stream():
     before = torch.get_rng_state()
-    first, again, other = (ScDiVa(SMALL, generator=seeded(s)).state_dict() for s in (3, 3, 4))
+    first, again, reseeded = (ScDiVa(SMALL, generator=seeded(s)).state_dict() for s in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["embedding.gene.weight"], other["embedding.gene.weight"])
+    assert not torch.equal(first["embedding.gene.weight"], reseeded["embedding.gene.weight"])
 
 
 TOKENS, VALUES, CU = batch([4, 3])
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"tokens": TOKENS.int()}, "tokens must be a packed int64 vector"),
         ({"values": VALUES[:-1]}, "values must .*tokens, 7"),
@@ -219,11 +221,11 @@ TOKENS, VALUES, CU = batch([4, 3])
         ({"backend": "flash"}, "Unknown attention backend"),
     ],
 )
-def test_bad_input_is_refused(change, said):
+def test_bad_input_is_refused(change, message):
     model = build()
-    given = {"tokens": TOKENS, "values": VALUES, "cu_seqlens": CU} | change
-    with pytest.raises(ValueError, match=said):
-        model(given.pop("tokens"), given.pop("values"), given.pop("cu_seqlens"), **given)
+    arguments = {"tokens": TOKENS, "values": VALUES, "cu_seqlens": CU} | change
+    with pytest.raises(ValueError, match=message):
+        model(arguments.pop("tokens"), arguments.pop("values"), arguments.pop("cu_seqlens"), **arguments)
 
 
 def test_a_cell_that_is_too_long_is_named():

@@ -54,9 +54,9 @@ def test_logits_and_values_are_the_formulas(network, packed, anchor):
         share = sum(int(tokens[i]) == MASK for i in inside) / len(inside)
         for i in inside:
             assert predicted[i] == pytest.approx(stream[i] + of_gene[true[i] - N_SPECIAL], abs=1e-5)
-            known = int(tokens[i]) != MASK  # of a masked gene nobody knows which it is
-            assert blind[i] == pytest.approx(predicted[i] if known else stream[i], abs=1e-5)
-            if not known:
+            visible = int(tokens[i]) != MASK  # of a masked gene nobody knows which it is
+            assert blind[i] == pytest.approx(predicted[i] if visible else stream[i], abs=1e-5)
+            if not visible:
                 expected = array(model.gene_weight) @ array(out.hidden)[i] - np.log(share + np.exp(-log_odds))
                 np.testing.assert_allclose(logits[row], expected, atol=1e-4)
                 row += 1
@@ -105,8 +105,8 @@ def test_logits_of_a_hidden_gene_are_its_posterior(probability, share):
         not_shown = outcomes[1, 1] + outcomes[0, 0]
         posterior.append(outcomes[1, 1] / not_shown)
     log_odds = torch.from_numpy(np.log(p) - np.log1p(-p))[None]
-    found = hidden_gene_logits(log_odds, torch.tensor([share], dtype=torch.float64))[0].numpy()
-    off = found - np.log(posterior)
+    logits = hidden_gene_logits(log_odds, torch.tensor([share], dtype=torch.float64))[0].numpy()
+    off = logits - np.log(posterior)
     np.testing.assert_allclose(off, off[0], atol=1e-9)
 
 

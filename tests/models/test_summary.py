@@ -28,11 +28,11 @@ def test_what_is_fitted_says_so():
     cells = sd.datasets.toy(60, 80, rng=3)
     cells.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 10
     annotator = sd.tl.annotate(cells.copy(), "cell_type", cells.copy(), method="knn")
-    said = rows(annotator)
-    assert (said["method"], said["model"]) == ("knn", repr(annotator.model))
-    assert said["labels"] == "4: type A, type B, type C, type D"
-    assert said["fitted on"] == "60 labelled cells"
-    assert said["held-out accuracy"].startswith(f"{annotator.notes['accuracy']:.3f} on 60 labelled cells, each")
+    fields = rows(annotator)
+    assert (fields["method"], fields["model"]) == ("knn", repr(annotator.model))
+    assert fields["labels"] == "4: type A, type B, type C, type D"
+    assert fields["fitted on"] == "60 labelled cells"
+    assert fields["held-out accuracy"].startswith(f"{annotator.notes['accuracy']:.3f} on 60 labelled cells, each")
     annotator.labels = ("x" * 5000, "<script>")
     assert len(rows(annotator)["labels"]) == 200
     table = annotator._repr_html_()
@@ -44,8 +44,8 @@ def test_what_is_fitted_says_so():
     fitted = sd.tl.fit_perturbation(cells, "perturbation")
     assert rows(fitted)["conditions"].startswith("5 of 1 group")
     assert rows(fitted)["fitted on"] == "50 perturbed and 10 control cells"
-    said = "Screen(5 conditions, 1 group(s) of cells, 50 perturbed and 10 control cells, 80 genes)"
-    assert repr(fitted.screen) == said
+    text = "Screen(5 conditions, 1 group(s) of cells, 50 perturbed and 10 control cells, 80 genes)"
+    assert repr(fitted.screen) == text
 
 
 @pytest.fixture(scope="module")
@@ -54,23 +54,23 @@ def saved(tmp_path_factory):
     folder, cells = tmp_path_factory.mktemp("saved"), sd.datasets.toy(120, 100)
     cells.obs["perturbation"] = ["control", "A", "B"] * 40
     with sd.settings.override(progress=False, device="cpu"):
-        made = {
+        objects = {
             "model": sd.models.load(),
             "annotator": sd.tl.annotate(cells[:40].copy(), "cell_type", cells[40:].copy(), method="knn"),
             "screen": sd.tl.fit_perturbation(cells, "perturbation"),
             "integrated": sd.tl.integrate(cells, "batch", steps=1),
             "adapted": sd.tl.adapt(cells),
         }
-    return {name: (fitted, fitted.save(folder / name)) for name, fitted in made.items()}
+    return {name: (fitted, fitted.save(folder / name)) for name, fitted in objects.items()}
 
 
 @pytest.mark.parametrize("name", ["model", "annotator", "screen", "integrated", "adapted"])
 def test_a_folder_gives_back_what_was_saved(saved, name):
     fitted, folder = saved[name]
-    for given in (folder, str(folder), fitted):
-        found = sd.models.load(given, device="cpu")
-        assert type(found) is type(fitted)
-        assert repr(found) == repr(fitted)
+    for source in (folder, str(folder), fitted):
+        result = sd.models.load(source, device="cpu")
+        assert type(result) is type(fitted)
+        assert repr(result) == repr(fitted)
     assert sd.models.load(fitted) is fitted
 
 

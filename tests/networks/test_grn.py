@@ -23,9 +23,9 @@ def cells(grouped):
     return grouped
 
 
-def near(found, expected, method):
+def near(actual, expected, method):
     """Alike but for the order of sums and, for attention, ranks of keys that differ by a rounding."""
-    np.testing.assert_allclose(found, expected, atol=5e-3 if method == "attention" else 2e-5)
+    np.testing.assert_allclose(actual, expected, atol=5e-3 if method == "attention" else 2e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -40,19 +40,19 @@ def test_writes_what_it_says_and_h5ad_holds_it(cells, infer, method, tmp_path):
         assert np.isfinite(graph.data).all()
         assert (graph.data != 0).all()
         assert (graph.diagonal() == 0).all()
-    whole, by = cells.uns["scdiva"]["scdiva_grn"], cells.uns["scdiva"]["by"]
-    assert set(whole) == set(by) == OF_THE_CALL
-    assert (list(whole["groups"]), list(whole["keys"]), whole["groupby"]) == ([], ["scdiva_grn"], "")
-    assert (list(by["groups"]), by["groupby"]) == (["plain", "CD4/CD8"], "kind")
-    assert list(by["keys"]) == ["by_plain", "by_CD4_CD8"]
-    assert (whole["method"], whole["model"], whole["input"]) == (method, "ScDiVa", "counts")
-    assert (whole["n_targets"], by["n_targets"]) == (0, 7)
-    assert whole["cells"].tolist() == [36]
-    assert by["cells"].tolist() == [(cells.obs["kind"] == kind).sum() for kind in ("plain", "CD4/CD8")]
+    record, grouped_record = cells.uns["scdiva"]["scdiva_grn"], cells.uns["scdiva"]["by"]
+    assert set(record) == set(grouped_record) == OF_THE_CALL
+    assert (list(record["groups"]), list(record["keys"]), record["groupby"]) == ([], ["scdiva_grn"], "")
+    assert (list(grouped_record["groups"]), grouped_record["groupby"]) == (["plain", "CD4/CD8"], "kind")
+    assert list(grouped_record["keys"]) == ["by_plain", "by_CD4_CD8"]
+    assert (record["method"], record["model"], record["input"]) == (method, "ScDiVa", "counts")
+    assert (record["n_targets"], grouped_record["n_targets"]) == (0, 7)
+    assert record["cells"].tolist() == [36]
+    assert grouped_record["cells"].tolist() == [(cells.obs["kind"] == kind).sum() for kind in ("plain", "CD4/CD8")]
     used = cells.varp["scdiva_grn"].tocoo()
     names = cells.var_names
-    assert set(names[used.row]) <= set(whole["sources"])
-    assert set(names[used.col]) <= set(whole["targets"])
+    assert set(names[used.row]) <= set(record["sources"])
+    assert set(names[used.col]) <= set(record["targets"])
     cells.write_h5ad(tmp_path / "a.h5ad")
     back = ad.read_h5ad(tmp_path / "a.h5ad")
     for options in ({}, {"key": "by", "group": "CD4/CD8"}, {"key": "by", "group": "plain", "top": 5}):
@@ -79,13 +79,13 @@ def test_blocks_windows_and_workers_change_little_or_nothing(cells, infer, edges
 def test_of_each_source_the_strongest_are_kept(cells, infer, edges, method):
     infer(cells, method)
     infer(cells, method, n_targets=5, key_added="few")
-    every, few = edges(cells), edges(cells, "few")
+    all_edges, top_edges = edges(cells), edges(cells, "few")
     for source in range(60):
-        kept = np.flatnonzero(np.isfinite(few[source]))
-        np.testing.assert_array_equal(few[source, kept], every[source, kept])
-        size = np.abs(every[source]) if cells.uns["scdiva"]["few"]["signed"] else every[source]
-        assert len(kept) == min(5, np.isfinite(size).sum())
-        assert not len(kept) or np.nanmax(np.delete(size, kept)) <= size[kept].min()
+        targets = np.flatnonzero(np.isfinite(top_edges[source]))
+        np.testing.assert_array_equal(top_edges[source, targets], all_edges[source, targets])
+        size = np.abs(all_edges[source]) if cells.uns["scdiva"]["few"]["signed"] else all_edges[source]
+        assert len(targets) == min(5, np.isfinite(size).sum())
+        assert not len(targets) or np.nanmax(np.delete(size, targets)) <= size[targets].min()
 
 
 def test_of_equal_weights_the_first_columns_are_kept(cells, infer, edges):
@@ -111,10 +111,10 @@ def test_of_columns_of_one_gene_the_first_stands_for_it(cells, infer, edges, one
     sources = list(cells.var_names[[2, 12]])
     infer(cells, method, sources=np.array(sources))
     infer(twice, method, sources=[ids[sources[0]], sources[1]])
-    found = edges(twice)
-    assert np.isnan(found[60:]).all()
-    assert np.isnan(found[:, 60:]).all()
-    near(found[:60, :60], edges(cells), method)
+    weights = edges(twice)
+    assert np.isnan(weights[60:]).all()
+    assert np.isnan(weights[:, 60:]).all()
+    near(weights[:60, :60], edges(cells), method)
     assert list(twice.uns["scdiva"]["scdiva_grn"]["sources"]) == sources
 
 
@@ -137,16 +137,16 @@ def test_transcription_factors_are_sources_on_request():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_cells_without_genes_have_no_part(cells, infer, one, edges, hashed, method):
-    known = one.vocabulary.match(list(cells.var_names)).tokens >= 0
+    in_vocabulary = one.vocabulary.match(list(cells.var_names)).tokens >= 0
     without = np.arange(36) >= 34
-    cells.X = sp.csr_matrix(cells.X.multiply(~without[:, None] | ~known))
+    cells.X = sp.csr_matrix(cells.X.multiply(~without[:, None] | ~in_vocabulary))
     with pytest.raises(ValueError, match="2 of 36 cells"):
         infer(cells, method)
     infer(cells, method, empty="nan")
-    rest = cells[~without].copy()
-    infer(rest, method)
-    near(edges(rest), edges(cells), method)
-    assert rest.uns["scdiva"]["scdiva_grn"]["cells"] == cells.uns["scdiva"]["scdiva_grn"]["cells"] == [34]
+    nonempty = cells[~without].copy()
+    infer(nonempty, method)
+    near(edges(nonempty), edges(cells), method)
+    assert nonempty.uns["scdiva"]["scdiva_grn"]["cells"] == cells.uns["scdiva"]["scdiva_grn"]["cells"] == [34]
     cells.obs["kind"] = np.where(np.arange(36) > 24, "few", "many")  # eleven, two of them empty
     before = hashed(cells)
     with pytest.raises(ValueError, match=r"1 of 2 groups .*10 cells .*'few', 9"):
@@ -158,8 +158,8 @@ def test_a_gene_that_only_raw_holds_is_said_to_be_there(cells, infer):
     data = cells.copy()
     data.raw = cells
     name, data = data.var_names[3], data[:, 5:].copy()
-    with pytest.raises(ValueError, match=rf"'{name}', which adata.raw has.*adata\.raw\.to_adata") as said:
+    with pytest.raises(ValueError, match=rf"'{name}', which adata.raw has.*adata\.raw\.to_adata") as error:
         infer(data, "correlation", sources=[name], use_raw=True)
     names = {"adata": data}
-    exec(str(said.value).split("genes of adata: ")[1].split(", and")[0], names)
+    exec(str(error.value).split("genes of adata: ")[1].split(", and")[0], names)
     infer(names["adata"], "correlation", sources=[name])

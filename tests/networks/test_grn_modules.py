@@ -47,11 +47,14 @@ def toy():
 def slow_strongest(weights, n):
     """Edge by edge: the larger of both directions, kept if it is among the n largest of either end."""
     size = len(weights)
-    both = np.maximum(np.maximum(weights, weights.T), 0)
+    symmetric = np.maximum(np.maximum(weights, weights.T), 0)
     chosen = {
-        i: sorted((j for j in range(size) if both[i, j] > 0), key=lambda j: (-both[i, j], j))[:n] for i in range(size)
+        i: sorted((j for j in range(size) if symmetric[i, j] > 0), key=lambda j: (-symmetric[i, j], j))[:n]
+        for i in range(size)
     }
-    return np.array([[both[i, j] if j in chosen[i] or i in chosen[j] else 0 for j in range(size)] for i in range(size)])
+    return np.array(
+        [[symmetric[i, j] if j in chosen[i] or i in chosen[j] else 0 for j in range(size)] for i in range(size)]
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3, 15])
@@ -105,15 +108,15 @@ def test_the_modules_of_toy_cells_are_found_and_dense(toy, method):
     sd.tl.grn(toy, method, n_targets=None)
     sd.tl.grn_modules(toy)
     truth = toy.uns["truth"]["module"]
-    seen = (truth >= 0) & toy.var["scdiva_grn_module"].notna().to_numpy()
-    assert seen.sum() > 55
-    assert adjusted_rand_score(truth[seen], toy.var["scdiva_grn_module"][seen].astype(str)) > 0.8
+    assigned = (truth >= 0) & toy.var["scdiva_grn_module"].notna().to_numpy()
+    assert assigned.sum() > 55
+    assert adjusted_rand_score(truth[assigned], toy.var["scdiva_grn_module"][assigned].astype(str)) > 0.8
     weights = toy.varp["scdiva_grn"].toarray()
     for number in range(4):
-        own = truth == number
-        assert weights[np.ix_(own, own)].mean() > 2 * abs(weights[np.ix_(own, ~own)]).mean()
+        members = truth == number
+        assert weights[np.ix_(members, members)].mean() > 2 * abs(weights[np.ix_(members, ~members)]).mean()
     hub = toy.var["scdiva_grn_module_hub"]
-    assert hub[seen].mean() > hub[truth < 0].mean()
+    assert hub[assigned].mean() > hub[truth < 0].mean()
 
 
 def test_resolution_neighbors_and_seed(toy):
@@ -134,7 +137,7 @@ def test_resolution_neighbors_and_seed(toy):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"n_neighbors": 0}, "n_neighbors must be at least 1, got 0"),
         ({"resolution": 0}, "resolution .*got 0"),
@@ -142,12 +145,12 @@ def test_resolution_neighbors_and_seed(toy):
         ({"key": "negative"}, "no edge of positive weight"),
     ],
 )
-def test_what_makes_no_modules_is_refused(cliques, hashed, options, said):
+def test_what_makes_no_modules_is_refused(cliques, hashed, options, message):
     adata, _, weights = cliques
     adata.X = sp.csr_matrix(adata.X)
     adata.uns["scdiva"]["negative"] = adata.uns["scdiva"]["net"] | {"keys": np.array(["negative"])}
     adata.varp["negative"] = sp.csr_matrix(-np.abs(weights).astype(np.float32))
     before = hashed(adata)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         sd.tl.grn_modules(adata, **{"key": "net"} | options)
     assert hashed(adata) == before

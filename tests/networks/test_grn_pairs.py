@@ -31,7 +31,7 @@ def rare(c):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "options", "said"),
+    ("spoil", "options", "message"),
     [
         (None, {"min_fraction": float("nan")}, "min_fraction must be a share"),
         (None, {"groups": ["plain"]}, "groupby="),
@@ -49,14 +49,14 @@ def rare(c):
         (None, {"min_fraction": 1.0, "sources": "tf"}, "no transcription factor.*at least 100"),
     ],
 )
-def test_bad_input_is_refused_and_changes_nothing(cells, infer, hashed, spoil, options, said):
+def test_bad_input_is_refused_and_changes_nothing(cells, infer, hashed, spoil, options, message):
     if spoil:
         spoil(cells)
         cells.X = sp.csr_matrix(cells.X)
     if options.get("sources") == ["3"]:
         options = options | {"sources": [cells.var_names[3]]}
     before = hashed(cells)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         infer(cells, **options)
     assert hashed(cells) == before
 

@@ -63,13 +63,13 @@ def test_a_network_of_a_group(adata, tmp_path):
 
 
 def test_slices_of_genes_keep_their_names(adata):
-    few = network_of(adata[:, [3, 0]].copy(), "net", None)
-    assert few.sources.tolist() == [False, True]
-    np.testing.assert_array_equal(few.weights.toarray(), np.array([[0, 0], [0.3, 0]], np.float32))
+    network = network_of(adata[:, [3, 0]].copy(), "net", None)
+    assert network.sources.tolist() == [False, True]
+    np.testing.assert_array_equal(network.weights.toarray(), np.array([[0, 0], [0.3, 0]], np.float32))
 
 
 @pytest.mark.parametrize(
-    ("key", "group", "said"),
+    ("key", "group", "message"),
     [
         ("gone", None, r"network 'gone': call scdiva.tl.grn\(.*key_added='gone'"),
         ("other", None, "has no network 'other'"),
@@ -80,9 +80,9 @@ def test_slices_of_genes_keep_their_names(adata):
         ("lost", None, "adata.varp .*'lost', .*'by_a_b', 'by_c': call scdiva.tl.grn"),
     ],
 )
-def test_what_is_not_there_is_named(adata, key, group, said):
+def test_what_is_not_there_is_named(adata, key, group, message):
     adata.uns["scdiva"] |= {"other": {"method": "x"}, "lost": about(NAMES, ["lost"])}
-    with pytest.raises(KeyError, match=said):
+    with pytest.raises(KeyError, match=message):
         network_of(adata, key, group)
     del adata.uns["scdiva"]
     with pytest.raises(KeyError, match="has no network"):

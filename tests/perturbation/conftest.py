@@ -35,9 +35,9 @@ def predict(data, model, predict=None, **arguments):
     return sd.tl.predict_perturbation(data.copy(), model=model, predict=predict, **{"rng": 0} | arguments)
 
 
-def alike(one, other):
+def alike(first, second):
     """Assert that two predictions of the same conditions have the same bits."""
-    np.testing.assert_array_equal(one.X, other.X)
-    assert one.varm.keys() == other.varm.keys()
-    for key in one.varm:
-        np.testing.assert_array_equal(one.varm[key], other.varm[key])
+    np.testing.assert_array_equal(first.X, second.X)
+    assert first.varm.keys() == second.varm.keys()
+    for key in first.varm:
+        np.testing.assert_array_equal(first.varm[key], second.varm[key])

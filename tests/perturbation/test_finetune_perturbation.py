@@ -25,8 +25,8 @@ def tuned(data, learned):
 def test_all_weights_are_trained_and_the_model_given_is_not(data, learned, tuned, weights, same, build):
     assert same(weights(learned), weights(build(anchor="learned")))
     before, after = learned.state_dict(), tuned.model.state_dict()
-    kept = {name for name, value in before.items() if torch.equal(value, after[name])}
-    assert {name.split(".")[0] for name in kept} <= {"heads"}
+    unchanged = {name for name, value in before.items() if torch.equal(value, after[name])}
+    assert {name.split(".")[0] for name in unchanged} <= {"heads"}
     assert tuned.model.finetuned_for == "perturbation"
     assert tuned.model.metadata["finetuned"]["training"]["steps"] == 14  # 7 conditions of 64 examples, 32 a step
     assert len(tuned.notes["loss"]) == 14
@@ -46,9 +46,9 @@ def test_what_is_written(data, tuned, genes):
     assert notes["base"].tolist() == ["finetuned"] * 4
     np.testing.assert_array_equal(notes["loss"], tuned.notes["loss"])
     assert np.isnan(predicted.varm["scdiva_sd"]).all()
-    kept = cells.uns["scdiva_perturbation"]
-    assert set(kept["baselines"]) == {"no_change", "train_mean", "matching_mean", "additive", "linear", "expected"}
-    np.testing.assert_array_equal(kept["mean"].T, predicted.varm["scdiva_mean"])
+    stored = cells.uns["scdiva_perturbation"]
+    assert set(stored["baselines"]) == {"no_change", "train_mean", "matching_mean", "additive", "linear", "expected"}
+    np.testing.assert_array_equal(stored["mean"].T, predicted.varm["scdiva_mean"])
     scores = sd.tl.score_perturbation(predict(data, tuned), data)
     assert {"scdiva", "expected", "additive"} <= set(scores["method"])
     assert set(sd.tl.score_perturbation(predict(data, replace(tuned)), data)["method"]) == set(scores["method"])
@@ -70,14 +70,14 @@ def test_the_prediction_is_the_mean_over_control_cells_one_by_one(perturbed_cell
     head, changes = fitted.head, []
     for row in np.unique(np.linspace(0, 89, 64).round().astype(int)):
         t, v, _ = cells.take(np.array([row])).packed
-        other = ~np.isin(t.numpy(), perturbed)
-        t = torch.cat([torch.from_numpy(perturbed), t[torch.from_numpy(other)]])[:12]
-        v = torch.cat([torch.zeros(2), v[torch.from_numpy(other)]])[:12]
+        unperturbed = ~np.isin(t.numpy(), perturbed)
+        t = torch.cat([torch.from_numpy(perturbed), t[torch.from_numpy(unperturbed)]])[:12]
+        v = torch.cat([torch.zeros(2), v[torch.from_numpy(unperturbed)]])[:12]
         masked = torch.arange(len(t)) < 2
         bounds = torch.tensor([0, len(t)], dtype=torch.int32)
         with torch.no_grad():
             hidden = fitted.model(t, v, bounds, value_mask=masked).hidden
-            inputs = torch.stack([torch.cat([hidden.mean(dim=0), hidden[place]]) for place in (0, 1)])
+            inputs = torch.stack([torch.cat([hidden.mean(dim=0), hidden[position]]) for position in (0, 1)])
             standard = ((inputs - head.mean) / head.sd).unflatten(1, (2, -1))
             u = head.mlp((standard / standard.square().mean(dim=-1, keepdim=True).sqrt()).flatten(1)).sum(dim=0)
             changes.append((head.scale * (2 * head.base + u @ head.basis)).numpy())
@@ -105,17 +105,17 @@ def test_doses_groups_and_labels(perturbed_cells, learned, genes):
     # a group that the screen does not have
     new = of_groups[of_groups.obs["line"] == "a"].copy()
     new.obs["line"] = "c"
-    found = predict(new, fitted, names[:2])
-    assert np.isfinite(found.varm["scdiva_mean"]).all()
-    assert set(found.uns["scdiva"]["perturbation"]["base"]) == {"finetuned"}
+    prediction = predict(new, fitted, names[:2])
+    assert np.isfinite(prediction.varm["scdiva_mean"]).all()
+    assert set(prediction.uns["scdiva"]["perturbation"]["base"]) == {"finetuned"}
 
 
 def test_saved_and_loaded_it_predicts_the_same_bits(data, learned, tuned, tmp_path):
     folder = tuned.save(tmp_path / "fitted")
-    found = load(folder, device="cpu")
-    alike(predict(data, tuned), predict(data, found))
-    assert found.head.state_dict().keys() == tuned.head.state_dict().keys()
-    np.testing.assert_array_equal(found.notes["loss"], tuned.notes["loss"])
+    loaded = load(folder, device="cpu")
+    alike(predict(data, tuned), predict(data, loaded))
+    assert loaded.head.state_dict().keys() == tuned.head.state_dict().keys()
+    np.testing.assert_array_equal(loaded.notes["loss"], tuned.notes["loss"])
     # and so does the one call that fits and predicts
     at_once = sd.tl.predict_perturbation(data.copy(), "perturbation", model=learned, **TUNE)
     alike(at_once, predict(data, folder, rng=3))
@@ -136,6 +136,6 @@ def test_a_folder_that_does_not_fit_together_is_refused(tuned, learned, altered,
     folder = tuned.save(tmp_path / "fitted")
     with pytest.raises(ValueError, match=match):
         load(altered(folder, settings, tensors), device="cpu")
-    other = replace(tuned, model=learned)
+    mismatch = replace(tuned, model=learned)
     with pytest.raises(ValueError, match="not fine-tuned on perturbations"):
-        load(other.save(tmp_path / "other"), device="cpu")
+        load(mismatch.save(tmp_path / "other"), device="cpu")

@@ -20,13 +20,13 @@ def fit(data, model, **arguments):
 
 
 def test_what_is_found(one, data, hashed, weights, same):
-    before, theirs = hashed(data), weights(one)
+    before, weights_before = hashed(data), weights(one)
     state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     fitted = fit(data, one)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
     assert hashed(data) == before
-    assert same(weights(one), theirs)
+    assert same(weights(one), weights_before)
     assert set(fitted.notes) == {"validation", "labels", "model", "seed", "seconds"}
     assert fitted.notes["model"] == "ScDiVa"
     assert set(fitted.base) == {*KINDS, "measured"}
@@ -40,9 +40,9 @@ def test_what_is_found(one, data, hashed, weights, same):
 
 
 def test_the_seed_determines_every_bit(one, data):
-    found = [fit(data, one, rng=rng).notes for rng in (3, 3, 4)]
-    assert found[0]["seed"] == found[1]["seed"] != found[2]["seed"]
-    np.testing.assert_array_equal(found[0]["validation"]["mse"], found[1]["validation"]["mse"])
+    notes = [fit(data, one, rng=rng).notes for rng in (3, 3, 4)]
+    assert notes[0]["seed"] == notes[1]["seed"] != notes[2]["seed"]
+    np.testing.assert_array_equal(notes[0]["validation"]["mse"], notes[1]["validation"]["mse"])
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_what_makes_no_sense_is_refused_and_nothing_changed(one, data, arguments
     data.obs["plus"] = label.where(np.arange(80) != 17, "CD4+")
     data.layers["nan"] = data.X.copy()
     data.layers["nan"].data[7] = np.nan
-    before, theirs, state = hashed(data), weights(one), torch.random.get_rng_state()
+    before, weights_before, state = hashed(data), weights(one), torch.random.get_rng_state()
     with pytest.raises(ValueError, match=match):
         sd.tl.fit_perturbation(data, **{"perturbation_key": "perturbation", "model": one, "rng": 3} | arguments)
     assert hashed(data) == before
-    assert same(weights(one), theirs)
+    assert same(weights(one), weights_before)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -101,7 +101,7 @@ def test_groups_and_doses(fitted_groups):
     assert "elsewhere" in fitted_groups.notes["validation"]["method"]
 
 
-def read(data, model, groupby=None, dose_key=None, control="control"):
+def screen_and_controls(data, model, groupby=None, dose_key=None, control="control"):
     design = ScreenDesign.of("perturbation", control, groupby, dose_key)
     return read_screen(data, open_screen(data, design, None, model, "cpu", InputOptions()), "cpu")
 
@@ -109,18 +109,18 @@ def read(data, model, groupby=None, dose_key=None, control="control"):
 @pytest.mark.parametrize("dose", [0.0, np.nan, np.inf, "much"])
 def test_a_dose_that_is_none_is_named(one, perturbed_cells, dose):
     data = perturbed_cells(("control", "0", "1"), n=2, doses=(2.0,))
-    given = data.obs["dose"].astype(object)
-    given.iloc[3] = given.iloc[5] = dose
-    given.iloc[0] = np.nan  # of a control cell, where it says nothing
-    data.obs["dose"] = given
+    doses = data.obs["dose"].astype(object)
+    doses.iloc[3] = doses.iloc[5] = dose
+    doses.iloc[0] = np.nan  # of a control cell, where it says nothing
+    data.obs["dose"] = doses
     with pytest.raises(ValueError, match=r"'dose'\] .*above 0 for 2 of 4 .*'c3'"):
-        read(data, one, dose_key="dose")
+        screen_and_controls(data, one, dose_key="dose")
 
 
 def test_means_changes_and_variances_beside_dense_arrays(one, perturbed_cells, genes):
     data = perturbed_cells(("0", "control", "drug", "0+1"), ("b", "a"), n=5, doses=(1.0, 10.0), rng=3)
     data = data[np.random.default_rng(0).permutation(data.n_obs)[:-3]].copy()
-    screen, controls = read(data, one, "line", "dose")
+    screen, controls = screen_and_controls(data, one, "line", "dose")
     values = log_normalised(data)[0].toarray()
     label, group, dose = (data.obs[name].to_numpy() for name in ("perturbation", "line", "dose"))
     assert screen.genes == tuple(genes)
@@ -129,18 +129,18 @@ def test_means_changes_and_variances_beside_dense_arrays(one, perturbed_cells, g
     assert len(keys) == len(set(keys)) == 12
     left = np.zeros_like(values)
     for i, (parts, number, amount) in enumerate(keys):
-        own = (group == screen.groups[number]) & (dose == amount)
-        own &= [tuple(sorted(name.split("+"))) == parts for name in label]
+        members = (group == screen.groups[number]) & (dose == amount)
+        members &= [tuple(sorted(name.split("+"))) == parts for name in label]
         control = values[(label == "control") & (group == screen.groups[number])]
-        np.testing.assert_allclose(screen.delta[i], values[own].mean(0) - control.mean(0), atol=1e-5)
-        assert screen.n_cells[i] == own.sum()
-        left[own] = values[own] - values[own].mean(axis=0)
+        np.testing.assert_allclose(screen.delta[i], values[members].mean(0) - control.mean(0), atol=1e-5)
+        assert screen.n_cells[i] == members.sum()
+        left[members] = values[members] - values[members].mean(axis=0)
     for number, name in enumerate(screen.groups):
-        own = (label == "control") & (group == name)
-        np.testing.assert_allclose(screen.control[number], values[own].mean(0), rtol=1e-5)
-        np.testing.assert_allclose(controls.means[number], values[own].mean(0), rtol=1e-5)
-        assert screen.n_control[number] == own.sum()
-        left[own] = values[own] - values[own].mean(axis=0)
+        members = (label == "control") & (group == name)
+        np.testing.assert_allclose(screen.control[number], values[members].mean(0), rtol=1e-5)
+        np.testing.assert_allclose(controls.means[number], values[members].mean(0), rtol=1e-5)
+        assert screen.n_control[number] == members.sum()
+        left[members] = values[members] - values[members].mean(axis=0)
     np.testing.assert_allclose(screen.variance, (left**2).sum(axis=0) / (len(data) - 14), rtol=1e-4, atol=1e-6)
     assert {a.dtype.name for a in (screen.delta, screen.control, screen.states, screen.variance)} == {"float32"}
     assert screen.n_cells.dtype == screen.n_control.dtype == np.int64
@@ -151,57 +151,59 @@ def test_control_cells_as_the_model_reads_them(one, perturbed_cells):
     data.X = sp.diags_array((np.arange(24) != 13).astype(np.float32)) @ data.X  # a control cell without counts
     data.X = sp.csr_matrix(data.X)
     with pytest.warns(UserWarning, match="1 of 12"):
-        screen, controls = read(data, one, "line")
+        screen, controls = screen_and_controls(data, one, "line")
     assert controls.names.tolist() == data.obs_names[12:].tolist()
     assert [controls.groups[i] for i in controls.number] == data.obs["line"][12:].tolist()
     assert sorted(controls.rows.tolist()) == [i for i in range(12) if i != 1]
     assert (np.diff(controls.number[controls.rows]) >= 0).all()
-    own = data[12:].copy()[controls.rows].copy()
-    sd.tl.embed(own, model=one)
+    control_cells = data[12:].copy()[controls.rows].copy()
+    sd.tl.embed(control_cells, model=one)
     for number in range(2):
-        mean = own.obsm["X_scdiva"][controls.number[controls.rows] == number].mean(axis=0)
+        mean = control_cells.obsm["X_scdiva"][controls.number[controls.rows] == number].mean(axis=0)
         np.testing.assert_allclose(controls.states[number], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(screen.states, controls.states)
 
 
 def test_labels_of_the_same_parts_are_one_condition(one, perturbed_cells, genes):
     data = perturbed_cells(("ctrl", "0+ctrl", "ctrl+0", "0", "1+0", "0+1"), n=4)
-    screen, _ = read(data, one, control="ctrl")
+    screen, _ = screen_and_controls(data, one, control="ctrl")
     assert screen.conditions.parts == ((genes[0],), tuple(sorted(genes[:2])))
     assert screen.n_cells.tolist() == [12, 8]
 
 
 def test_what_tells_nothing_is_refused(one, perturbed_cells):
     with pytest.raises(ValueError, match="all 20 cells are control cells"):
-        read(perturbed_cells(("control",), n=20), one)
+        screen_and_controls(perturbed_cells(("control",), n=20), one)
     data = perturbed_cells(("control", "0"), ("a", "b", "c"), n=4)
     lacking = data[~((data.obs["perturbation"] == "control") & data.obs["line"].isin(["b", "c"]))].copy()
     with pytest.raises(ValueError, match=r"2 of 3 groups .*control cells.*'b'"):
-        read(lacking, one, "line")
-    screen, _ = read(data[~((data.obs["perturbation"] == "0") & (data.obs["line"] == "a"))].copy(), one, "line")
+        screen_and_controls(lacking, one, "line")
+    screen, _ = screen_and_controls(
+        data[~((data.obs["perturbation"] == "0") & (data.obs["line"] == "a"))].copy(), one, "line"
+    )
     assert screen.groups == ("a", "b", "c")  # one has control cells alone
-    unread = data.copy()
-    unread.X = unread.X.toarray()
-    unread.X[(data.obs["line"] == "b").to_numpy(), :-5] = 0
+    zeroed = data.copy()
+    zeroed.X = zeroed.X.toarray()
+    zeroed.X[(data.obs["line"] == "b").to_numpy(), :-5] = 0
     with (
         pytest.warns(UserWarning, match="4 of 12 cells are left out"),
         pytest.raises(ValueError, match=r"1 of 3 groups .*control .*'b'.*Remove"),
     ):
-        read(unread, one, "line")
+        screen_and_controls(zeroed, one, "line")
 
 
 def test_single_cells_of_a_condition_are_told_and_count_little(one, perturbed_cells, genes):
     data = perturbed_cells(("control", "0", "1", "2+1"), n=8)
-    kept = np.ones(data.n_obs, dtype=bool)
-    kept[17:24] = kept[25:] = False
+    mask = np.ones(data.n_obs, dtype=bool)
+    mask[17:24] = mask[25:] = False
     with pytest.warns(UserWarning, match=r"2 of 3 conditions .*one cell") as caught:
-        screen, _ = read(data[kept].copy(), one)
+        screen, _ = screen_and_controls(data[mask].copy(), one)
     assert any(genes[1] in str(one.message) for one in caught)
     assert sorted(screen.n_cells.tolist()) == [1, 1, 8]
     assert np.isfinite(screen.variance).all()
     every = perturbed_cells(("control", "0", "1"), n=1)
     with pytest.raises(ValueError, match=r"each of 2 conditions.*control cells"):
-        read(every, one)
+        screen_and_controls(every, one)
 
 
 def test_unknown_names_are_refused_with_close_ones(one, genes):

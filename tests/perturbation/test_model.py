@@ -29,13 +29,13 @@ def make(measured, model):
     """A fitted model whose screen is drawn; two perturbations are labels."""
     a, b, c = model.vocabulary.symbols[:3]
 
-    def made(model=model, doses=None, **base):
+    def build_model(model=model, doses=None, **base):
         labels = (a, f"{b}@1", f"{a}+{b}", "drug", f"drug+{c}", "heat@1")
         screen = measured(labels, doses=doses, genes=[*model.vocabulary.symbols[:8], *"wxyz"])
         chosen = dict.fromkeys((*KINDS, "measured"), EXPECTED) | base
         return PerturbationModel(model, screen, chosen, ScreenDesign.of("perturbation", "control", "line"), NOTES)
 
-    return made
+    return build_model
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +49,17 @@ def folder(fitted, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def asked(model):
+def targets(model):
     a, b, c, d = model.vocabulary.symbols[:4]
     parts = ((b,), (a, c), ("drug", "heat"), (d,), (a, b))
     return Conditions(tuple(tuple(sorted(p)) for p in parts), np.array([0, 1, 0, 1, 0]), np.array([1, 1, 2.0, 3, 1]))
 
 
-def test_what_predicts_is_named_by_kind(make, asked):
-    one = make(single="train_mean", combination="additive").mean_change(asked, NONE)
+def test_what_predicts_is_named_by_kind(make, targets):
+    one = make(single="train_mean", combination="additive").mean_change(targets, NONE)
     assert one.base == [EXPECTED, "additive", "additive", "train_mean", EXPECTED]  # b was measured in line 1
     assert tuple(one.baselines) == BASELINES
-    expected = make().mean_change(asked, NONE)
+    expected = make().mean_change(targets, NONE)
     assert set(expected.base) == {EXPECTED}
     for row, name in enumerate(one.base):
         from_what = expected.change if name == EXPECTED else one.baselines[name]
@@ -68,33 +68,33 @@ def test_what_predicts_is_named_by_kind(make, asked):
     assert (one.sd > 0).all()
 
 
-def test_a_base_that_is_not_defined_is_refused(make, asked, model):
+def test_a_base_that_is_not_defined_is_refused(make, targets, model):
     fitted = make(combination="elsewhere", group="elsewhere")
-    fitted.mean_change(asked.only(np.array([0])), NONE)
-    name = "+".join(asked.parts[1])
+    fitted.mean_change(targets.only(np.array([0])), NONE)
+    name = "+".join(targets.parts[1])
     with pytest.raises(ValueError, match=rf"method 'elsewhere' .*'{re.escape(name)}'.*Fit again"):
-        fitted.mean_change(asked, NONE)
+        fitted.mean_change(targets, NONE)
 
 
-def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, tmp_path):
-    given = make(doses=[1, 2, 1, 1, 4, 1], single="linear")
-    folder = given.save(tmp_path / "here" / "fitted")
+def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, targets, tmp_path):
+    fitted = make(doses=[1, 2, 1, 1, 4, 1], single="linear")
+    folder = fitted.save(tmp_path / "here" / "fitted")
     assert kind_of(folder) == "perturbation_model"
     stream = torch.random.get_rng_state()
-    found = load(str(folder), device="cpu")
+    loaded = load(str(folder), device="cpu")
     assert torch.equal(torch.random.get_rng_state(), stream)
-    assert (found.base, found.design) == (given.base, given.design)
-    for name, one in vars(given.screen).items():
-        other = getattr(found.screen, name)
-        if isinstance(one, np.ndarray):
-            np.testing.assert_array_equal(one, other)
-            assert one.dtype == other.dtype
-    one, other = (m.mean_change(asked, NONE) for m in (found, given))
-    np.testing.assert_array_equal(one.change, other.change)
-    np.testing.assert_array_equal(one.sd, other.sd)
-    assert np.isnan(found.notes["nothing"])
-    assert (found.notes["seed"], found.notes["seconds"]) == ("3", 1.5)
-    np.testing.assert_array_equal(found.notes["validation"]["mse"], [1, np.nan])
+    assert (loaded.base, loaded.design) == (fitted.base, fitted.design)
+    for name, value in vars(fitted.screen).items():
+        loaded_value = getattr(loaded.screen, name)
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, loaded_value)
+            assert value.dtype == loaded_value.dtype
+    actual, expected = (m.mean_change(targets, NONE) for m in (loaded, fitted))
+    np.testing.assert_array_equal(actual.change, expected.change)
+    np.testing.assert_array_equal(actual.sd, expected.sd)
+    assert np.isnan(loaded.notes["nothing"])
+    assert (loaded.notes["seed"], loaded.notes["seconds"]) == ("3", 1.5)
+    np.testing.assert_array_equal(loaded.notes["validation"]["mse"], [1, np.nan])
     assert [p.name for p in folder.parent.iterdir()] == ["fitted"]
 
 

@@ -35,10 +35,10 @@ def fit(data, one, **options):
 
 def relabelled(data, name_of):
     """Copy the cells; each part of a label is written by its new name."""
-    other = data.copy()
+    cells = data.copy()
     labels = data.obs["perturbation"].astype(str)
-    other.obs["perturbation"] = ["+".join(name_of(part, i) for part in of.split("+")) for i, of in enumerate(labels)]
-    return other
+    cells.obs["perturbation"] = ["+".join(name_of(part, i) for part in of.split("+")) for i, of in enumerate(labels)]
+    return cells
 
 
 def by_guide(plain, one, genes, ids):
@@ -50,8 +50,8 @@ def by_guide(plain, one, genes, ids):
 
 def by_control(plain, one, genes, ids):
     controls = ["control", "NTC_1", "neg-ctrl"]
-    other = relabelled(plain, lambda part, i: controls[i % 3] if part == "control" else part)
-    return other, {"control": controls}, str
+    cells = relabelled(plain, lambda part, i: controls[i % 3] if part == "control" else part)
+    return cells, {"control": controls}, str
 
 
 def by_id(plain, one, genes, ids):
@@ -60,39 +60,41 @@ def by_id(plain, one, genes, ids):
 
 def by_species(plain, one, genes, ids):
     """Genes of a species whose orthologs are in a table."""
-    own = {gene: f"own{i:02}" for i, gene in enumerate(sorted(genes))}
-    other = relabelled(plain, lambda part, i: own.get(part, part))
-    other.var_names = [own[gene] for gene in genes]
-    sd.pp.match_genes(other, one.vocabulary, species={name: gene for gene, name in own.items()})
-    return other, {}, lambda label: "+".join(own[part] for part in label.split("+"))
+    species_names = {gene: f"own{i:02}" for i, gene in enumerate(sorted(genes))}
+    cells = relabelled(plain, lambda part, i: species_names.get(part, part))
+    cells.var_names = [species_names[gene] for gene in genes]
+    sd.pp.match_genes(cells, one.vocabulary, species={name: gene for gene, name in species_names.items()})
+    return cells, {}, lambda label: "+".join(species_names[part] for part in label.split("+"))
 
 
 @pytest.mark.parametrize("change", [by_guide, by_control, by_id, by_species])
 def test_a_screen_with_other_labels_is_the_same_screen(plain, one, genes, ids, change, tmp_path):
     """Fitted, saved, predicted, written, scored and split as the one whose labels are symbols."""
-    other, options, name_of = change(plain, one, genes, ids)
-    asked = [genes[0], f"{genes[0]}+{genes[1]}", f"{genes[0]}+{genes[2]}", genes[9]]
-    expected, fitted = fit(plain, one), fit(other, one, **options)
+    cells, options, name_of = change(plain, one, genes, ids)
+    labels = [genes[0], f"{genes[0]}+{genes[1]}", f"{genes[0]}+{genes[2]}", genes[9]]
+    expected, fitted = fit(plain, one), fit(cells, one, **options)
     assert not len(fitted.notes["labels"])  # all are genes
-    of_plain = predict(plain, expected, asked)
+    of_plain = predict(plain, expected, labels)
     for model in (fitted, sd.models.load(fitted.save(tmp_path / "fitted"))):
-        found = predict(other, model, [name_of(label) for label in asked], control=options.get("control", "control"))
+        predicted = predict(
+            cells, model, [name_of(label) for label in labels], control=options.get("control", "control")
+        )
         for key in ("n_seen", "trained"):
-            np.testing.assert_array_equal(*(p.uns["scdiva"]["perturbation"][key] for p in (found, of_plain)))
+            np.testing.assert_array_equal(*(p.uns["scdiva"]["perturbation"][key] for p in (predicted, of_plain)))
         for key in ("scdiva_mean", "scdiva_sd"):
-            np.testing.assert_allclose(found.varm[key], of_plain.varm[key], rtol=1e-5)
-    found.write_h5ad(tmp_path / "found.h5ad")
-    named = ["condition", "perturbation"]
-    scores = [sd.tl.score_perturbation(ad.read_h5ad(tmp_path / "found.h5ad"), other)]
+            np.testing.assert_allclose(predicted.varm[key], of_plain.varm[key], rtol=1e-5)
+    predicted.write_h5ad(tmp_path / "found.h5ad")
+    label_columns = ["condition", "perturbation"]
+    scores = [sd.tl.score_perturbation(ad.read_h5ad(tmp_path / "found.h5ad"), cells)]
     scores.append(sd.tl.score_perturbation(of_plain, plain))
-    assert set(scores[1]["condition"]) == set(asked[:2])
-    scores = [part.drop(columns=named) for part in scores]
+    assert set(scores[1]["condition"]) == set(labels[:2])
+    scores = [part.drop(columns=label_columns) for part in scores]
     pd.testing.assert_frame_equal(*scores, check_dtype=False, rtol=1e-4)
     if change in (by_guide, by_control):  # all guides of a gene are held out together
         how = {"by": "single", "n_splits": 2, "rng": 0, "copy": True}
         one_of = sd.pp.split_perturbations(plain, "perturbation", **how)
-        other = sd.pp.split_perturbations(other, "perturbation", **how, **options)
-        assert other.obs["scdiva_split"].tolist() == one_of.obs["scdiva_split"].tolist()
+        cells = sd.pp.split_perturbations(cells, "perturbation", **how, **options)
+        assert cells.obs["scdiva_split"].tolist() == one_of.obs["scdiva_split"].tolist()
 
 
 def test_the_first_column_of_a_repeated_gene_is_used(plain, one, genes, ids):
@@ -102,24 +104,24 @@ def test_the_first_column_of_a_repeated_gene_is_used(plain, one, genes, ids):
     data = relabelled(data, lambda part, i: ids[0] if part == genes[0] else part)
     screen = fit(data, one).screen
     no_states = np.zeros((0, screen.states.shape[1]), dtype=np.float32)
-    found = similarities_of(one, screen, screen.conditions, no_states, None).columns
-    assert found == {ids[0]: 0, **{gene: number for number, gene in enumerate(genes[:4]) if number}}
+    columns = similarities_of(one, screen, screen.conditions, no_states, None).columns
+    assert columns == {ids[0]: 0, **{gene: number for number, gene in enumerate(genes[:4]) if number}}
 
 
 def test_a_gene_whose_name_contains_the_separator(one, plain, genes, tmp_path):
-    name, other = f"{genes[0]}-X", genes[1]
+    name, partner = f"{genes[0]}-X", genes[1]
     dashed = relabelled(plain, lambda part, i: name if part == genes[0] else part)
     dashed.var_names = [name if gene == genes[0] else gene for gene in dashed.var_names]
     dashed.obs["perturbation"] = dashed.obs["perturbation"].str.replace("+", "-")
     fitted = fit(dashed, one, separator="-")
-    assert fitted.screen.conditions.part_names == tuple(sorted([name, other, genes[2], genes[3]]))
+    assert fitted.screen.conditions.part_names == tuple(sorted([name, partner, genes[2], genes[3]]))
     for model in (fitted, sd.models.load(fitted.save(tmp_path / "fitted"))):
-        found = predict(dashed, model, [f"{other}-{name}", f"{name}-{genes[2]}"])
-        notes = found.uns["scdiva"]["perturbation"]
+        predicted = predict(dashed, model, [f"{partner}-{name}", f"{name}-{genes[2]}"])
+        notes = predicted.uns["scdiva"]["perturbation"]
         assert (notes["n_parts"].tolist(), notes["n_seen"].tolist()) == ([2, 2], [2, 2])
-        found.write_h5ad(tmp_path / "found.h5ad")
+        predicted.write_h5ad(tmp_path / "found.h5ad")
         scores = sd.tl.score_perturbation(ad.read_h5ad(tmp_path / "found.h5ad"), dashed)
-        assert set(scores["condition"]) == {f"{other}-{name}"}
+        assert set(scores["condition"]) == {f"{partner}-{name}"}
         assert set(scores["n_cells"]) == {20}
 
 
@@ -140,9 +142,9 @@ def test_one_gene_by_several_names(one, plain, genes, ids):
     ):
         with pytest.raises(ValueError, match=match):
             predict(plain, fitted, names)
-    both = fit(relabelled(plain, lambda part, i: ids[0] if part == genes[0] and i % 2 else part), one, guides={})
+    ambiguous = fit(relabelled(plain, lambda part, i: ids[0] if part == genes[0] and i % 2 else part), one, guides={})
     with pytest.raises(ValueError, match=f"the gene of 2 labels that were measured, '{genes[0]}' and '{ids[0]}'"):
-        predict(plain, both, one.vocabulary.table.set_index("symbol")["previous"][genes[0]])
+        predict(plain, ambiguous, one.vocabulary.table.set_index("symbol")["previous"][genes[0]])
     # observed under two names
     twice = relabelled(plain, lambda part, i: ids[2] if part == genes[2] and i % 2 else part)
     with pytest.warns(UserWarning, match=f"'{ids[2]}' and '{genes[2]}'.: cells of '{ids[2]}' are ignored"):
@@ -165,8 +167,8 @@ def test_a_warning_names_guides_of_one_gene(one, plain, genes):
         assert len(fit(guides, one).screen.conditions) == 10
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".* labels in")
-        for data, given in ((plain, None), (guides, {}), (guides, mapping)):
-            fit(data, one, guides=given)
+        for data, argument in ((plain, None), (guides, {}), (guides, mapping)):
+            fit(data, one, guides=argument)
 
 
 def test_a_fitted_model_says_how_labels_become_its_control(one, plain, genes):

@@ -48,9 +48,9 @@ def states(perturbed_cells):
 
 
 def rank(data, model, **arguments) -> pd.DataFrame:
-    given = {"target": "to"} | arguments
+    options = {"target": "to"} | arguments
     return sd.tl.rank_perturbations(
-        data, given.pop("state_key", "state"), given.pop("start", "from"), model=model, **given
+        data, options.pop("state_key", "state"), options.pop("start", "from"), model=model, **options
     )
 
 
@@ -79,46 +79,46 @@ def of_frame(frame, name) -> list[float]:
 def test_the_measured_perturbation_that_made_a_group_comes_first(fitted, states, genes, label, base):
     """Whatever new ones are predicted from: all of them alike by train mean, say."""
     fitted = replace(fitted, base=fitted.base | dict.fromkeys(KINDS, base))
-    found = rank(states(label), fitted)
-    assert found["perturbation"][0] == (genes[int(label)] if label.isdigit() else label)
-    assert found["trained"].all()
-    assert set(found["perturbation"]) == {"+".join(p) for p in fitted.screen.conditions.parts}
-    assert found["cosine"][0] > 0.9
-    assert found["cosine"][0] > found["cosine"][1] + 0.1
-    assert found["reached"][0] == pytest.approx(1, abs=0.25)
-    assert found["distance"].idxmin() == 0
+    ranking = rank(states(label), fitted)
+    assert ranking["perturbation"][0] == (genes[int(label)] if label.isdigit() else label)
+    assert ranking["trained"].all()
+    assert set(ranking["perturbation"]) == {"+".join(p) for p in fitted.screen.conditions.parts}
+    assert ranking["cosine"][0] > 0.9
+    assert ranking["cosine"][0] > ranking["cosine"][1] + 0.1
+    assert ranking["reached"][0] == pytest.approx(1, abs=0.25)
+    assert ranking["distance"].idxmin() == 0
 
 
 def test_a_pair_that_was_not_measured_comes_first(fitted, states, genes):
-    found = rank(states("0+3"), fitted, combinations=True)
-    assert found["perturbation"][0] == pair(genes, 0, 3)
-    assert found.loc[0, ["n_parts", "n_seen", "trained"]].tolist() == [2, 2, False]
+    ranking = rank(states("0+3"), fitted, combinations=True)
+    assert ranking["perturbation"][0] == pair(genes, 0, 3)
+    assert ranking.loc[0, ["n_parts", "n_seen", "trained"]].tolist() == [2, 2, False]
 
 
 def test_what_is_documented_is_there_and_nothing_else(fitted, states, hashed, weights, same, tmp_path):
     cells = states("2")
-    before, theirs, state = hashed(cells), weights(fitted.model), torch.random.get_rng_state()
-    found = rank(cells, fitted, combinations=True)
-    kept = cells.uns.pop("scdiva_ranked_perturbations")
+    before, weights_before, state = hashed(cells), weights(fitted.model), torch.random.get_rng_state()
+    ranking = rank(cells, fitted, combinations=True)
+    record = cells.uns.pop("scdiva_ranked_perturbations")
     assert set(cells.uns.pop("scdiva")) == {"written"}
     assert hashed(cells) == before  # and nothing else was written
-    assert same(weights(fitted.model), theirs)
+    assert same(weights(fitted.model), weights_before)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert {name: np.asarray(found[name]).dtype.kind for name in found} == COLUMNS
-    assert found["cosine"].is_monotonic_decreasing
-    assert np.isfinite(found[["cosine", "reached", "distance"]].to_numpy()).all()
+    assert {name: np.asarray(ranking[name]).dtype.kind for name in ranking} == COLUMNS
+    assert ranking["cosine"].is_monotonic_decreasing
+    assert np.isfinite(ranking[["cosine", "reached", "distance"]].to_numpy()).all()
     folder = fitted.save(tmp_path / "fitted")
-    for given in (folder, str(folder)):
-        pd.testing.assert_frame_equal(rank(cells, given, combinations=True), found)
+    for source in (folder, str(folder)):
+        pd.testing.assert_frame_equal(rank(cells, source, combinations=True), ranking)
     # zarr holds what is kept; a later ranking replaces it
     cells.write_zarr(tmp_path / "cells.zarr")
-    for stored in (kept, ad.read_zarr(tmp_path / "cells.zarr").uns["scdiva_ranked_perturbations"]):
+    for stored in (record, ad.read_zarr(tmp_path / "cells.zarr").uns["scdiva_ranked_perturbations"]):
         assert (stored["state_key"], stored["start"], stored["target"]) == ("state", "from", "to")
-        assert [str(name) for name in stored["perturbation"]] == found["perturbation"].tolist()
+        assert [str(name) for name in stored["perturbation"]] == ranking["perturbation"].tolist()
         for name in set(COLUMNS) - {"perturbation"}:
-            np.testing.assert_array_equal(stored[name], found[name])
+            np.testing.assert_array_equal(stored[name], ranking[name])
     shorter = rank(cells, fitted)
-    assert len(cells.uns["scdiva_ranked_perturbations"]["cosine"]) == len(shorter) < len(found)
+    assert len(cells.uns["scdiva_ranked_perturbations"]["cosine"]) == len(shorter) < len(ranking)
 
 
 @pytest.mark.parametrize("base", ["expected", "additive"])
@@ -126,15 +126,15 @@ def test_beside_plain_numpy(fitted, states, genes, base):
     model = replace(fitted, base=fitted.base | dict.fromkeys(KINDS, base))
     assert set(fitted.base.values()) == {"expected"}
     cells, names = states("1"), [genes[1], pair(genes, 0, 1), pair(genes, 2, 3), f"{genes[4]}+drug", genes[20]]
-    found = rank(cells, model, candidates=names)
+    ranking = rank(cells, model, candidates=names)
     targets = Conditions.of((tuple(sorted(name.split("+"))), 0, 1.0) for name in names)
     new = np.zeros((0, model.model.state_dim), dtype=np.float32)
     change = model.mean_change(targets, new).change
     change[:2] = fitted.mean_change(targets, new).change[:2]  # these were measured
     at_start, at_end = means(cells)
     for name, row in zip(names, change, strict=True):
-        assert of_frame(found, name) == pytest.approx(plainly(row, at_end - at_start), abs=1e-6)
-    rows = found.set_index("perturbation").loc[names]
+        assert of_frame(ranking, name) == pytest.approx(plainly(row, at_end - at_start), abs=1e-6)
+    rows = ranking.set_index("perturbation").loc[names]
     assert rows["n_parts"].tolist() == [1, 2, 2, 2, 1]
     assert rows["n_seen"].tolist() == [1, 2, 2, 2, 0]
     assert rows["trained"].tolist() == [True, True, False, False, False]
@@ -144,15 +144,15 @@ def test_combinations_are_all_pairs_that_are_missing(fitted, states, genes):
     cells = states("2")
     alone = [*genes[:5], "drug"]
     pairs = {tuple(sorted((a, b))) for a in alone for b in alone if a < b}
-    found = rank(cells, fitted, combinations=True)
-    assert len(found) == 6 + 15
-    assert {tuple(sorted(name.split("+"))) for name in found["perturbation"]} == {(a,) for a in alone} | pairs
+    ranking = rank(cells, fitted, combinations=True)
+    assert len(ranking) == 6 + 15
+    assert {tuple(sorted(name.split("+"))) for name in ranking["perturbation"]} == {(a,) for a in alone} | pairs
     # a pair that is named is ranked as it is named, and once
-    named = [f"{genes[1]} + {genes[0]}", genes[30], f"{genes[3]}+control+{genes[2]}"]
-    found = rank(cells, fitted, candidates=named, combinations=True)
-    assert len(found) == 3 + 13
-    assert set(named) <= set(found["perturbation"])
-    assert pair(genes, 0, 1) not in set(found["perturbation"])
+    candidates = [f"{genes[1]} + {genes[0]}", genes[30], f"{genes[3]}+control+{genes[2]}"]
+    ranking = rank(cells, fitted, candidates=candidates, combinations=True)
+    assert len(ranking) == 3 + 13
+    assert set(candidates) <= set(ranking["perturbation"])
+    assert pair(genes, 0, 1) not in set(ranking["perturbation"])
     assert len(rank(cells, fitted, candidates=[], combinations=True)) == 15
 
 
@@ -162,9 +162,9 @@ def test_groups(fitted_groups, states, genes):
     # the group is that of the start cells, whatever the others are of
     mixed = cells[(cells.obs["line"] == "a") | (cells.obs["state"] == "to")].copy()
     for of in (of_line, mixed):
-        found = rank(of, fitted_groups)
-        assert len(found) == 3
-        assert found["perturbation"][0] == genes[1]
+        ranking = rank(of, fitted_groups)
+        assert len(ranking) == 3
+        assert ranking["perturbation"][0] == genes[1]
     with pytest.raises(ValueError, match=r"start .*2 groups of adata.obs\['line'\].*'a', 'b'"):
         rank(cells, fitted_groups)
     of_line.obs["line"] = "new"  # a group that the screen does not hold

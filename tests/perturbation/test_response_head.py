@@ -64,11 +64,11 @@ def test_untrained_every_part_adds_the_mean_change_of_single_perturbations(measu
     base = (s[:, None] * y).sum(axis=0) / (s**2).sum()  # least squares of y = s b
     rows = np.array([0, 3, 4, 1, 2])
     with torch.no_grad():
-        found = predicted_change(
+        actual = predicted_change(
             network(anchor="learned"), head, measured.cells, rows, PARTS, TOKENS, measured.strength, CONTEXT
         )
     expected = (PARTS.sum(axis=1) * measured.strength)[:, None] * base
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_the_directions_of_the_head_span_the_measured_changes(measured):
@@ -95,18 +95,18 @@ def test_perturbed_genes_come_first_and_are_never_cut(lengths, perturbed, contex
     cells = cells_of(lengths, [0] * len(lengths), seed)
     rows = np.random.default_rng(seed).integers(len(lengths), size=len(perturbed))
     first = [np.array(sorted(part), dtype=np.int64) for part in perturbed]
-    batch, places = perturbed_input(cells, rows, first, context)
+    batch, positions = perturbed_input(cells, rows, first, context)
     tokens, values, bounds = (part.numpy() for part in batch.packed)
-    expected_places = []
+    expected_positions = []
     for i, row in enumerate(rows):
         start, stop = cells.indptr[row], cells.indptr[row + 1]
         pairs = zip(cells.tokens[start:stop], cells.values[start:stop], strict=True)
-        others = [(token, value) for token, value in pairs if token not in perturbed[i]][: context - len(first[i])]
+        unperturbed = [(token, value) for token, value in pairs if token not in perturbed[i]][: context - len(first[i])]
         here = slice(bounds[i], bounds[i + 1])
-        assert tokens[here].tolist() == [*first[i].tolist(), *(token for token, _ in others)]
-        assert values[here][len(first[i]) :].tolist() == [value for _, value in others]
-        expected_places += [bounds[i] + j for j in range(len(first[i]))]
-    assert places.tolist() == expected_places
+        assert tokens[here].tolist() == [*first[i].tolist(), *(token for token, _ in unperturbed)]
+        assert values[here][len(first[i]) :].tolist() == [value for _, value in unperturbed]
+        expected_positions += [bounds[i] + j for j in range(len(first[i]))]
+    assert positions.tolist() == expected_positions
 
 
 def test_the_loss_is_the_weighted_squared_error_of_the_paper(measured, network):
@@ -123,8 +123,8 @@ def test_the_loss_is_the_weighted_squared_error_of_the_paper(measured, network):
     expected = []
     for row, draw in zip(rows, draws, strict=True):
         c = row % 5
-        own = np.flatnonzero(measured.cells.batch == measured.group[c])
-        cell = own[int(draw * len(own))]
+        group_cells = np.flatnonzero(measured.cells.batch == measured.group[c])
+        cell = group_cells[int(draw * len(group_cells))]
         with torch.no_grad():
             change = predicted_change(
                 model, head, measured.cells, np.array([cell]), PARTS[c : c + 1], TOKENS, measured.strength[c : c + 1],

@@ -40,14 +40,14 @@ def test_equals_the_metrics_of_means_taken_by_hand(screen, by_hand):
             ("control", control.mean(0)),
             ("mean", predicted.varm["scdiva_baseline_train_mean"][:, 0]),
         ):
-            found = by_method(scores, reference).loc[method]
+            method_scores = by_method(scores, reference).loc[method]
             for i, name in enumerate(names):
                 cells = values[label == name]
                 moved = control - control.mean(0) + start
                 t = np.nan_to_num(ttest_ind(cells, moved, equal_var=False).statistic)
                 expected = perturbation_response(mean[:, i], truth[i], start, de_score=t, weights=control.mean(0))
-                assert found.loc[name, list(expected)].to_dict() == pytest.approx(expected)
-            np.testing.assert_allclose(found.loc[names, "discrimination"].astype(float), ranks)
+                assert method_scores.loc[name, list(expected)].to_dict() == pytest.approx(expected)
+            np.testing.assert_allclose(method_scores.loc[names, "discrimination"].astype(float), ranks)
 
 
 def test_rows_say_what_was_scored(screen, by_hand):
@@ -87,8 +87,8 @@ def test_doses_are_matched(screen, by_hand):
     observed = screen()
     predicted = by_hand(observed)
     observed.obs["dose"] = np.where(np.arange(observed.n_obs) % 3 == 0, "1.0", "2.5")
-    ours = predicted.uns["scdiva"]["perturbation"]
-    ours["dose_key"], ours["dose"] = "dose", np.array([1.0, 2.5, 1.0, np.nan, 9.0])
+    notes = predicted.uns["scdiva"]["perturbation"]
+    notes["dose_key"], notes["dose"] = "dose", np.array([1.0, 2.5, 1.0, np.nan, 9.0])
     scores = sd.tl.score_perturbation(predicted, observed)
     assert scores.groupby("condition")["n_cells"].first().to_dict() == {"A": 4, "B": 8, "C": 4, "A+B": 12}
     with pytest.raises(KeyError, match="no column 'dose'"):
@@ -113,11 +113,11 @@ def test_genes_that_only_one_has_are_said(screen, by_hand):
     predicted = by_hand(observed)
     counts = observed.X.sum(axis=1)
     observed.layers["log"] = np.log1p(observed.X / counts[:, None] * 1e4)
-    few = observed[:, [f"G{i}" for i in range(5, 40)]].copy()
+    subset = observed[:, [f"G{i}" for i in range(5, 40)]].copy()
     with pytest.warns(UserWarning, match=r"5 of 40 predicted genes .* 'G0'.* 35 others"):
-        scores = sd.tl.score_perturbation(predicted, few, layer="log")
-    cut = predicted[:, few.var_names].copy()
-    pd.testing.assert_frame_equal(sd.tl.score_perturbation(cut, few, layer="log"), scores)
+        scores = sd.tl.score_perturbation(predicted, subset, layer="log")
+    cut = predicted[:, subset.var_names].copy()
+    pd.testing.assert_frame_equal(sd.tl.score_perturbation(cut, subset, layer="log"), scores)
 
 
 def _labels(*labels):
@@ -159,9 +159,9 @@ def test_plots_look_for_one_condition_only(screen, by_hand):
     with pytest.raises(ValueError, match=r"1 of 2 groups .*no control cells in observed .*'two'"):
         sd.tl.score_perturbation(predicted, without)
     of_one = predicted.uns["scdiva"]["perturbation"]["condition"].tolist().index("B in one")
-    found = observed_responses(read_prediction(predicted), without, only=[of_one])
-    assert (list(found.rows), list(found.control)) == ([of_one], ["one"])
-    assert len(found.conditions) == 10  # columns keep their numbers
+    responses = observed_responses(read_prediction(predicted), without, only=[of_one])
+    assert (list(responses.rows), list(responses.control)) == ([of_one], ["one"])
+    assert len(responses.conditions) == 10  # columns keep their numbers
     with pytest.raises(ValueError, match="'B in two'"):
         observed_responses(read_prediction(predicted), without[without.obs["line"] == "one"].copy(), only=[of_one + 1])
 
@@ -170,13 +170,13 @@ def test_what_rests_on_one_cell_or_on_nothing_has_no_score(screen, by_hand):
     observed = screen(n=3)
     predicted = by_hand(observed)
     of_a = np.flatnonzero(observed.obs["perturbation"] == "A")
-    found = observed_responses(
+    responses = observed_responses(
         read_prediction(predicted), observed[np.setdiff1d(np.arange(observed.n_obs), of_a[1:])].copy()
     )
-    assert response_score(found, 0) is None
-    assert response_score(found, 1) is not None
+    assert response_score(responses, 0) is None
+    assert response_score(responses, 1) is not None
     for key in [key for key in predicted.varm if key.startswith("scdiva_baseline")]:
         del predicted.varm[key]
-    found = observed_responses(read_prediction(predicted), observed)
-    assert response_score(found, 1, "mean") is None
-    assert found.methods(1) == ["scdiva"]
+    responses = observed_responses(read_prediction(predicted), observed)
+    assert response_score(responses, 1, "mean") is None
+    assert responses.methods(1) == ["scdiva"]

@@ -34,44 +34,44 @@ def slow_seen(p, test):
 def folds(by, rng, n_splits=None, **options):
     for fold in range(n_splits or len(LINES)):
         more = {"n_splits": n_splits} if n_splits else {"groupby": "g"}
-        found = split_perturbations(screen(), "p", by=by, fold=fold, rng=rng, copy=True, **more, **options)
-        yield found, (found.obs["scdiva_split"] == "test").to_numpy()
+        split = split_perturbations(screen(), "p", by=by, fold=fold, rng=rng, copy=True, **more, **options)
+        yield split, (split.obs["scdiva_split"] == "test").to_numpy()
 
 
 @given(st.sampled_from(["single", "combination"]), st.integers(0, 99), st.integers(2, 4))
 @settings(deadline=None, max_examples=25)
 def test_folds_are_disjoint_hold_all_and_say_what_was_seen(by, rng, n_splits):
     held_out = []
-    for found, test in folds(by, rng, n_splits):
-        p = found.obs["p"].astype(str).tolist()
-        wanted = {frozenset(parts(q)) for q, held in zip(p, test, strict=True) if held}
-        whole = {frozenset(parts(q)) for q, held in zip(p, test, strict=True) if not held}
-        assert not wanted & whole  # a condition is on one side, whatever the order of its parts
-        assert frozenset() in whole
-        assert found.obs["scdiva_split_seen"].tolist() == slow_seen(p, test)
-        assert found.obs["scdiva_split_seen"].dtype == np.int8
+    for split, test in folds(by, rng, n_splits):
+        p = split.obs["p"].astype(str).tolist()
+        test_side = {frozenset(parts(q)) for q, held in zip(p, test, strict=True) if held}
+        train_side = {frozenset(parts(q)) for q, held in zip(p, test, strict=True) if not held}
+        assert not test_side & train_side  # a condition is on one side, whatever the order of its parts
+        assert frozenset() in train_side
+        assert split.obs["scdiva_split_seen"].tolist() == slow_seen(p, test)
+        assert split.obs["scdiva_split_seen"].dtype == np.int8
         size = 1 if by == "single" else 2
-        held_out += [c for c in wanted if len(c) == size]
+        held_out += [c for c in test_side if len(c) == size]
         if by == "single":
-            singles = set().union(*(c for c in wanted if len(c) == 1))
-            assert all(c & singles for c in wanted)
-            assert not any(c & singles for c in whole)
+            singles = set().union(*(c for c in test_side if len(c) == 1))
+            assert all(c & singles for c in test_side)
+            assert not any(c & singles for c in train_side)
         else:
-            assert {len(c) for c in wanted} == {2}
+            assert {len(c) for c in test_side} == {2}
     all_of_size = {frozenset(parts(q)) for q in LABELS if len(parts(q)) == (1 if by == "single" else 2)}
     assert len(held_out) == len(set(held_out))
     assert set(held_out) == all_of_size
 
 
 def test_groups_are_held_out_in_order_of_their_names():
-    for (found, test), line in zip(folds("group", 0), sorted(LINES), strict=True):
-        of_line = (found.obs["g"] == line).to_numpy()
-        control = (found.obs["p"] == "control").to_numpy()
+    for (split, test), line in zip(folds("group", 0), sorted(LINES), strict=True):
+        of_line = (split.obs["g"] == line).to_numpy()
+        control = (split.obs["p"] == "control").to_numpy()
         np.testing.assert_array_equal(test, of_line & ~control)
-        assert found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() == [line]
+        assert split.uns["scdiva"]["scdiva_split"]["held_out"].tolist() == [line]
         # singles are seen in the other lines; X and Y only stand in combinations
-        seen = found.obs.loc[test].groupby("p", observed=True)["scdiva_split_seen"].first()
-        assert seen[["A", "control+B", "B+A", "A+X", "X+Y"]].tolist() == [1, 1, 2, 1, 0]
+        n_seen = split.obs.loc[test].groupby("p", observed=True)["scdiva_split_seen"].first()
+        assert n_seen[["A", "control+B", "B+A", "A+X", "X+Y"]].tolist() == [1, 1, 2, 1, 0]
     adata = screen()  # groups without perturbed cells are not counted
     adata = adata[(adata.obs["g"] != "a172") | (adata.obs["p"] == "control")].copy()
     split_perturbations(adata, "p", by="group", groupby="g")
@@ -80,7 +80,7 @@ def test_groups_are_held_out_in_order_of_their_names():
 
 def test_the_seed_decides_and_the_settings_give_it():
     def held(rng):
-        return [found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for found, _ in folds("single", rng, 2)]
+        return [split.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for split, _ in folds("single", rng, 2)]
 
     assert held(0) == held(0)
     assert len({str(held(rng)) for rng in (0, 1, 2, 3)}) > 1
@@ -90,10 +90,10 @@ def test_the_seed_decides_and_the_settings_give_it():
 
 def test_it_does_not_depend_on_the_order_of_cells():
     adata = screen()
-    other = adata[np.random.default_rng(0).permutation(adata.n_obs)].copy()
-    for one in (adata, other):
+    shuffled = adata[np.random.default_rng(0).permutation(adata.n_obs)].copy()
+    for one in (adata, shuffled):
         split_perturbations(one, "p", by="combination", n_splits=3, fold=1)
-    pd.testing.assert_frame_equal(other.obs.loc[adata.obs_names], adata.obs)
+    pd.testing.assert_frame_equal(shuffled.obs.loc[adata.obs_names], adata.obs)
 
 
 def test_what_is_written_can_be_stored(tmp_path):
@@ -102,9 +102,9 @@ def test_what_is_written_can_be_stored(tmp_path):
     adata.write_h5ad(tmp_path / "cells.h5ad")
     back = ad.read_h5ad(tmp_path / "cells.h5ad")
     assert list(back.obs["mine"].cat.categories) == ["train", "test"]
-    found = dict(back.uns["scdiva"]["mine"])
-    assert set(found.pop("held_out")) <= {"A_B", "A_C", "C_D", "A_X", "X_Y"}
-    assert found == {
+    record = dict(back.uns["scdiva"]["mine"])
+    assert set(record.pop("held_out")) <= {"A_B", "A_C", "C_D", "A_X", "X_Y"}
+    assert record == {
         "perturbation_key": "p", "control": "control", "by": "combination", "groupby": "", "n_splits": 5, "fold": 0,
         "separator": "_", "seed": 7,
     }  # fmt: skip

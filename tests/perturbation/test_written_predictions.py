@@ -26,33 +26,33 @@ def test_predicted_cells_of_a_real_screen_have_the_predicted_change():
     """Worked out as a user does, from the predicted cells and all control cells."""
     screen = ad.read_h5ad(NORMAN)
     screen = screen[screen.obs["cell_type"] == "k562"].copy()
-    found = sd.tl.predict_perturbation(screen, "perturbation", n_cells=50, rng=0)
+    predicted = sd.tl.predict_perturbation(screen, "perturbation", n_cells=50, rng=0)
     control = log_normalised(screen)[0].toarray()[(screen.obs["perturbation"] == "control").to_numpy()].mean(axis=0)
-    conditions = read_prediction(found).conditions["condition"]
+    conditions = read_prediction(predicted).conditions["condition"]
     assert len(conditions) > 20
     for i, condition in enumerate(conditions):
-        cells = found.X[(found.obs["scdiva_condition"] == condition).to_numpy()]
-        change = found.varm["scdiva_mean"][:, i] - found.varm["scdiva_control"][:, i]
+        cells = predicted.X[(predicted.obs["scdiva_condition"] == condition).to_numpy()]
+        change = predicted.varm["scdiva_mean"][:, i] - predicted.varm["scdiva_control"][:, i]
         assert np.corrcoef(cells.mean(axis=0) - control, change)[0, 1] >= 0.99
 
 
 def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, perturbed_cells, tmp_path):
     data = perturbed_cells(groups=("a", "b"), n=24)
-    found = sd.tl.predict_perturbation(data, "perturbation", groupby="line", model=one, rng=0, n_cells=5)
+    predicted = sd.tl.predict_perturbation(data, "perturbation", groupby="line", model=one, rng=0, n_cells=5)
     data.write_h5ad(tmp_path / "data.h5ad")
     forms = [data, ad.read_h5ad(tmp_path / "data.h5ad"), data[:7, 3:9].copy()]
-    frame, scores = sd.get.perturbation_df(found), sd.tl.score_perturbation(found, data)
+    frame, scores = sd.get.perturbation_df(predicted), sd.tl.score_perturbation(predicted, data)
     for form in forms:
         pd.testing.assert_frame_equal(sd.get.perturbation_df(form), frame)
         pd.testing.assert_frame_equal(sd.tl.score_perturbation(form, data), scores)
-    given, returned = (read_prediction(form).notes["validation"]["mse"] for form in (forms[1], found))
-    np.testing.assert_array_equal(given, returned)
+    from_data, returned = (read_prediction(form).notes["validation"]["mse"] for form in (forms[1], predicted))
+    np.testing.assert_array_equal(from_data, returned)
     condition = frame["condition"].iloc[0]
     for draw in (
         lambda one: sd.pl.perturbation(one, condition, data, return_fig=True),
         lambda one: sd.pl.delta_scatter(one, condition, data, gene_symbols="n", return_fig=True),
     ):
-        figures = [draw(form) for form in (found, data)]
+        figures = [draw(form) for form in (predicted, data)]
         for figure in figures:
             figure.canvas.draw()
         np.testing.assert_array_equal(*(np.asarray(figure.canvas.buffer_rgba()) for figure in figures))
@@ -61,8 +61,8 @@ def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, per
 
 def test_a_later_call_replaces_what_stands_there_and_another_key_leaves_it(data, fitted, genes):
     data = data.copy()
-    for asked, how in ((genes[:2], {}), (genes[1:4], {"key_added": "mine"}), (genes[2], {})):
-        sd.tl.predict_perturbation(data, model=fitted, predict=asked, **how)
+    for names, how in ((genes[:2], {}), (genes[1:4], {"key_added": "mine"}), (genes[2], {})):
+        sd.tl.predict_perturbation(data, model=fitted, predict=names, **how)
     assert sd.get.perturbation_df(data)["condition"].unique().tolist() == [genes[2]]
     assert sd.get.perturbation_df(data, key="mine")["condition"].unique().tolist() == genes[1:4]
     assert set(data.uns) == {KEY, "mine", "scdiva"}

@@ -79,14 +79,14 @@ def integrated() -> ad.AnnData:
     n = 90
     rng = np.random.default_rng(0)
     kind, batch = np.arange(n) % 3, np.arange(n) // 3 % 2
-    place = np.array([[0.0, 0.0], [9.0, 1.0], [4.0, 8.0]])[kind]
+    centre = np.array([[0.0, 0.0], [9.0, 1.0], [4.0, 8.0]])[kind]
     adata = ad.AnnData(np.zeros((n, 1), np.float32), obs=pd.DataFrame(index=[f"cell{i}" for i in range(n)]))
     adata.obs["cell type"] = pd.Categorical.from_codes(kind, ["T cell", "B cell", "Monocyte"])
     adata.obs["donor"] = pd.Categorical.from_codes(batch, ["Anna", "Ben"])
     adata.obs["run"] = batch + 9
     noise = rng.normal(size=(2, n, 2))
-    adata.obsm["X_scdiva_umap"] = place + noise[0] + 3.0 * batch[:, None]
-    adata.obsm["X_scdiva_integrated_umap"] = place + noise[1]
+    adata.obsm["X_scdiva_umap"] = centre + noise[0] + 3.0 * batch[:, None]
+    adata.obsm["X_scdiva_integrated_umap"] = centre + noise[1]
     adata.obsm["X_scdiva"] = rng.normal(size=(n, 4)).astype(np.float32)
     adata.obsm["X_scdiva_integrated"] = rng.normal(size=(n, 4)).astype(np.float32)
     return adata
@@ -96,20 +96,20 @@ def integrated() -> ad.AnnData:
 def real_and_made() -> tuple[ad.AnnData, ad.AnnData]:
     """Real counts of 90 toy cells, and 30 of them with noise, log-normalised to ten thousand."""
     real = toy(90, 60)
-    made = real[::3].copy()
-    noise = np.random.default_rng(0).normal(1, 0.2, made.shape)
-    counts = np.expm1(np.maximum(log_normalised(made)[0].toarray() * noise, 0))
-    made.X = sp.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)).astype(np.float32))
-    made.obs_names = [f"made{i}" for i in range(30)]
-    return real, made
+    generated = real[::3].copy()
+    noise = np.random.default_rng(0).normal(1, 0.2, generated.shape)
+    counts = np.expm1(np.maximum(log_normalised(generated)[0].toarray() * noise, 0))
+    generated.X = sp.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)).astype(np.float32))
+    generated.obs_names = [f"made{i}" for i in range(30)]
+    return real, generated
 
 
 @pytest.fixture
 def components(monkeypatch):
     """Put the first two components in the place of UMAP; what it was given is kept."""
-    given = []
-    monkeypatch.setattr("scdiva.pl._umap.umap_of", lambda z, seed: given.append((z, seed)) or z[:, :2])
-    return given
+    calls = []
+    monkeypatch.setattr("scdiva.pl._umap.umap_of", lambda z, seed: calls.append((z, seed)) or z[:, :2])
+    return calls
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def annotated() -> ad.AnnData:
     rng = np.random.default_rng(0)
     n = 160
     kind = np.arange(n) % 4
-    place = np.array([[0.0, 8.0], [0.0, 0.0], [3.0, 1.0], [9.0, 5.0]])[kind]
+    centre = np.array([[0.0, 8.0], [0.0, 0.0], [3.0, 1.0], [9.0, 5.0]])[kind]
     logits = 4.0 * np.eye(4)[kind] + np.array([[0, 0, 0, 0], [0, 0, 3, 0], [0, 3, 0, 0], [0, 0, 0, 0]])[kind]
     logits = logits + rng.normal(size=(n, 4))
     probability = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -184,7 +184,7 @@ def annotated() -> ad.AnnData:
     adata.obs["scdiva_label_confidence"] = sure.astype(np.float32)
     adata.obsm["scdiva_label_probability"] = probability.astype(np.float32)
     adata.obsm["X_scdiva"] = rng.normal(size=(n, 4)).astype(np.float32)
-    adata.obsm["X_scdiva_umap"] = place + rng.normal(size=(n, 2))
+    adata.obsm["X_scdiva_umap"] = centre + rng.normal(size=(n, 2))
     scores = calibration(sure[::2] ** 2, (best == kind)[::2])
     adata.uns["scdiva"] = {
         "scdiva_label": {

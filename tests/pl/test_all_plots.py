@@ -122,12 +122,12 @@ def test_the_users_axes_are_drawn_on_and_left_open(name, get, tmp_path):
 
 
 def test_figures_axes_or_nothing_are_returned_as_asked(mapped, no_umap, monkeypatch):
-    shown = []
-    monkeypatch.setattr(plt, "show", lambda: shown.append(len(plt.get_fignums())))
+    n_figures = []
+    monkeypatch.setattr(plt, "show", lambda: n_figures.append(len(plt.get_fignums())))
     assert sd.pl.umap(mapped, "kind", basis="umap") is None
-    assert shown == []
+    assert n_figures == []
     assert sd.pl.umap(mapped, "kind", basis="umap", show=True) is None
-    assert len(shown) == 1
+    assert len(n_figures) == 1
     assert len(sd.pl.umap(mapped, ["kind", "depth", "LYZ"], basis="umap", ncols=2, show=False)) == 3  # no colour bars
     ax = plt.subplots()[1]
     assert sd.pl.umap(mapped, "depth", basis="umap", ax=ax, show=False) is ax
@@ -167,7 +167,7 @@ def adata_with(**parts):
     return lambda data: {"adata": assigned(data["adata"], **parts)}
 
 
-def made(change):
+def with_generated(change):
     return lambda data: {"generated": change(data["generated"])}
 
 
@@ -183,9 +183,9 @@ def observed(change):
     return lambda data: {"observed": change(data["observed"])}
 
 
-def of(labels, there=True):
+def of(labels, keep=True):
     """Observed cells with some labels, or without them."""
-    return observed(lambda cells: cells[(cells.obs["perturbation"].isin(labels) == there).to_numpy()].copy())
+    return observed(lambda cells: cells[(cells.obs["perturbation"].isin(labels) == keep).to_numpy()].copy())
 
 
 NO_PLACE, FLAT = np.full((3, 2), np.nan), np.full((160, 14), 400.0, np.float32)
@@ -246,14 +246,19 @@ REFUSED = {
             {},
             ValueError,
             "var_names_make_unique",
-            made(lambda a: assigned(a, var_names=[*a.var_names[:59], a.var_names[0]])),
+            with_generated(lambda a: assigned(a, var_names=[*a.var_names[:59], a.var_names[0]])),
         ),
-        ({}, ValueError, r"generated\.X .*negative", made(lambda a: assigned(a, X=a.X.toarray() - 1))),
+        ({}, ValueError, r"generated\.X .*negative", with_generated(lambda a: assigned(a, X=a.X.toarray() - 1))),
         ({}, ValueError, r"generated\.X .*count", lambda data: {"generated": data["real"]}),
         ({}, ValueError, "4 real and 30 generated cells", lambda data: {"real": data["real"][:4].copy()}),
-        ({}, ValueError, "90 real and 0 generated cells", made(lambda a: a[:0].copy())),
+        ({}, ValueError, "90 real and 0 generated cells", with_generated(lambda a: a[:0].copy())),
         ({}, ValueError, "2 genes in common", lambda data: {key: a[:, :2].copy() for key, a in data.items()}),
-        ({}, KeyError, "obs of the generated cells .*'cell_type'", made(lambda a: assigned(a, obs=a.obs[[]]))),
+        (
+            {},
+            KeyError,
+            "obs of the generated cells .*'cell_type'",
+            with_generated(lambda a: assigned(a, obs=a.obs[[]])),
+        ),
     ],
     "confusion_matrix": [
         ({"labels_key": "type"}, KeyError, "no column 'type'"),
@@ -379,11 +384,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_drawn_is_refused(name, get, hashed):
-    whole = DATA[PICTURES[name][1]](get)
-    for options, error, said, *change in REFUSED[name]:
-        data = whole | (change[0](whole) if change else {})
+    inputs = DATA[PICTURES[name][1]](get)
+    for options, error, message, *change in REFUSED[name]:
+        data = inputs | (change[0](inputs) if change else {})
         before = hashed(data)
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             draw(name, get, data, **options)
         assert hashed(data) == before
     assert plt.get_fignums() == []

@@ -37,15 +37,15 @@ def test_a_name_has_one_colour_in_both_panels(annotated):
     assert [ax.get_title() for ax in fig.axes[:3]] == ["annotated: cell type", "predicted: scdiva_label", "confidence"]
     true, predicted = map(colours_at, fig.axes[:2])
     of_name: dict[str, set] = {}
-    for i, place in enumerate(map(tuple, annotated.obsm["X_scdiva_umap"])):
-        of_name.setdefault(str(annotated.obs["cell type"].iloc[i]), set()).add(true[place])
-        of_name.setdefault(annotated.obs["scdiva_label"].iloc[i], set()).add(predicted[place])
+    for i, point in enumerate(map(tuple, annotated.obsm["X_scdiva_umap"])):
+        of_name.setdefault(str(annotated.obs["cell type"].iloc[i]), set()).add(true[point])
+        of_name.setdefault(annotated.obs["scdiva_label"].iloc[i], set()).add(predicted[point])
     assert {name: len(colours) for name, colours in of_name.items()} == dict.fromkeys(of_name, 1)
     assert len(set.union(*of_name.values())) == len(of_name) == 6
     assert (of_name["nan"], of_name["unknown"]) == ({"#d4d4d4"}, {"#999999"})
-    shown = fig.axes[2].collections[0]
-    assert shown.get_clim() == (0.0, 1.0)
-    np.testing.assert_allclose(np.sort(annotated.obs["scdiva_label_confidence"]), shown.get_array())
+    scatter = fig.axes[2].collections[0]
+    assert scatter.get_clim() == (0.0, 1.0)
+    np.testing.assert_allclose(np.sort(annotated.obs["scdiva_label_confidence"]), scatter.get_array())
     del annotated.obs["scdiva_label_confidence"]
     assert [ax.get_title() for ax in annotation(annotated, return_fig=True).axes] == ["predicted: scdiva_label"]
 
@@ -54,10 +54,10 @@ def test_scanpys_colours_are_kept_and_names_that_only_the_prediction_has_get_oth
     annotated.uns["cell type_colors"] = ["#1f77b4", "#ff0000", "#00ff00", "#0000ff"]
     annotated.obs["scdiva_label"] = annotated.obs["scdiva_label"].cat.rename_categories({"B cell": "lymphocyte"})
     true, predicted = map(colours_at, annotation(annotated, "cell type", return_fig=True).axes[:2])
-    places = np.array([*map(tuple, annotated.obsm["X_scdiva_umap"])])
-    assert {true[tuple(place)] for place in places[annotated.obs["cell type"] == "B cell"]} == {"#1f77b4"}
-    (other,) = {predicted[tuple(place)] for place in places[annotated.obs["scdiva_label"] == "lymphocyte"]}
-    assert other not in set(true.values())
+    points = np.array([*map(tuple, annotated.obsm["X_scdiva_umap"])])
+    assert {true[tuple(point)] for point in points[annotated.obs["cell type"] == "B cell"]} == {"#1f77b4"}
+    (colour,) = {predicted[tuple(point)] for point in points[annotated.obs["scdiva_label"] == "lymphocyte"]}
+    assert colour not in set(true.values())
 
 
 # --- calibration ------------------------------------------------------------------------------------------------------
@@ -77,20 +77,20 @@ def test_points_whiskers_and_errors_are_those_of_the_bins(annotated):
         for (low, high), y in zip(whiskers[2][0].get_segments(), bins["accuracy"][filled], strict=True):
             assert 0 <= low[1] <= y + 1e-9
             assert y - 1e-9 <= high[1] <= 1
-    said = [
+    labels = [
         f"held-out reference: ECE {expected[0]['ece']:.3f} (80 cells)",
         f"these cells: ECE {expected[1]['ece']:.3f} (158 cells)",
     ]
-    assert legend(fig) == said
+    assert legend(fig) == labels
     annotated.obs["scdiva_label"] = "unknown"  # a rejected cell is scored by its most probable label
-    assert legend(reliability(annotated, labels_key="cell type", return_fig=True)) == said
+    assert legend(reliability(annotated, labels_key="cell type", return_fig=True)) == labels
 
 
 def test_these_cells_alone_are_drawn_where_the_reference_held_none_out(annotated):
     written = annotated.uns["scdiva"]["scdiva_label"]
     written["reliability"] = {"confidence": np.full(15, np.nan), "accuracy": np.full(15, np.nan), "n_cells": [0] * 15}
-    (said,) = legend(reliability(annotated, labels_key="cell type", return_fig=True))
-    assert said.startswith("these cells")
+    (label,) = legend(reliability(annotated, labels_key="cell type", return_fig=True))
+    assert label.startswith("these cells")
     with pytest.raises(ValueError, match="no held-out reference cells"):
         reliability(annotated)
 
@@ -102,9 +102,9 @@ def test_everything_is_read_from_what_annotate_writes():
     sd.tl.annotate(query, "bulk_labels", reference, method="knn", reject=0.05)
     query.obsm["X_scdiva"], query.obsm["X_scdiva_umap"] = query.obsm["X_pca"], query.obsm["X_umap"]
     assert len(annotation(query, "bulk_labels", return_fig=True).axes) == 4  # with the bar of the confidence
-    held_out, these = legend(reliability(query, labels_key="bulk_labels", return_fig=True))
+    held_out, query_label = legend(reliability(query, labels_key="bulk_labels", return_fig=True))
     assert held_out.startswith(f"held-out reference: ECE {query.uns['scdiva']['scdiva_label']['ece']:.3f}")
-    assert these.endswith(f"({query.n_obs} cells)")
+    assert query_label.endswith(f"({query.n_obs} cells)")
     _, predicted, _ = heatmap(confusion_matrix(query, "bulk_labels", return_fig=True))
     assert set(sd.get.annotation_df(query)["label"].cat.categories) == {*predicted} - {"unknown"}
     assert {*heatmap(marker_heatmap(query, return_fig=True))[0]} == {*query.obs["scdiva_label"].cat.categories}
@@ -131,11 +131,11 @@ def test_fields_are_the_counts_and_their_shares(annotated):
     for name in truth.cat.categories:
         of_type = (truth == name).to_numpy()
         assert f"{name} ({of_type.sum()})" in rows
-        for other in columns:
-            named = predicted.isna() if other == "no label" else predicted == other
-            n = int((of_type & named.to_numpy()).sum())
-            assert written.get((name, other), 0) == n
-            assert share.loc[name, other] == pytest.approx(n / of_type.sum())
+        for column in columns:
+            in_column = predicted.isna() if column == "no label" else predicted == column
+            n = int((of_type & in_column.to_numpy()).sum())
+            assert written.get((name, column), 0) == n
+            assert share.loc[name, column] == pytest.approx(n / of_type.sum())
     assert sum(written.values()) == 159
     assert columns[-2:] == ["unknown", "no label"]
 
@@ -156,12 +156,12 @@ def test_types_that_only_one_side_has(annotated):
     annotated.obs["scdiva_label"] = label
     fig, rows, columns, written, _ = confusion(annotated)
     names = names_of(rows)
-    known = [name for name in names if name != "Monocyte"]
-    assert columns[:3] == known  # B cell too, though its column is empty: it could have been found
+    annotator_types = [name for name in names if name != "Monocyte"]
+    assert columns[:3] == annotator_types  # B cell too, though its column is empty: it could have been found
     assert not [key for key in written if key[1] == "B cell"]
     assert set(columns[3:5]) == {"T cell", "macrophage"}
     assert columns[5] == "unknown"
-    assert framed(fig) == {(names.index(name), columns.index(name)) for name in known}
+    assert framed(fig) == {(names.index(name), columns.index(name)) for name in annotator_types}
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=9))
@@ -181,18 +181,20 @@ def markers(adata, key="cell type", **options):
     """Types, genes, colours, and each type's own genes, which are framed."""
     fig = marker_heatmap(adata, key, return_fig=True, **options)
     types, genes, colours = heatmap(fig)
-    own: dict[str, list[str]] = {}
+    marker_genes: dict[str, list[str]] = {}
     for patch in fig.axes[0].patches:
-        own.setdefault(types[int(patch.get_y())], []).append(genes[int(patch.get_x())])
-    return types, genes, colours, own
+        marker_genes.setdefault(types[int(patch.get_y())], []).append(genes[int(patch.get_x())])
+    return types, genes, colours, marker_genes
 
 
 def test_each_type_shows_its_own_genes(annotated):
     """By the true types: three genes each, made nine times as high as elsewhere; the last two genes tell nothing."""
-    types, genes, _, own = markers(annotated, n_genes=3, gene_symbols="symbol")
+    types, genes, _, marker_genes = markers(annotated, n_genes=3, gene_symbols="symbol")
     for i, name in enumerate(annotated.obs["cell type"].cat.categories):
-        assert set(own[name]) == {f"G{3 * i}", f"G{3 * i + 1}", f"G{3 * i + 2}"}
-    assert genes == [gene for name in types for gene in own[name]]  # in the order of the types: along the diagonal
+        assert set(marker_genes[name]) == {f"G{3 * i}", f"G{3 * i + 1}", f"G{3 * i + 2}"}
+    assert genes == [
+        gene for name in types for gene in marker_genes[name]
+    ]  # in the order of the types: along the diagonal
 
 
 @pytest.mark.parametrize("dtype", ["int64", "category"])
@@ -210,15 +212,17 @@ def test_colours_are_mean_log_expression_standardised_by_gene(annotated, step):
     types, genes, colour, _ = markers(annotated, n_genes=2)
     x = np.log1p(1e4 * annotated.X / annotated.X.sum(axis=1, keepdims=True))
     means = np.array([x[(annotated.obs["cell type"] == name).to_numpy()].mean(axis=0) for name in types])
-    shown = means[:, annotated.var_names.get_indexer(genes)]
-    np.testing.assert_allclose(colour, (shown - shown.mean(axis=0)) / shown.std(axis=0), rtol=1e-4, atol=1e-4)
+    marker_means = means[:, annotated.var_names.get_indexer(genes)]
+    np.testing.assert_allclose(
+        colour, (marker_means - marker_means.mean(axis=0)) / marker_means.std(axis=0), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_types_of_one_cell_are_drawn_without_markers_of_their_own(annotated):
     annotated.obs["cell type"] = annotated.obs["cell type"].astype(object)
     annotated.obs.loc["cell0", "cell type"] = "lonely"
-    types, _, colour, own = markers(annotated)
-    assert ("lonely" in types, "lonely" in own) == (True, False)
+    types, _, colour, marker_genes = markers(annotated)
+    assert ("lonely" in types, "lonely" in marker_genes) == (True, False)
     assert np.isfinite(colour).all()
     assert set(markers(annotated[annotated.obs["cell type"].isin(["lonely", "B cell"])].copy())[3]) == {"B cell"}
 
@@ -231,10 +235,10 @@ def features(adata, groupby="cell type", **options):
     return texts(fig.axes[0].get_yticklabels()), [*map(int, columns)], values.reshape(-1, len(columns) or 1)
 
 
-def means_of(adata, names, kept=slice(None)):
+def means_of(adata, names, rows=slice(None)):
     """Standardised features and their means by type."""
-    z = np.asarray(adata.obsm["X_scdiva"])[kept]
-    z, types = (z - z.mean(axis=0)) / z.std(axis=0), adata.obs["cell type"].iloc[kept]
+    z = np.asarray(adata.obsm["X_scdiva"])[rows]
+    z, types = (z - z.mean(axis=0)) / z.std(axis=0), adata.obs["cell type"].iloc[rows]
     return z, np.array([z[(types == name).to_numpy()].mean(axis=0) for name in names])
 
 
@@ -247,12 +251,12 @@ def test_rows_are_means_of_types_in_the_order_of_the_clustering(embedded):
     assert sorted(columns) == list(range(12))
     # scipy's leaf order of the means, forwards or backwards
     sorted_means = pd.DataFrame(z).groupby(embedded.obs["cell type"].to_numpy(), observed=True).mean()
-    for labels, shown, distance in (
+    for labels, drawn, distance in (
         (list(sorted_means.index), names, pdist(sorted_means)),
         (list(range(12)), columns, pdist(sorted_means.T, "correlation")),
     ):
         order = [labels[i] for i in leaves_list(linkage(distance, "average", optimal_ordering=True))]
-        assert shown in (order, order[::-1])
+        assert drawn in (order, order[::-1])
     assert {*names[:2]} in ({"B cell", "Monocyte"}, {"CD4+ memory T cell", "CD8+ T cell"})
 
 
@@ -261,9 +265,9 @@ def test_rows_are_cells_grouped_by_type(embedded):
     assert values.shape == (28, 12)
     z, types = means_of(embedded, ())[0], embedded.obs["cell type"]
     for number, name in enumerate(names_of(rows)):
-        own = z[(types == name).to_numpy()][:, columns]
+        type_cells = z[(types == name).to_numpy()][:, columns]
         for cell in values[7 * number : 7 * number + 7]:
-            assert np.abs(own - cell).max(axis=1).min() < 1e-9
+            assert np.abs(type_cells - cell).max(axis=1).min() < 1e-9
     assert features(embedded[::20].copy(), n_cells=99)[2].shape == (8, 12)
 
 

@@ -42,12 +42,12 @@ def test_lines_end_at_their_genes_and_have_the_colour_of_their_sign(with_network
     adata, weights = with_network()
     fig = grn(adata, n_edges=500, n_labels=0, return_fig=True)
     (lines,), dots, _ = parts(fig)
-    place = np.asarray(dots.get_offsets())  # of the genes with an edge, by name
+    positions = np.asarray(dots.get_offsets())  # of the genes with an edge, by name
     genes = np.flatnonzero((weights != 0).any(axis=0))
     genes = genes[np.argsort(adata.var_names[genes])]
     colours = lines.get_colors()
     for ends, colour in zip(lines.get_segments(), colours, strict=True):
-        i, j = (genes[np.linalg.norm(place - end, axis=1).argmin()] for end in ends)
+        i, j = (genes[np.linalg.norm(positions - end, axis=1).argmin()] for end in ends)
         assert weights[i, j] != 0
         np.testing.assert_allclose(colour[:3], to_rgba(UP if weights[i, j] > 0 else DOWN)[:3])
     assert (np.array(colours)[:, :3] == to_rgba(DOWN)[:3]).all(axis=1).sum() == 2
@@ -64,9 +64,9 @@ def test_modules_are_apart_and_named(with_network):
     kind = adata.var["scdiva_grn_module"][(weights != 0).any(axis=0)].sort_index().to_numpy()
     middles = {}
     for name in "012":
-        own = np.asarray(dots.get_offsets())[kind == name]
+        members = np.asarray(dots.get_offsets())[kind == name]
         assert len(np.unique(dots.get_facecolors()[kind == name], axis=0)) == 1
-        middles[name] = own.mean(axis=0), np.linalg.norm(own - own.mean(axis=0), axis=1).max()
+        middles[name] = members.mean(axis=0), np.linalg.norm(members - members.mean(axis=0), axis=1).max()
     for a, b in ("01", "02", "12"):
         assert np.linalg.norm(middles[a][0] - middles[b][0]) > middles[a][1] + middles[b][1]
     assert legend(fig)[:4] == ["module (genes)", "0 (12)", "1 (8)", "2 (5)"]
@@ -83,11 +83,11 @@ def test_genes_are_apart_and_placed_the_same_every_time(n):
     code = pd.Series(rng.integers(-1, 3, graph.number_of_nodes()), sorted(graph))
     state = np.random.get_state()[1].copy()  # noqa: NPY002
     for kind in (None, code):
-        places = _positions(graph, kind)
-        assert set(places) == set(graph)
-        assert pdist(np.array(list(places.values()))).min() > 0.05
+        positions = _positions(graph, kind)
+        assert set(positions) == set(graph)
+        assert pdist(np.array(list(positions.values()))).min() > 0.05
         again = _positions(graph, kind)
-        assert all(np.array_equal(places[gene], again[gene]) for gene in places)
+        assert all(np.array_equal(positions[gene], again[gene]) for gene in positions)
     np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 
 
@@ -186,6 +186,6 @@ def test_lines_are_the_weights_and_colours_their_signs(targets):
 
 
 def test_one_of_several_factors(targets):
-    both = pd.concat([targets, targets.assign(source="CEBPB", weight=1.0).head(3)])
-    axes = regulon(both, "CEBPB", return_fig=True).axes[0]
+    regulons = pd.concat([targets, targets.assign(source="CEBPB", weight=1.0).head(3)])
+    axes = regulon(regulons, "CEBPB", return_fig=True).axes[0]
     assert axes.get_title().startswith("CEBPB: 3 strongest targets")

@@ -117,12 +117,12 @@ def test_a_single_cell_is_drawn_and_ranked_by_its_difference(predicted_screen):
 def test_points_are_changes_and_the_title_holds_their_score(predicted_screen):
     predicted, observed = predicted_screen()
     fig = delta_scatter(predicted, "A+B", observed, return_fig=True)
-    rest, top = (np.asarray(points.get_offsets()) for points in fig.axes[0].collections[-2:])
-    assert len(rest) == len(top) == 20
+    background, top = (np.asarray(points.get_offsets()) for points in fig.axes[0].collections[-2:])
+    assert len(background) == len(top) == 20
     control, cells = (log_cells(observed, name).mean(axis=0) for name in ("control", "A+B"))
     expected = np.column_stack([cells - control, predicted.varm[C.VARM_MEAN][:, 3] - control])
-    both = np.concatenate([rest, top])
-    np.testing.assert_allclose(both[both[:, 0].argsort()], expected[expected[:, 0].argsort()], atol=1e-4)
+    all_points = np.concatenate([background, top])
+    np.testing.assert_allclose(all_points[all_points[:, 0].argsort()], expected[expected[:, 0].argsort()], atol=1e-4)
     row = scores_of(predicted, observed).loc["A+B"]
     assert fig.axes[0].get_title() == (
         f"A+B\nPearson r {row['pearson_delta']:.2f} (40 genes), {row['pearson_delta_top20']:.2f} (top 20)"
@@ -132,9 +132,9 @@ def test_points_are_changes_and_the_title_holds_their_score(predicted_screen):
 
 def test_few_genes_are_all_top_and_what_is_left_out_is_said(predicted_screen):
     predicted, observed = predicted_screen()
-    most = np.argsort(-observed.X.sum(axis=0))[:18]  # most counts, so that the scale is nearly the same
+    top_genes = np.argsort(-observed.X.sum(axis=0))[:18]  # most counts, so that the scale is nearly the same
     with pytest.warns(UserWarning, match="22 of 40 predicted genes were not observed"):
-        fig = delta_scatter(predicted, "B", observed[:, most].copy(), n_names=3, return_fig=True)
+        fig = delta_scatter(predicted, "B", observed[:, top_genes].copy(), n_names=3, return_fig=True)
     assert [len(points.get_offsets()) for points in fig.axes[0].collections[-2:]] == [0, 18]
     assert "(18 genes)" in fig.axes[0].get_title()
 
@@ -184,8 +184,8 @@ def test_curves_are_means_over_conditions(predicted_screen):
     for i, name in enumerate(predicted.uns["scdiva"]["perturbation"]["perturbation"]):
         cells = log_cells(observed, name)
         true = np.argsort(-np.abs(ttest_ind(cells, control, equal_var=False).statistic))
-        found = np.argsort(-np.abs(predicted.varm[C.VARM_MEAN][:, i] - control.mean(axis=0)))
-        rates.append([len(set(true[:k]) & set(found[:k])) / k for k in (5, 10, 15, 20)])
+        predicted_order = np.argsort(-np.abs(predicted.varm[C.VARM_MEAN][:, i] - control.mean(axis=0)))
+        rates.append([len(set(true[:k]) & set(predicted_order[:k])) / k for k in (5, 10, 15, 20)])
     np.testing.assert_allclose(drawn["scdiva"][1], np.mean(rates, axis=0))
     band = fig.axes[0].collections[-1].get_paths()[0].vertices[:, 1]  # ours is drawn last
     error = np.std(rates, axis=0, ddof=1) / np.sqrt(5)
@@ -197,8 +197,8 @@ def test_curves_are_means_over_conditions(predicted_screen):
 def test_baselines_are_drawn_where_they_predict_all(predicted_screen):
     predicted, observed = predicted_screen()
     doubles = observed[observed.obs["perturbation"].isin(["A+B", "C+B", "control"])].copy()
-    shown = curves(hit_rate(predicted, doubles, return_fig=True))
-    assert ("additive" in shown, "elsewhere" in shown) == (True, False)
+    drawn = curves(hit_rate(predicted, doubles, return_fig=True))
+    assert ("additive" in drawn, "elsewhere" in drawn) == (True, False)
     assert "elsewhere" in curves(hit_rate(*predicted_screen(("B cell", "T cell")), return_fig=True))
     one = observed[observed.obs["perturbation"].isin(["B", "control"])].copy()
     assert not hit_rate(predicted, one, show=False).collections  # one condition has no band
@@ -209,18 +209,18 @@ def test_baselines_are_drawn_where_they_predict_all(predicted_screen):
 def test_dots_are_conditions_and_the_best_method_is_on_top(scores, metric, reference):
     axes = perturbation_scores(scores, metric, reference=reference, return_fig=True).axes[0]
     labels = [text.split(", mean ") for text in texts(axes.get_yticklabels())]
-    shown = [name.replace(" ", "_") for name, _ in labels]
+    methods = [name.replace(" ", "_") for name, _ in labels]
     rows = scores[(scores["reference"] == reference) & ~scores["trained"]]
     assert 1 < rows["condition"].nunique() < scores["condition"].nunique()  # those of the fit are not drawn
-    means = rows.groupby("method")[metric].mean()[shown]
+    means = rows.groupby("method")[metric].mean()[methods]
     assert means.is_monotonic_increasing if metric == "wmse" else means.is_monotonic_decreasing
     assert axes.yaxis_inverted()
-    assert {"scdiva", "additive", "no_change", "train_mean"} <= set(shown)
+    assert {"scdiva", "additive", "no_change", "train_mean"} <= set(methods)
     dots = [c for c in axes.collections if len(c.get_offsets()) > 1]
-    for place, (method, drawn) in enumerate(zip(shown, dots, strict=True)):
+    for position, (method, drawn) in enumerate(zip(methods, dots, strict=True)):
         xy = np.asarray(drawn.get_offsets())
         np.testing.assert_allclose(np.sort(xy[:, 0]), np.sort(rows.loc[rows["method"] == method, metric]))
-        assert (np.abs(xy[:, 1] - place) <= 0.25).all()
+        assert (np.abs(xy[:, 1] - position) <= 0.25).all()
     assert [mean for _, mean in labels] == [f"{mean:#.3g}" for mean in means]
     less = scores.drop(rows.index[rows["method"] == "additive"][:1])  # it does not predict all conditions
     labels = perturbation_scores(less, metric, reference=reference, return_fig=True).axes[0].get_yticklabels()

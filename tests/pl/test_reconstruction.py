@@ -29,8 +29,8 @@ def by_loop(adata, key=KEY) -> dict[str, list]:
     layer = {end: adata.layers[key + end].toarray() for end in ("", "_rank", "_true", "_true_rank", "_masked")}
     cells = []
     for i in range(adata.n_obs):
-        both = (layer["_rank"][i] > 0) & (layer["_true_rank"][i] > 0)
-        cells.append([layer[end][i][both] for end in ("_true_rank", "_rank", "_true", "", "_masked")])
+        shared = (layer["_rank"][i] > 0) & (layer["_true_rank"][i] > 0)
+        cells.append([layer[end][i][shared] for end in ("_true_rank", "_rank", "_true", "", "_masked")])
     return dict(zip(("rank", "back", "true", "value", "masked"), zip(*cells, strict=True), strict=True))
 
 
@@ -41,13 +41,13 @@ def test_every_gene_of_both_is_a_point_at_its_rank_and_value(reconstruct):
     hidden = slow["masked"]
     for ax, x, y in ((axes[0], "rank", "back"), (axes[1], "true", "value")):
         expected = np.column_stack([np.concatenate(slow[x]), np.concatenate(slow[y])])
-        found = points(ax)
-        np.testing.assert_allclose(found[np.lexsort(found.T)], expected[np.lexsort(expected.T)])
+        drawn = points(ax)
+        np.testing.assert_allclose(drawn[np.lexsort(drawn.T)], expected[np.lexsort(expected.T)])
         assert len(ax.collections[1].get_offsets()) == np.concatenate(hidden).sum()
         assert ax.get_xlim() == ax.get_ylim()
-        every = np.mean([spearmanr(a, b)[0] for a, b in zip(slow[x], slow[y], strict=True)])
-        some = np.mean([spearmanr(a[h], b[h])[0] for a, b, h in zip(slow[x], slow[y], hidden, strict=True)])
-        assert ax.get_title().splitlines()[-1] == f"ρ {every:.2f} (all), {some:.2f} (masked)"
+        rho_all = np.mean([spearmanr(a, b)[0] for a, b in zip(slow[x], slow[y], strict=True)])
+        rho_masked = np.mean([spearmanr(a[h], b[h])[0] for a, b, h in zip(slow[x], slow[y], hidden, strict=True)])
+        assert ax.get_title().splitlines()[-1] == f"ρ {rho_all:.2f} (all), {rho_masked:.2f} (masked)"
 
 
 def test_errors_are_those_of_the_masked_genes(reconstruct):
@@ -79,14 +79,14 @@ def test_where_nothing_was_masked_the_errors_of_all_genes_are_grey(reconstruct):
 
 def test_of_many_points_some_are_drawn_and_numbers_stay_those_of_all(reconstruct, monkeypatch):
     adata = reconstruct()
-    whole = reconstruction(adata, return_fig=True)
+    full_figure = reconstruction(adata, return_fig=True)
     monkeypatch.setattr(_reconstruction, "_MOST_POINTS", 50)
     figs = [reconstruction(adata, return_fig=True) for _ in range(2)]
     drawn = [points(fig.axes[1]) for fig in figs]
     assert len(drawn[0]) == 50
     np.testing.assert_array_equal(drawn[0], drawn[1])
-    assert set(map(tuple, drawn[0])) <= set(map(tuple, points(whole.axes[1])))
-    assert [ax.get_title() for ax in figs[0].axes] == [ax.get_title() for ax in whole.axes]
+    assert set(map(tuple, drawn[0])) <= set(map(tuple, points(full_figure.axes[1])))
+    assert [ax.get_title() for ax in figs[0].axes] == [ax.get_title() for ax in full_figure.axes]
 
 
 def test_columns_stand_in_the_order_asked_for_and_else_in_the_papers(three):
@@ -108,24 +108,24 @@ def test_correlations_are_scipys_within_each_cell(rows):
     cell, x, y = np.array(rows).T
     values = []
     for i in np.unique(cell):
-        these = cell == i
-        if these.sum() >= 3 and np.ptp(x[these]) and np.ptp(y[these]):
-            values.append(spearmanr(x[these], y[these])[0])
-    found = spearman_within(x, y, cell)
-    np.testing.assert_allclose(found, np.mean(values) if values else np.nan, atol=1e-12)
-    np.testing.assert_allclose(spearman_within(np.exp(x), y + 7.0, cell), found, atol=1e-12)
+        in_cell = cell == i
+        if in_cell.sum() >= 3 and np.ptp(x[in_cell]) and np.ptp(y[in_cell]):
+            values.append(spearmanr(x[in_cell], y[in_cell])[0])
+    correlation = spearman_within(x, y, cell)
+    np.testing.assert_allclose(correlation, np.mean(values) if values else np.nan, atol=1e-12)
+    np.testing.assert_allclose(spearman_within(np.exp(x), y + 7.0, cell), correlation, atol=1e-12)
 
 
 # --- sets of genes ----------------------------------------------------------------------------------------------------
 def overlaps(sets: dict[str, list[str]]) -> dict[tuple[bool, ...], int]:
     """Genes in all of some sets and in no other, by the definition."""
-    found = {}
+    sizes = {}
     for chosen in itertools.product([False, True], repeat=len(sets)):
         if any(chosen):
             inside = [set(genes) for genes, is_in in zip(sets.values(), chosen, strict=True) if is_in]
             outside = [set(genes) for genes, is_in in zip(sets.values(), chosen, strict=True) if not is_in]
-            found[chosen] = len(set.intersection(*inside) - set().union(*outside))
-    return {chosen: n for chosen, n in found.items() if n}
+            sizes[chosen] = len(set.intersection(*inside) - set().union(*outside))
+    return {chosen: n for chosen, n in sizes.items() if n}
 
 
 def columns(fig) -> list[tuple[int, tuple[bool, ...]]]:
@@ -144,9 +144,9 @@ def columns(fig) -> list[tuple[int, tuple[bool, ...]]]:
 def test_columns_are_the_overlaps_and_the_largest_comes_first(n):
     sets = sets_of(n)
     fig = gene_overlap(sets, return_fig=True)
-    found = columns(fig)
-    assert {dark: height for height, dark in found} == overlaps(sets)
-    heights = [height for height, _ in found]
+    drawn = columns(fig)
+    assert {dark: height for height, dark in drawn} == overlaps(sets)
+    heights = [height for height, _ in drawn]
     assert heights == sorted(heights, reverse=True)
     names = texts(fig.axes[0].child_axes[0].get_yticklabels())
     assert names == [f"{name} ({len(genes)})" for name, genes in sets.items()]

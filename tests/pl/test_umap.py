@@ -49,9 +49,9 @@ def test_the_map_that_is_drawn_is_that_of_tl_umap(drawn, hashed):
     np.testing.assert_array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
     assert adata.uns["scdiva"]["umap"] == drawn.uns["scdiva"]["umap"]
     plain = cells()
-    other = sd.tl.umap(plain, copy=True)
+    result = sd.tl.umap(plain, copy=True)
     assert hashed(plain) == hashed(cells())
-    np.testing.assert_array_equal(other.obsm["X_umap"], adata.obsm["X_umap"])
+    np.testing.assert_array_equal(result.obsm["X_umap"], adata.obsm["X_umap"])
     before = hashed(adata.obsm)
     umap(adata)  # finds it
     sd.tl.umap(adata, "scdiva_umap")  # a map already
@@ -77,13 +77,13 @@ def test_a_bar_shows_how_far_the_map_is(monkeypatch, capfd):
         monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
     with settings.override(progress=True):
         umap(cells())
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert "laying out cells: 100%" in said.err
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert "laying out cells: 100%" in output.err
 
 
 @pytest.fixture
-def made(monkeypatch):
+def umap_seeds(monkeypatch):
     """Seeds of UMAPs, which are not computed."""
     seeds = []
     monkeypatch.setattr(
@@ -92,31 +92,31 @@ def made(monkeypatch):
     return seeds
 
 
-def test_the_map_is_reused_until_embedding_or_seed_changes(drawn, made):
+def test_the_map_is_reused_until_embedding_or_seed_changes(drawn, umap_seeds):
     adata = drawn.copy()
     umap(adata, "kind", legend_loc="none")
-    assert made == []
+    assert umap_seeds == []
     umap(adata, legend_loc="none", rng=5)
     with settings.override(seed=5):
         umap(adata, legend_loc="none")
-    assert made == [5]
+    assert umap_seeds == [5]
     adata.obsm["X_scdiva"] = adata.obsm["X_scdiva"] + 1
     umap(adata, legend_loc="none", rng=5)
-    assert made == [5, 5]
+    assert umap_seeds == [5, 5]
 
 
-def test_a_umap_of_the_users_own_is_kept_and_ours_is_replaced(drawn, made):
+def test_a_umap_of_the_users_own_is_kept_and_ours_is_replaced(drawn, umap_seeds):
     adata = drawn.copy()
     sd.tl.umap(adata)
     sd.tl.umap(adata, rng=5)
     assert (adata.obsm["X_umap"] == 5).all()
     umap(adata, rng=6)  # both copies of a map are of one embedding
     assert (adata.obsm["X_umap"] == 6).all()
-    adata.obsm["X_umap"] = theirs = np.zeros((60, 2))
+    adata.obsm["X_umap"] = user_map = np.zeros((60, 2))
     for rng in (7, 7):
         with pytest.warns(UserWarning, match=r"'X_umap'.* was not written by scdiva and is kept"):
             sd.tl.umap(adata, rng=rng)
-    assert adata.obsm["X_umap"] is theirs
+    assert adata.obsm["X_umap"] is user_map
     assert (adata.obsm["X_scdiva_umap"] == 7).all()
 
 
@@ -164,11 +164,11 @@ def test_all_cells_are_in_view_and_each_name_stands_at_its_group(drawn):
 def test_names_stand_off_each_other_and_off_the_cells_and_in_the_frame():
     rng = np.random.default_rng(0)
     fig, axes = plt.subplots()
-    places, anchors = rng.normal(0, 1, (800, 2)), rng.normal(0, 0.7, (9, 2))
-    axes.scatter(*places.T)
-    write_names(axes, places, anchors, [f"a type {i}" for i in range(9)], ["k"] * 9)
+    points, anchors = rng.normal(0, 1, (800, 2)), rng.normal(0, 0.7, (9, 2))
+    axes.scatter(*points.T)
+    write_names(axes, points, anchors, [f"a type {i}" for i in range(9)], ["k"] * 9)
     assert overlaps(fig) == 0
-    frame, at = axes.get_window_extent(), axes.transData.transform(places)
+    frame, at = axes.get_window_extent(), axes.transData.transform(points)
     boxes = [text.get_window_extent() for text in axes.texts]
     assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1 for box in boxes)
     centred = [
@@ -177,8 +177,8 @@ def test_names_stand_off_each_other_and_off_the_cells_and_in_the_frame():
     ]
     assert sum(box.count_contains(at) for box in boxes) < 0.7 * sum(box.count_contains(at) for box in centred)
     where = [text.get_position() for text in axes.texts]
-    other = plt.subplots()[1]
-    other.scatter(*places.T)
-    write_names(other, places, anchors, [f"a type {i}" for i in range(9)], ["k"] * 9)
-    assert where == [text.get_position() for text in other.texts]
-    write_names(other, places, anchors[:0], [], [])
+    second_axes = plt.subplots()[1]
+    second_axes.scatter(*points.T)
+    write_names(second_axes, points, anchors, [f"a type {i}" for i in range(9)], ["k"] * 9)
+    assert where == [text.get_position() for text in second_axes.texts]
+    write_names(second_axes, points, anchors[:0], [], [])

@@ -38,10 +38,10 @@ def grey(axes) -> np.ndarray:
     ],
 )
 def test_a_map_is_drawn_as_it_is_and_nothing_is_written(mapped, hashed, basis, shape, axis):
-    mapped.obsm[basis] = theirs = np.random.default_rng(1).normal(1e4, 1.0, size=(60, shape))
+    mapped.obsm[basis] = coordinates = np.random.default_rng(1).normal(1e4, 1.0, size=(60, shape))
     before = hashed(mapped)
     axes = umap(mapped, basis=basis, return_fig=True).axes[0]
-    assert sorted(map(tuple, dots(axes))) == sorted(map(tuple, theirs[:, :2]))
+    assert sorted(map(tuple, dots(axes))) == sorted(map(tuple, coordinates[:, :2]))
     assert (axes.get_xlabel(), axes.get_ylabel()) == (f"{axis} 1", f"{axis} 2")
     assert hashed(mapped) == before
     mapped.obs["batch"] = ["one", "two"] * 30
@@ -49,16 +49,16 @@ def test_a_map_is_drawn_as_it_is_and_nothing_is_written(mapped, hashed, basis, s
     assert [set(map(tuple, mapped.obsm[key][:, :2])) <= set(map(tuple, dots(ax))) for key, ax in
             zip((basis, "X_umap"), fig.axes, strict=True)] == [True, True]  # fmt: skip
     mapped.obs["scdiva_label"] = mapped.obs["kind"]
-    shown = dots(sd.pl.annotation(mapped, basis=basis, return_fig=True).axes[0])
-    assert set(map(tuple, theirs[:, :2])) <= set(map(tuple, shown))
+    drawn = dots(sd.pl.annotation(mapped, basis=basis, return_fig=True).axes[0])
+    assert set(map(tuple, coordinates[:, :2])) <= set(map(tuple, drawn))
 
 
 def test_a_map_of_few_cells_will_do(mapped):
-    few = mapped[:3].copy()
-    assert len(dots(map_of(few, None).axes[0])) == 3
-    few.obsm["X_umap"][0] = np.nan
+    subset = mapped[:3].copy()
+    assert len(dots(map_of(subset, None).axes[0])) == 3
+    subset.obsm["X_umap"][0] = np.nan
     with pytest.warns(UserWarning, match=r"1 of 3 cells .*embedding") as caught:
-        umap(few, basis="X_umap")
+        umap(subset, basis="X_umap")
     assert caught[0].filename == __file__
 
 
@@ -88,9 +88,9 @@ def test_several_colours_have_a_panel_each(mapped):
         umap(mapped, ["kind", "LYZ"], basis="X_umap", ax=plt.subplots()[1])
 
 
-@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
-def test_cells_without_a_number_are_grey_below_the_others_and_named(mapped, lost):
-    mapped.obs.loc[mapped.obs_names[:7], "depth"] = lost
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_cells_without_a_number_are_grey_below_the_others_and_named(mapped, value):
+    mapped.obs.loc[mapped.obs_names[:7], "depth"] = value
     fig = map_of(mapped, "depth")
     (cells,) = fig.axes[0].collections
     fig.canvas.draw()
@@ -146,8 +146,8 @@ def test_genes_are_read_where_it_is_asked(mapped):
         ({"layer": "log"}, "LYZ", np.log1p(counts[:, 2])),  # as it is
         ({"layer": "scdiva_imputed"}, "LYZ", np.arange(60.0)),
     ]:
-        shown = map_of(mapped, gene, **where).axes[0].collections[0].get_array()
-        np.testing.assert_allclose(shown, np.sort(expected), rtol=1e-6)
+        drawn = map_of(mapped, gene, **where).axes[0].collections[0].get_array()
+        np.testing.assert_allclose(drawn, np.sort(expected), rtol=1e-6)
     with pytest.raises(KeyError, match=r"adata\.raw .*use_raw=True"):
         umap(mapped[:, :2].copy(), "LYZ", basis="X_umap")
 
@@ -162,8 +162,8 @@ def test_a_gene_is_drawn_from_any_storage(mapped, store):
     }[store]()
     for factor, expected in ((1, np.log1p(1e4 * x[:, 2] / x.sum(axis=1))), (0.5, x[:, 2] * 0.5)):  # no counts: as it is
         mapped.X = mapped.X * factor
-        shown = map_of(mapped, "LYZ").axes[0].collections[0].get_array()
-        np.testing.assert_allclose(shown, np.sort(expected), rtol=1e-6)
+        drawn = map_of(mapped, "LYZ").axes[0].collections[0].get_array()
+        np.testing.assert_allclose(drawn, np.sort(expected), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -182,17 +182,17 @@ def test_colours_that_matplotlib_does_not_know_are_ignored_with_a_warning(mapped
 def test_colours_are_kept_in_uns_and_shared_with_scanpy(mapped):
     import scanpy as sc
 
-    ours = colours_at(map_of(mapped, "kind").axes[0])
+    colours = colours_at(map_of(mapped, "kind").axes[0])
     assert len(mapped.uns["kind_colors"]) == 4  # "never seen" too, as scanpy
-    assert colours_at(sc.pl.umap(mapped, color="kind", show=False)) == ours
+    assert colours_at(sc.pl.umap(mapped, color="kind", show=False)) == colours
     red = dict.fromkeys(mapped.obs["kind"].cat.categories, "red")
     assert set(colours_at(map_of(mapped, "kind", palette=red).axes[0]).values()) == {"#ff0000"}
     assert mapped.uns["kind_colors"] == ["#ff0000"] * 4
     for palette in ("tab10", ["r", "g", "b", "y"], plt.rcParams["axes.prop_cycle"]):
         umap(mapped, "kind", basis="umap", palette=palette)
-        ours = mapped.uns.pop("kind_colors")
+        colours = mapped.uns.pop("kind_colors")
         sc.pl.umap(mapped, color="kind", palette=palette, show=False)
-        assert [to_hex(colour) for colour in mapped.uns["kind_colors"]] == ours
+        assert [to_hex(colour) for colour in mapped.uns["kind_colors"]] == colours
     view = mapped[:30]
     umap(view, "kind", basis="umap")
     assert view.is_view
@@ -218,8 +218,8 @@ def test_arguments_of_scanpy_are_passed_on(mapped):
     cells = [one.collections[0] for one in axes]
     np.testing.assert_allclose(cells[0].get_clim(), np.percentile(log[:, 2], [10, 99]))
     assert cells[1].get_clim() == (np.percentile(mapped.obs["depth"], 10), 0.5)
-    look = {(one.get_cmap().name, float(one.get_sizes()[0]), one.get_alpha()) for one in cells}
-    assert look == {("magma", 7.0, 0.4)}
+    styles = {(one.get_cmap().name, float(one.get_sizes()[0]), one.get_alpha()) for one in cells}
+    assert styles == {("magma", 7.0, 0.4)}
     assert not any(one.axison for one in axes)
     axes = map_of(mapped, "kind", groups=["B cell"], legend_fontsize=5, legend_fontweight=300).axes[0]
     assert [(text.get_text(), text.get_fontsize(), text.get_weight()) for text in axes.texts] == [("B cell", 5, 300)]

@@ -70,27 +70,27 @@ def test_without_an_embedding_from_before_components_of_the_expression_are_drawn
 
 # --- real and generated -----------------------------------------------------------------------------------------------
 def test_the_map_is_made_of_components_of_the_real_cells(real_and_made, components):
-    real, made = real_and_made
-    generated(real, made, rng=3)
+    real, synthetic = real_and_made
+    generated(real, synthetic, rng=3)
     ((z, seed),) = components
     assert (z.shape, seed) == ((120, 30), 3)
     x = log_normalised(real)[0].toarray()
     axes = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)[2][:4]
-    expected = (np.concatenate([x, made.X.toarray()]) - x.mean(axis=0)) @ axes.T
+    expected = (np.concatenate([x, synthetic.X.toarray()]) - x.mean(axis=0)) @ axes.T
     turned = np.sign((z[:90, :4] * expected[:90]).sum(axis=0))
     np.testing.assert_allclose(z[:, :4], expected * turned, atol=1e-3)
 
 
 def test_unit_total_and_order_of_genes_change_nothing(real_and_made, components):
-    real, made = real_and_made
+    real, synthetic = real_and_made
     logged, part = real.copy(), real.copy()
     logged.X = log_normalised(real)[0].astype(np.float32)
     part.X = logged.X.copy()
     part.X.data = np.log1p(0.2 * np.expm1(part.X.data))  # a panel that was cut out of log-normalised data
-    generated(real, made)
-    generated(real, made[:, ::-1].copy())
-    generated(logged, made)
-    generated(part, made)
+    generated(real, synthetic)
+    generated(real, synthetic[:, ::-1].copy())
+    generated(logged, synthetic)
+    generated(part, synthetic)
     (first, _), (reversed_, _), (of_logs, _), (of_part, _) = components
     np.testing.assert_allclose(reversed_, first, atol=1e-4)
     np.testing.assert_allclose(of_logs, first, atol=1e-4)
@@ -99,28 +99,28 @@ def test_unit_total_and_order_of_genes_change_nothing(real_and_made, components)
 
 
 def test_genes_that_are_not_generated_are_left_out(real_and_made, components):
-    real, made = real_and_made
-    fewer = made[:, 10:].copy()
+    real, synthetic = real_and_made
+    fewer = synthetic[:, 10:].copy()
     generated(real, fewer)
     generated(real[:, fewer.var_names].copy(), fewer)
     np.testing.assert_array_equal(components[0][0], components[1][0])
 
 
 def test_cells_have_the_colours_of_their_origin_and_group(real_and_made, components):
-    real, made = real_and_made
-    made.obs["cell_type"] = made.obs["cell_type"].astype(str).replace("type B", "new type")
-    made.obs.iloc[4, made.obs.columns.get_loc("cell_type")] = np.nan
-    fig = generated(real, made, color="cell_type", return_fig=True)
-    places = [*map(tuple, components[0][0][:, :2])]
+    real, synthetic = real_and_made
+    synthetic.obs["cell_type"] = synthetic.obs["cell_type"].astype(str).replace("type B", "new type")
+    synthetic.obs.iloc[4, synthetic.obs.columns.get_loc("cell_type")] = np.nan
+    fig = generated(real, synthetic, color="cell_type", return_fig=True)
+    points = [*map(tuple, components[0][0][:, :2])]
     origin, group = map(colours_at, fig.axes)
-    assert [origin[place] for place in places] == ["#999999"] * 90 + ["#d1495b"] * 30
-    seen: dict[str, set[str]] = {}
-    for place, name in zip(
-        places, [*real.obs["cell_type"].astype(str), *made.obs["cell_type"].astype(str)], strict=True
+    assert [origin[point] for point in points] == ["#999999"] * 90 + ["#d1495b"] * 30
+    colours: dict[str, set[str]] = {}
+    for point, name in zip(
+        points, [*real.obs["cell_type"].astype(str), *synthetic.obs["cell_type"].astype(str)], strict=True
     ):
-        seen.setdefault(name, set()).add(group[place])
-    assert seen.pop("nan") == {"#d4d4d4"}
-    assert set(seen) == {*texts(fig.axes[1].texts)} == {"type A", "type B", "type C", "type D", "new type"}
-    assert all(len(these) == 1 for these in seen.values())
-    assert len(set.union(*seen.values())) == 5
+        colours.setdefault(name, set()).add(group[point])
+    assert colours.pop("nan") == {"#d4d4d4"}
+    assert set(colours) == {*texts(fig.axes[1].texts)} == {"type A", "type B", "type C", "type D", "new type"}
+    assert all(len(group_colours) == 1 for group_colours in colours.values())
+    assert len(set.union(*colours.values())) == 5
     assert legend(fig) == ["real (90)", "generated (30)"]

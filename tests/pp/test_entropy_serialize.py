@@ -49,10 +49,10 @@ def test_ranks_equal_the_slow_way(adata, vocabulary, max_length):
     expected = slow_ranks(before.X.toarray(), vocabulary.entropy[tokens], tokens, max_length)
     np.testing.assert_array_equal(ranks.toarray(), expected)
     assert (adata.X != before.X).nnz == 0
-    said = adata.uns["scdiva_rank"]
-    assert said["kind"] == "counts"
-    assert said["max_length"] == max_length
-    assert said["n_truncated"] == ((before.X.toarray() > 0).sum(1) > max_length).sum()
+    record = adata.uns["scdiva_rank"]
+    assert record["kind"] == "counts"
+    assert record["max_length"] == max_length
+    assert record["n_truncated"] == ((before.X.toarray() > 0).sum(1) > max_length).sum()
 
 
 def test_own_entropies(adata, human):
@@ -86,16 +86,16 @@ def test_rank_of_summed_columns_stands_at_the_first(adata, vocabulary):
 def test_raw_layer_and_lognormalised(adata, vocabulary):
     expected = entropy_serialize(adata, vocabulary, copy=True).layers["scdiva_rank"]
     assert "scdiva_rank" not in adata.layers
-    other = ad.AnnData(np.zeros(adata.shape), adata.obs, adata.var, layers={"counts": adata.X})
-    other.raw = adata[:, ::-1]
+    cells = ad.AnnData(np.zeros(adata.shape), adata.obs, adata.var, layers={"counts": adata.X})
+    cells.raw = adata[:, ::-1]
     for reading in ({"layer": "counts"}, {"use_raw": True}):
-        entropy_serialize(other, vocabulary, **reading, key_added="a")
-        assert (other.layers["a"] != expected).nnz == 0
+        entropy_serialize(cells, vocabulary, **reading, key_added="a")
+        assert (cells.layers["a"] != expected).nnz == 0
     with pytest.raises(ValueError, match=r"adata\.raw holds 30 .*raw\.to_adata"):
-        entropy_serialize(other[:, :30].copy(), vocabulary, use_raw=True)
-    other.var_names = [other.var_names[0]] * 2 + list(other.var_names[2:])
+        entropy_serialize(cells[:, :30].copy(), vocabulary, use_raw=True)
+    cells.var_names = [cells.var_names[0]] * 2 + list(cells.var_names[2:])
     with pytest.raises(ValueError, match=r"adata repeat.*adata\.var_names_make_unique"):
-        entropy_serialize(other, vocabulary, use_raw=True)
+        entropy_serialize(cells, vocabulary, use_raw=True)
     adata.X = adata.X.multiply(1e4 / adata.X.sum(1)).tocsr().log1p()
     entropy_serialize(adata, vocabulary)
     assert adata.uns["scdiva_rank"]["kind"] == "lognorm"
@@ -132,9 +132,9 @@ def test_table_of_ranks(adata, vocabulary, tmp_path):
     np.testing.assert_array_equal(ranks[at], table["rank"])
     assert table.equals(table.assign(at=at[0]).sort_values(["at", "rank"]).drop(columns="at"))
     two = [adata.obs_names[9], adata.obs_names[2]]
-    few = get.serialized_df(adata, cells=two, max_rank=3)
-    assert few["cell"].tolist() == [two[0]] * 3 + [two[1]] * 3
-    assert few["rank"].tolist() == [1, 2, 3] * 2
+    top_ranks = get.serialized_df(adata, cells=two, max_rank=3)
+    assert top_ranks["cell"].tolist() == [two[0]] * 3 + [two[1]] * 3
+    assert top_ranks["rank"].tolist() == [1, 2, 3] * 2
     assert get.serialized_df(adata, cells=two[0]).equals(table[table["cell"] == two[0]].reset_index(drop=True))
     with pytest.raises(KeyError, match=r"1 of 2 cells .*adata, .*'nobody'"):
         get.serialized_df(adata, cells=[two[0], "nobody"])

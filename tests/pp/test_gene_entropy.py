@@ -89,8 +89,8 @@ def test_a_corpus_of_files_equals_memory(human, tmp_path, block_rows):
     assert of_files == corpus_entropy(parts[::-1], human) == pickle.loads(pickle.dumps(of_files))
     assert of_files == corpus_entropy(paths[0], human) + corpus_entropy(paths[1:], human)
     gene_entropy(adata, human)
-    whole, tokens = corpus_entropy(adata, human).entropy(), human.match(adata.var_names).tokens
-    np.testing.assert_array_equal(whole[tokens], adata.var["scdiva_entropy"])
+    entropy, tokens = corpus_entropy(adata, human).entropy(), human.match(adata.var_names).tokens
+    np.testing.assert_array_equal(entropy[tokens], adata.var["scdiva_entropy"])
 
 
 def test_the_message_names_the_file(human, tmp_path):

@@ -58,13 +58,13 @@ def test_later_calls_read_the_genes_so(human, renamed, name, tmp_path):
     sd.pp.match_genes(renamed, **settings)
     expected = InputOptions("counts", True, "lognorm", **settings, empty="nan")
     renamed.write_h5ad(tmp_path / "cells.h5ad")
-    read = ad.read_h5ad(tmp_path / "cells.h5ad")
-    for adata in (renamed, renamed.copy(), renamed[::-1], read):
+    from_file = ad.read_h5ad(tmp_path / "cells.h5ad")
+    for adata in (renamed, renamed.copy(), renamed[::-1], from_file):
         assert input_options(adata, "counts", True, "lognorm", "nan") == expected
-    np.testing.assert_array_equal(embedding(read), human.obsm["X_scdiva"])
+    np.testing.assert_array_equal(embedding(from_file), human.obsm["X_scdiva"])
     np.testing.assert_array_equal(embedding(renamed[:, ::-1].copy()), human.obsm["X_scdiva"])
-    few, same = renamed[:, :70].copy(), human[:, :70].copy()
-    np.testing.assert_array_equal(embedding(few), embedding(same))
+    subset, same = renamed[:, :70].copy(), human[:, :70].copy()
+    np.testing.assert_array_equal(embedding(subset), embedding(same))
     again = sd.pp.match_genes(human, copy=True)
     assert input_options(again, None, False, "auto") == InputOptions()
 

@@ -37,7 +37,7 @@ def fitted(adata: ad.AnnData, reference: ad.AnnData) -> tuple[Annotator, Perturb
     return annotator, perturbations
 
 
-def read(adata: ad.AnnData) -> pd.DataFrame:
+def network_table(adata: ad.AnnData) -> pd.DataFrame:
     sd.tl.grn(adata, method="correlation")
     sd.pl.umap(adata, color="cell_type", save="map.png")
     assert_type(sd.cite(), str)

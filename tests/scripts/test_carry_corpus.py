@@ -10,10 +10,12 @@ def test_every_bit_comes_back(script, prepared, tmp_path):
     size = carry.pack(prepared, tmp_path / "carried")
     carry.unpack(tmp_path / "carried", tmp_path / "again")
     for part in carry.PARTS:
-        (one, names), (other, again) = (carry.read_packed(of / f"{part}.h5") for of in (prepared, tmp_path / "again"))
+        (packed, names), (unpacked, again) = (
+            carry.read_packed(of / f"{part}.h5") for of in (prepared, tmp_path / "again")
+        )
         assert names == again
-        assert {name: (a.dtype, a.tobytes()) for name, a in one.items()} == {
-            name: (a.dtype, a.tobytes()) for name, a in other.items()
+        assert {name: (a.dtype, a.tobytes()) for name, a in packed.items()} == {
+            name: (a.dtype, a.tobytes()) for name, a in unpacked.items()
         }
     genes = [folder / "vocabulary.safetensors" for folder in (prepared, tmp_path / "again")]
     assert genes[0].read_bytes() == genes[1].read_bytes()

@@ -21,6 +21,6 @@ def test_the_recipe_describes_the_sdist(script, tmp_path):
     assert recipe["source"]["sha256"] == hashlib.sha256(sdist.read_bytes()).hexdigest()
     bounds = {re.match(r"[\w-]+", line)[0]: re.sub(r"^[\w-]+", "", line) for line in project["dependencies"]}
     renamed = {"docstring-parser": "docstring_parser", "torch": "pytorch", "matplotlib": "matplotlib-base"}
-    wanted = [f"{renamed.get(name, name)} {bound}" for name, bound in bounds.items()]
-    assert recipe["requirements"]["run"] == [f"python {project['requires-python']}", *wanted]
+    requirements = [f"{renamed.get(name, name)} {bound}" for name, bound in bounds.items()]
+    assert recipe["requirements"]["run"] == [f"python {project['requires-python']}", *requirements]
     assert recipe["requirements"]["host"][0] == f"python {project['requires-python']}"

@@ -9,9 +9,9 @@ def test_a_checkpoint_of_another_run_counts_as_no_match(script, tmp_path):
 
     faults = script("faults")
     good = {"global_step": 4, "state_dict": {"w": torch.ones(3)}, "scdiva": {"batches_seen": 8}}
-    other = {**good, "state_dict": {"w": torch.ones(3) + 2**-20}}
-    assert faults.digest(good) != faults.digest(other)
-    for content, done, expected in ((good, 5, (1, 1, 0)), (good, 9, (1, 1, 1)), (other, 5, (1, 0, 0))):
+    altered = {**good, "state_dict": {"w": torch.ones(3) + 2**-20}}
+    assert faults.digest(good) != faults.digest(altered)
+    for content, done, expected in ((good, 5, (1, 1, 0)), (good, 9, (1, 1, 1)), (altered, 5, (1, 0, 0))):
         trial = faults.Trial("test", None, {4: faults.digest(good)}, tmp_path)
         torch.save(content, tmp_path / "last.ckpt")
         trial.judge(done, 4)

@@ -56,8 +56,10 @@ def test_runs_by_time_continue_a_model_and_are_summed_in_its_card(carried, scrip
     assert not torch.equal(*weights)
     runs = load_model(init).metadata["by_time"]
     assert len(runs) == n_bundled + 2
-    seen = np.cumsum([0, *(run["cells"] for run in runs)])
-    assert [run["training"]["seed"] for run in runs] == seen[:-1].tolist(), "each run sees the cells in another order"
+    n_cells_before = np.cumsum([0, *(run["cells"] for run in runs)])
+    assert [run["training"]["seed"] for run in runs] == n_cells_before[:-1].tolist(), (
+        "each run sees the cells in another order"
+    )
     monkeypatch.setattr("sys.argv", ["train_paper.py", "--init", str(init), "--install"])
     paper.main()
     card = (tmp_path / "installed" / "README.md").read_text()
@@ -118,7 +120,7 @@ def test_trainings_share_the_time_in_the_given_order(script, monkeypatch, tmp_pa
         (tmp_path / name).touch()
     arguments = SimpleNamespace(train=order, dry_run=False, init=tmp_path)
     failed = once.train_all(arguments, tmp_path, time.monotonic() + seconds)
-    assert {name: round(given) for name, (given, _) in calls.items()} == trained
+    assert {name: round(share) for name, (share, _) in calls.items()} == trained
     assert list(calls) == list(trained)
     assert failed == ("reader" in trained)
     init = {"paper": tmp_path, "reader": f"{tmp_path}/readers.safetensors"}

@@ -20,7 +20,7 @@ def head():
 
 
 @pytest.fixture
-def asked():
+def inputs():
     """Cells, queries, and what the state head says of them."""
     source = torch.Generator().manual_seed(1)
 
@@ -48,19 +48,19 @@ def context():
     )
 
 
-def test_a_table_has_the_answers_to_single_queries(head, asked, context):
+def test_a_table_has_the_answers_to_single_queries(head, inputs, context):
     source = torch.Generator().manual_seed(3)
     log_odds, values = torch.randn(2, B, GENES, generator=source, dtype=torch.float64)
     own_row, gene = torch.tensor([1, -1, 4]), torch.arange(GENES)
-    cells = {name: asked[name] for name in ("state", "head_hidden", "n_genes")}
+    cells = {name: inputs[name] for name in ("state", "head_hidden", "n_genes")}
     for of_context in (context, context._replace(values=torch.zeros_like(context.values))):
-        state, n_genes, _, shown, mean = of_context
-        around = queries.Context(state, n_genes, shown, (shown > 0).double(), mean)
-        found = head.table(*cells.values(), gene, log_odds, values, around, own_row)
+        state, n_genes, _, visible_values, mean = of_context
+        around = queries.Context(state, n_genes, visible_values, (visible_values > 0).double(), mean)
+        tables = head.table(*cells.values(), gene, log_odds, values, around, own_row)
         cell, column = torch.arange(B).repeat_interleave(GENES), gene.repeat(B)
         single = head(
             **cells, cell=cell, gene=column, column=column, log_odds=log_odds.flatten(), values=values.flatten(),
             thinned=False, context=of_context, own_row=own_row,
         )  # fmt: skip
-        for table, answers in zip(found, single, strict=True):
+        for table, answers in zip(tables, single, strict=True):
             torch.testing.assert_close(table.flatten(), answers)

@@ -43,21 +43,21 @@ def trained(script, prepared, monkeypatch):
 
 def test_all_parts_are_trained_recorded_and_taken_up_again(trained, tmp_path):
     """Whatever part a run ended in, --resume ends with the same weights."""
-    model, said = trained(tmp_path)
+    model, records = trained(tmp_path)
     names = ("anchor", "transformer", "state_head", "transformer_long", "query_head")
-    assert (said["query_head"]["steps"], model.config.query_head) == (2, True)
+    assert (records["query_head"]["steps"], model.config.query_head) == (2, True)
     for name, number in zip(names[:4], (3, 4, 3, 4), strict=True):
-        assert said[name]["steps"] == number
-        assert said[name]["validation"][-1]["step"] == number // 2 * 2
-    assert said["transformer_long"]["training"]["place_prior"]
-    assert model.metadata["state_head"] == said["state_head"]
+        assert records[name]["steps"] == number
+        assert records[name]["validation"][-1]["step"] == number // 2 * 2
+    assert records["transformer_long"]["training"]["place_prior"]
+    assert model.metadata["state_head"] == records["state_head"]
     for number in (5, 3, 1):
         for name in names[number:]:
             shutil.rmtree(tmp_path / name)
         again, now = trained(tmp_path, "--resume")
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
         for name in names[number:4]:
-            assert now[name]["validation"] == said[name]["validation"]
+            assert now[name]["validation"] == records[name]["validation"]
 
 
 FIXED = {
@@ -72,16 +72,16 @@ def test_settings_are_those_of_the_bundled_model(script):
     parts = script("train_mini")
     recorded = json.loads((find_model("scdiva-mini") / "config.json").read_text())["metadata"]
     first, long = {"batch_size": 32, "context": 128, "precision": "auto"}, {"context": 1024, "precision": "bf16"}
-    made = {
+    configs = {
         "anchor": parts.config_of("anchor", 2400, validate_every=200, seed=0),
         "transformer": parts.config_of("transformer", 2500, validate_every=208, seed=0, **first),
         "state_head": parts.config_of("state_head", 1200, validate_every=150, seed=0),
         "transformer_long": parts.config_of("transformer_long", 1800, validate_every=180, seed=0, **long),
     }
-    for name, config in made.items():
+    for name, config in configs.items():
         training, then = config.to_dict(), recorded[name]["training"]
-        gone = {field: value for field, value in then.items() if field not in training}
-        assert gone.items() <= FIXED.items(), name
-        assert {field: training[field] for field in then if field not in gone} | gone == then, name
+        removed = {field: value for field, value in then.items() if field not in training}
+        assert removed.items() <= FIXED.items(), name
+        assert {field: training[field] for field in then if field not in removed} | removed == then, name
         later = {field: value for field, value in training.items() if field not in then}
         assert later.items() <= PretrainingConfig().to_dict().items(), name

@@ -30,7 +30,7 @@ def model(prepared):
 def test_masked_genes_are_not_visible_and_their_counts_are_asked(prepared, model):
     table = gene_codes(model.anchor.table.weight)[N_SPECIAL:]
     stream = StudyBatches(PackedCells(prepared / "train.h5"), 8, 32, 0)
-    whole, parts = 0, 0
+    n_whole, n_parts = 0, 0
     for number in range(12):
         task = draw_task(stream.batch(number), table, ReaderConfig(batch_size=8), torch.Generator().manual_seed(number))
         visible = {tuple(code) for code in task.cells.codes.tolist()}
@@ -39,9 +39,9 @@ def test_masked_genes_are_not_visible_and_their_counts_are_asked(prepared, model
         assert task.study.counts.shape[1] == len(task.codes)
         assert (task.counts.sum(dim=1) <= task.total).all()
         same = torch.equal(task.total, task.cells.total)
-        whole, parts = whole + same, parts + (not same)
-    assert whole
-    assert parts
+        n_whole, n_parts = n_whole + same, n_parts + (not same)
+    assert n_whole
+    assert n_parts
 
 
 @pytest.fixture

@@ -35,17 +35,17 @@ def test_any_division_and_order_gives_equal_histograms(seed, cuts, random):
     edges = sorted({0, 40, *cuts})
     parts = [histogram_of(v[a:b]) for a, b in itertools.pairwise(edges)]
     random.shuffle(parts)
-    whole = histogram_of(v)
+    expected = histogram_of(v)
     total = EntropyHistogram.empty(9)
     for part in parts:
         total = total + part
-    assert total == whole
+    assert total == expected
     assert total.n_cells == 40
-    np.testing.assert_array_equal(total.entropy(), whole.entropy())
+    np.testing.assert_array_equal(total.entropy(), expected.entropy())
     streamed = EntropyHistogram.empty(9)
     for a, b in itertools.pairwise(edges):
         streamed.update(sp.csr_matrix(v[a:b]), MEASURED)
-    assert streamed == whole
+    assert streamed == expected
 
 
 @settings(max_examples=40, deadline=None)
@@ -53,13 +53,13 @@ def test_any_division_and_order_gives_equal_histograms(seed, cuts, random):
 def test_every_value_is_counted_in_its_bin(seed, cuts):
     v = random_values(seed, 60, 12)
     measured = np.random.default_rng(seed).permutation(np.arange(-1, 12))
-    found, slow = EntropyHistogram.empty(12), np.zeros((12, N_BINS), np.int64)
+    histogram, slow = EntropyHistogram.empty(12), np.zeros((12, N_BINS), np.int64)
     for a, b in itertools.pairwise(sorted({0, 60, *cuts})):
-        found.update(sp.csr_matrix(v[a:b]), measured)
+        histogram.update(sp.csr_matrix(v[a:b]), measured)
     for token in range(12):
         np.add.at(slow[token], np.ceil(v[:, token] / np.float32(0.5)).astype(int), 1)
-    np.testing.assert_array_equal(found.counts, slow)
-    assert found.counts.sum() == 60 * 12
+    np.testing.assert_array_equal(histogram.counts, slow)
+    assert histogram.counts.sum() == 60 * 12
 
 
 def test_zeros_count_only_where_the_gene_was_measured():
@@ -86,18 +86,18 @@ def test_a_block_that_is_refused_leaves_no_count():
             getattr(bad, part)[-1] = value
             with pytest.raises(ValueError, match="0 to 10, or tokens"):
                 histogram.update(bad, MEASURED)
-    for cells, measured, said in (
+    for cells, measured, message in (
         (good, MEASURED[:-1], "0 to 10, or tokens"),
         (good.astype(np.float64), MEASURED, "must be float32"),
         (good[:, :8], MEASURED, "cells have 8 tokens, the histogram 9"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             histogram.update(cells, measured)
     np.testing.assert_array_equal(histogram.counts, before)
     assert histogram.n_cells == 40
-    for other in (EntropyHistogram.empty(8), EntropyHistogram.empty(9, "b")):
+    for incompatible in (EntropyHistogram.empty(8), EntropyHistogram.empty(9, "b")):
         with pytest.raises(ValueError, match="different vocabularies"):
-            EntropyHistogram.empty(9, "a") + other
+            EntropyHistogram.empty(9, "a") + incompatible
 
 
 def test_a_saved_histogram_comes_back(tmp_path):

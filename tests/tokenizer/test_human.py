@@ -25,14 +25,14 @@ def test_mitochondrial_genes(human):
 
 
 def test_names_of_known_genes(human):
-    known = {
+    expected = {
         ("ensembl", "TP53"): "ENSG00000141510.18", ("symbol", "CD3E"): "CD3E", ("symbol", "HLA-DRA"): "HLA.DRA",
         ("previous", "RACK1"): "GNB2L1", ("previous", "SEPTIN7"): "Sep-07", ("symbol", "C12orf57"): "C12ORF57",
         ("previous", "MARCHF1"): "MARCH1", ("previous", "MS4A1"): "CD20", ("alias", "NCAM1"): "CD56",
         ("alias", "TAZ"): "TAFAZZIN",  # GENCODE's symbol, newer than HGNC's table
         ("alias", "SOD2"): "ENSG00000112096",  # its retired id
     }  # fmt: skip
-    for (how, symbol), name in known.items():
+    for (how, symbol), name in expected.items():
         match = human.match([name])
         assert (match.how.tolist(), human.symbols[match.tokens[0] - N_SPECIAL]) == ([how], symbol)
 
@@ -43,9 +43,9 @@ def test_names_that_mean_no_or_two_genes(human, name):
 
 
 def test_entropies_tell_rare_genes_from_common_ones(human):
-    known = human.table["entropy"].notna()
-    assert known.sum() > 30_000
-    assert known[human.table["biotype"] == "protein_coding"].mean() > 0.95
+    has_entropy = human.table["entropy"].notna()
+    assert has_entropy.sum() > 30_000
+    assert has_entropy[human.table["biotype"] == "protein_coding"].mean() > 0.95
     by_symbol = dict(zip(human.symbols, human.table["entropy"], strict=True))
     assert all(by_symbol[gene] > 1 for gene in ("ACTB", "MALAT1", "RPLP0", "MT-CO1"))
     assert all(by_symbol[gene] < 0.5 for gene in ("INS", "FOXP3", "PAX6", "IL17A"))

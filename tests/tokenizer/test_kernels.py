@@ -12,16 +12,16 @@ def test_an_install_that_cannot_be_written_to_compiles_without_a_cache(monkeypat
 
     from scdiva.tokenizer import _kernels
 
-    asked = []
+    calls = []
 
     def no_folder(_cls, _function, _file):
-        asked.append(True)
+        calls.append(True)
 
     for locator in caching.CacheImpl._locator_classes:
         monkeypatch.setattr(locator, "from_function", classmethod(no_folder))
     twice = _kernels.compiled(lambda x: 2 * x)
     assert twice(21) == 42
-    assert asked
+    assert calls
 
 
 def test_a_full_disk_costs_the_cache_and_not_the_call(monkeypatch):
@@ -29,17 +29,17 @@ def test_a_full_disk_costs_the_cache_and_not_the_call(monkeypatch):
 
     from scdiva.tokenizer import _kernels
 
-    asked = []
+    calls = []
 
     def full(*_):
-        asked.append(True)
+        calls.append(True)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(caching.IndexDataCacheFile, "save", full)
     twice = _kernels.compiled(_twice)
     assert twice(21) == 42
     assert twice(2.5) == 5
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
 def _twice(x):

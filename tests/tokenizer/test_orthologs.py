@@ -24,8 +24,8 @@ def symbols(vocabulary, names):
 
 def test_genes_that_are_not_found_by_capitals(human):
     names = ["Cd8b1", "Fcgr4", "Ccl3", "Trp53", "H2-K1", "Gm42418", "Cd3d", "Actb"]
-    found = symbols(human, names)
-    assert found == ["CD8B", "FCGR3A", "CCL3", "TP53", None, None, "CD3D", "ACTB"]
+    matches = symbols(human, names)
+    assert matches == ["CD8B", "FCGR3A", "CCL3", "TP53", None, None, "CD3D", "ACTB"]
     how = human.match(names).how
     assert list(how[:6]) == ["ortholog"] * 4 + ["unknown"] * 2
 
@@ -38,12 +38,12 @@ def test_ids_with_versions_and_repeats_are_found(human):
 
 def test_a_list_of_human_genes_is_left_as_it_is(human):
     names = [*human.symbols[:200], "Cd3d", "no gene"]
-    found = human.match(names)
-    assert not (found.how == "ortholog").any()
-    assert found.tokens[-2] == -1
+    matches = human.match(names)
+    assert not (matches.how == "ortholog").any()
+    assert matches.tokens[-2] == -1
     # cells of both species: human genes are human, and mouse genes are no human ones
-    both = [*human.symbols[:100], *["Cd3d", "Gapdh", "Actb", "Cd4"] * 20]
-    assert (human.match(both).tokens[100:] == -1).all()
+    mixed = [*human.symbols[:100], *["Cd3d", "Gapdh", "Actb", "Cd4"] * 20]
+    assert (human.match(mixed).tokens[100:] == -1).all()
 
 
 def test_a_vocabulary_of_mice_needs_no_orthologs(human):

@@ -33,8 +33,10 @@ def numpy_normalise(counts: np.ndarray, block: sp.csr_matrix, tokens: np.ndarray
     fixed = np.rint(np.ldexp(counts, (40 - np.frexp(largest)[1])[row])).astype(np.int64)
     np.add.at(total, row, fixed)
     token = tokens[block.indices]
-    known = token >= 0
-    cells = sp.coo_matrix((fixed[known], (row[known], token[known])), shape=(n_cells, n_tokens)).tocsr()
+    in_vocabulary = token >= 0
+    cells = sp.coo_matrix(
+        (fixed[in_vocabulary], (row[in_vocabulary], token[in_vocabulary])), shape=(n_cells, n_tokens)
+    ).tocsr()
     cells.sum_duplicates()
     cells.eliminate_zeros()
     row = np.repeat(np.arange(n_cells), np.diff(cells.indptr))
@@ -191,7 +193,7 @@ def test_denominator_is_the_floored_entropy():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda block, _: to_token_space(block, np.int32([3, 4, 5]), 9), "3 tokens for 2 columns"),
         (lambda block, _: to_token_space(block, np.int32([3, 9]), 9), r"must lie in 3 \.\.\. 8, got 3 to 9"),
@@ -207,7 +209,7 @@ def test_denominator_is_the_floored_entropy():
         (lambda *_: score_denominator(np.float32([0, 1]), floor=np.inf), "both must be finite"),
     ],
 )
-def test_wrong_arguments_are_refused(call, said):
+def test_wrong_arguments_are_refused(call, message):
     block = sp.csr_matrix(np.ones((1, 2), np.float32))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         call(block, to_token_space(block, np.int32([3, 4]), 9))

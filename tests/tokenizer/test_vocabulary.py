@@ -74,9 +74,9 @@ def test_fingerprint_is_of_ids_and_symbols_in_order(small):
 
 
 def test_entropy_by_token(small):
-    known = small.with_entropy(np.array([0.5, np.nan, 0.1, 0.2]))
-    assert known.entropy.dtype == np.float32
-    np.testing.assert_array_equal(known.entropy, np.float32([0, 0, 0, 0.5, 0.2, 0.1, 0.2]))
+    vocabulary = small.with_entropy(np.array([0.5, np.nan, 0.1, 0.2]))
+    assert vocabulary.entropy.dtype == np.float32
+    np.testing.assert_array_equal(vocabulary.entropy, np.float32([0, 0, 0, 0.5, 0.2, 0.1, 0.2]))
     with pytest.raises(ValueError, match=r"holds no entropies.*corpus_entropy"):
         _ = small.entropy
     with pytest.raises(ValueError, match=r"needs shape \(4,\), got \(7,\)"):
@@ -94,7 +94,7 @@ def test_subset_keeps_order_and_numbers_anew(small):
 
 
 @pytest.mark.parametrize(
-    ("dropped", "kept", "asked"),
+    ("dropped", "remaining", "queries"),
     [
         ("A.B", "A-B", ["A.B", "A-B"]),  # R's spelling of the kept one
         ("A:B", "A-B", ["A.B", "A-B"]),  # R's spelling of both
@@ -103,20 +103,20 @@ def test_subset_keeps_order_and_numbers_anew(small):
         ("C1orf5-2", "C1orf5", ["C1ORF5-2", "C1ORF5"]),
     ],
 )
-def test_a_dropped_gene_is_not_taken_for_one_that_resembles_it(dropped, kept, asked, tmp_path):
-    full = Vocabulary(table_of(("", dropped, "", ""), ("", kept, "", ""), ("", "OTHER", "", "")))
+def test_a_dropped_gene_is_not_taken_for_one_that_resembles_it(dropped, remaining, queries, tmp_path):
+    full = Vocabulary(table_of(("", dropped, "", ""), ("", remaining, "", ""), ("", "OTHER", "", "")))
     part = full.subset([4, 5])
-    assert part.match(asked).tokens.tolist() == [UNKNOWN, 3]
+    assert part.match(queries).tokens.tolist() == [UNKNOWN, 3]
     # nor by what is made of the smaller vocabulary
     part.with_entropy(np.ones(2)).write(tmp_path / "part.safetensors")
     again = Vocabulary.read(tmp_path / "part.safetensors")
-    assert again.match(asked).tokens.tolist() == [UNKNOWN, 3]
+    assert again.match(queries).tokens.tolist() == [UNKNOWN, 3]
     assert again == part.with_entropy(np.ones(2))
     assert again != Vocabulary(again.table)
-    assert part.subset([3]).match(asked).tokens.tolist() == [UNKNOWN, 3]
+    assert part.subset([3]).match(queries).tokens.tolist() == [UNKNOWN, 3]
     assert part.subset([4]) == Vocabulary(part.table.iloc[1:])  # nothing resembles OTHER
     # without the gene that is dropped, the name is a spelling of the kept one
-    assert Vocabulary(part.table).match(asked).tokens.tolist() == [3, 3]
+    assert Vocabulary(part.table).match(queries).tokens.tolist() == [3, 3]
 
 
 def test_foreign_names_are_of_no_gene_here(small):
@@ -141,14 +141,14 @@ def test_subset_refuses(small, tokens, message):
 
 # --- files -----------------------------------------------------------------------------------------------------------
 def test_write_and_read(small, tmp_path):
-    known = small.with_entropy(np.array([0.5, np.nan, 0.1, 0.2]))
-    known.write(tmp_path / "a.safetensors")
-    known.write(tmp_path / "b.safetensors")
+    vocabulary = small.with_entropy(np.array([0.5, np.nan, 0.1, 0.2]))
+    vocabulary.write(tmp_path / "a.safetensors")
+    vocabulary.write(tmp_path / "b.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     again = Vocabulary.read(tmp_path / "a.safetensors")
-    assert again == known
+    assert again == vocabulary
     assert again != small
-    np.testing.assert_array_equal(again.entropy, known.entropy)
+    np.testing.assert_array_equal(again.entropy, vocabulary.entropy)
     assert Vocabulary.read(tmp_path / "a.safetensors") is again, "read once while it holds the same"
     small.write(tmp_path / "a.safetensors")
     assert Vocabulary.read(tmp_path / "a.safetensors") == small
@@ -203,12 +203,12 @@ def vocabularies(draw):
 @settings(max_examples=60, deadline=None)
 @given(vocabularies(), st.data())
 def test_any_subset_says_the_same_or_nothing(full, data):
-    kept = sorted(data.draw(st.sets(st.sampled_from(full.tokens.tolist()), min_size=1)))
-    part = full.subset(kept)
+    tokens = sorted(data.draw(st.sets(st.sampled_from(full.tokens.tolist()), min_size=1)))
+    part = full.subset(tokens)
     every = [*full.symbols, *full.ensembl_ids, *data.draw(st.lists(names, max_size=20))]
-    for asked in [every, *([name] for name in every)]:
-        for token, answer in zip(full.match(asked).tokens, part.match(asked).tokens, strict=True):
-            assert answer == (kept.index(token) + N_SPECIAL if token in kept else UNKNOWN)
+    for queries in [every, *([name] for name in every)]:
+        for token, answer in zip(full.match(queries).tokens, part.match(queries).tokens, strict=True):
+            assert answer == (tokens.index(token) + N_SPECIAL if token in tokens else UNKNOWN)
     np.testing.assert_array_equal(part.match(part.symbols).tokens, part.tokens)
     np.testing.assert_array_equal(part.match(part.ensembl_ids).tokens, part.tokens)
 
@@ -221,17 +221,17 @@ def test_genes_of_another_vocabulary_come_after_ones_own():
     pd.testing.assert_frame_equal(more.table.iloc[: part.n_genes], part.table)
     # every name means the same gene as before, also those that the smaller vocabulary had to forget
     for names in (human.symbols, human.ensembl_ids[human.ensembl_ids != ""]):
-        found, expected = more.match(names), human.match(names)
-        np.testing.assert_array_equal(more.symbols[found.tokens - 3], human.symbols[expected.tokens - 3])
+        matches, expected = more.match(names), human.match(names)
+        np.testing.assert_array_equal(more.symbols[matches.tokens - 3], human.symbols[expected.tokens - 3])
     assert more.with_genes_of(human) is more
     assert part.with_genes_of(part) is part
 
 
 def test_a_gene_is_the_same_by_symbol_or_ensembl_id():
-    def made(rows):
+    def vocabulary_of(rows):
         table = pd.DataFrame(rows, columns=["symbol", "ensembl_id"])
         return Vocabulary(table.assign(previous="", alias="", biotype="", entropy=np.float32(1)))
 
-    one = made([("A", "ENSG00000000001"), ("B", "")])
-    two = made([("B", "ENSG00000000002"), ("RENAMED", "ENSG00000000001"), ("C", ""), ("D", "ENSG00000000003")])
+    one = vocabulary_of([("A", "ENSG00000000001"), ("B", "")])
+    two = vocabulary_of([("B", "ENSG00000000002"), ("RENAMED", "ENSG00000000001"), ("C", ""), ("D", "ENSG00000000003")])
     assert one.with_genes_of(two).symbols.tolist() == ["A", "B", "C", "D"]

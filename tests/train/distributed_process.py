@@ -55,11 +55,11 @@ def run(folder: Path, out: str, *, kind=Watched, callbacks=(), resume=False, sto
         "anchor_learned_dim": 6, "anchor_hidden": 12,
     }  # fmt: skip
     model = ScDiVa(ScDiVaConfig(**sizes), generator=torch.Generator().manual_seed(1))
-    module, corpus, place = kind(model, config, n_studies=3), folder / "corpus.h5", folder / out
+    module, corpus, out_dir = kind(model, config, n_studies=3), folder / "corpus.h5", folder / out
     how = {"batch_size": config.batch_size, "context": 16, "n_blocks": 2, "validation_cells": 10}
     data = CellDataModule(corpus, validation=corpus, vocabulary=vocabulary, **how)
     trainer = error = None
-    where = {"out_dir": place, "resume_from": place if resume else None, "accelerator": "cpu", "progress": False}
+    where = {"out_dir": out_dir, "resume_from": out_dir if resume else None, "accelerator": "cpu", "progress": False}
     try:
         trainer = fit(module, data, callbacks=callbacks, max_steps=stop, **where)
     except BaseException as stopped:  # noqa: BLE001, handed over
@@ -105,17 +105,17 @@ RESIZED = {"steps": 22, "validate_every": 5}
 
 def of_two(folder: Path, rank: int) -> None:
     """Do all runs of two processes."""
-    found = {
+    results = {
         # each block run again; one process holds it all
         "plain": run(folder, "plain", accumulate=2, micro_batches=2, log_every=3),
         "stopped": run(folder, "halves", callbacks=[Terminate()]),
     }
-    found["resumed"] = run(folder, "halves", resume=True)
-    found["late"] = run(folder, "late", kind=Late, callbacks=[Terminate()], log_every=100)
-    found["late, resumed"] = run(folder, "late", kind=Late, resume=True, log_every=100)
-    found["broken"] = run(folder, "broken", kind=Broken)
-    found["resized"] = run(folder, "resized", stop=6, **RESIZED)
-    torch.save(found, folder / f"rank{rank}.pt")
+    results["resumed"] = run(folder, "halves", resume=True)
+    results["late"] = run(folder, "late", kind=Late, callbacks=[Terminate()], log_every=100)
+    results["late, resumed"] = run(folder, "late", kind=Late, resume=True, log_every=100)
+    results["broken"] = run(folder, "broken", kind=Broken)
+    results["resized"] = run(folder, "resized", stop=6, **RESIZED)
+    torch.save(results, folder / f"rank{rank}.pt")
 
 
 def of_one(folder: Path, rank: int) -> None:
@@ -157,8 +157,8 @@ def start(n: int, work: Callable[[Path, int], None], folder: Path) -> None:
         child, status = os.wait()
         left.discard(child)
         if status:
-            for other in left:
-                os.kill(other, signal.SIGKILL)
+            for sibling in left:
+                os.kill(sibling, signal.SIGKILL)
             raise SystemExit(f"process {children.index(child)} of {n} failed: {os.waitstatus_to_exitcode(status)}")
 
 

@@ -60,10 +60,10 @@ def test_embeddings_of_values_change_as_fast_as_those_of_genes(tiny, config):
 
 def test_optimiser_is_adamw_with_the_configured_numbers(tiny, config):
     module = PretrainingModule(tiny(), config(learning_rate=0.01, warmup_steps=4))
-    made = module.configure_optimizers()
-    optimizer, scheduler = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    optimisers = module.configure_optimizers()
+    optimizer, scheduler = optimisers["optimizer"], optimisers["lr_scheduler"]["scheduler"]
     assert isinstance(optimizer, torch.optim.AdamW)
-    assert made["lr_scheduler"]["interval"] == "step"
+    assert optimisers["lr_scheduler"]["interval"] == "step"
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
     rates = []
     for _ in range(5):
@@ -91,12 +91,12 @@ def test_dropout_and_masks_follow_seed_and_step_and_spare_the_global_stream(batc
     def steps(n, start=0, seed=0):
         task = Dropping(network, OptimiserConfig(seed=seed))
         task.batches_seen = start
-        seen = []
+        draws = []
         for i in range(n):
             task.training_step(batch, i)
-            seen.append(tuple(float(v) for v in task.drawn.values()))
+            draws.append(tuple(float(v) for v in task.drawn.values()))
         assert task.batches_seen == start + n
-        return seen
+        return draws
 
     before = torch.get_rng_state()
     first = steps(4)
@@ -108,8 +108,8 @@ def test_dropout_and_masks_follow_seed_and_step_and_spare_the_global_stream(batc
     assert steps(4, seed=1) != first
     # validation is corrupted alike every time, each batch in its way
     task, drawn = Dropping(network, OptimiserConfig()), []
-    for seen, number in ((0, 1), (50, 1), (50, 2)):
-        task.batches_seen = seen
+    for n_batches, number in ((0, 1), (50, 1), (50, 2)):
+        task.batches_seen = n_batches
         task.validation_step(batch, number)
         drawn.append(float(task.logged["val/drawn"]))
     assert drawn[0] == drawn[1] != drawn[2]
@@ -135,24 +135,24 @@ def fit_line(steps=60, loss_of=None, frozen=(), last=60):
     """Fit a line to points on a line; what the loop says, the layer, and the losses."""
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     y = x @ torch.tensor([[1.0], [2.0], [-1.0]]) + 0.5
-    layer, seen = nn.Linear(3, 1), []
+    layer, losses = nn.Linear(3, 1), []
     for name, p in layer.named_parameters():
         nn.init.zeros_(p)
         p.requires_grad_(name not in frozen)
 
     def of_line(step):
         loss = (layer(x) - y).square().mean()
-        seen.append(float(loss.detach()))
+        losses.append(float(loss.detach()))
         return loss
 
     rate = lambda step: 0.1 * min(1.0, step / 5) * (step <= last)  # noqa: E731
-    return train_steps(layer, loss_of or of_line, rate, steps=steps, desc="fitting"), layer, seen
+    return train_steps(layer, loss_of or of_line, rate, steps=steps, desc="fitting"), layer, losses
 
 
 def test_it_learns_and_says_how_far():
-    found, layer, seen = fit_line()
-    assert found == (len(seen), "steps") == (60, "steps")
-    assert seen[-1] < 0.05 * seen[0]
+    outcome, layer, losses = fit_line()
+    assert outcome == (len(losses), "steps") == (60, "steps")
+    assert losses[-1] < 0.05 * losses[0]
     torch.testing.assert_close(layer.weight, torch.tensor([[1.0, 2.0, -1.0]]), atol=0.4, rtol=0)
 
 
@@ -160,8 +160,8 @@ def test_a_learning_rate_of_zero_ends_it_and_the_bar(monkeypatch):
     bars, bar = [], steps.progress_bar
     monkeypatch.setattr(steps, "progress_bar", lambda **how: bars.append(bar(**how)) or bars[-1])
     with settings.override(progress=True):
-        found, _, seen = fit_line(last=20)
-    assert found == (len(seen), "converged") == (20, "converged")
+        outcome, _, losses = fit_line(last=20)
+    assert outcome == (len(losses), "converged") == (20, "converged")
     assert (bars[0].total, bars[0].n) == (20, 20)
 
 
@@ -183,10 +183,10 @@ def test_a_loss_that_is_not_finite_is_an_error():
 
 def test_each_epoch_is_a_permutation_of_its_own():
     rows = shuffled(np.arange(70), 32, 0, drop_last=True)
-    taken = [next(rows) for _ in range(4)]
-    assert all(len(part) == 32 for part in taken)
-    first, second = np.concatenate(taken[:2]), np.concatenate(taken[2:])
+    batches = [next(rows) for _ in range(4)]
+    assert all(len(part) == 32 for part in batches)
+    first, second = np.concatenate(batches[:2]), np.concatenate(batches[2:])
     assert len(set(first)) == len(set(second)) == 64
     assert not np.array_equal(first, second)
-    some = shuffled(np.arange(40), 32, 0)
-    assert [len(next(some)) for _ in range(3)] == [32, 8, 32]
+    all_rows = shuffled(np.arange(40), 32, 0)
+    assert [len(next(all_rows)) for _ in range(3)] == [32, 8, 32]

@@ -49,17 +49,17 @@ def test_the_bar_shows_steps_loss_rate_and_time_left(run, tmp_path, capsys, monk
     for name in ("DELAY", "LOG_INTERVAL"):
         monkeypatch.setattr(f"scdiva._settings.{name}", 0.0)
     run(tmp_path, settings={"steps": 10, "log_every": 3}, max_steps=6, progress=True)
-    said = capsys.readouterr().err
-    last = said.replace("\r", "\n").strip().splitlines()[-1]
+    output = capsys.readouterr().err
+    last = output.replace("\r", "\n").strip().splitlines()[-1]
     assert "6/6" in last
     (*_, (step, loss)) = logged(tmp_path / "log" / "version_0", "train/loss")
     assert step == 5
     assert f"cells/s, loss {loss:.3f}" in last
     assert "<00:00" in last
     run(tmp_path, settings={"steps": 10}, resume_from=tmp_path, progress=True)
-    said = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
-    assert "6/10" in said[0]
-    assert "10/10" in said[-1]
+    lines = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
+    assert "6/10" in lines[0]
+    assert "10/10" in lines[-1]
 
 
 TRYING = {"accumulate": 2, "validate_every": 4, "checkpoint_every": 3, "steps": 12, "anchor_objective": "genes"}
@@ -134,8 +134,8 @@ def test_a_signal_ends_the_run_with_a_checkpoint_of_its_step(run, small_run, str
     assert signal.getsignal(sent) == before
     saved = torch.load(out / "last.ckpt", weights_only=True)
     assert saved["global_step"] == step
-    kept = torch.cat([saved["state_dict"][n].flatten() for n, _ in run.module.named_parameters()])
-    assert torch.equal(weights(run.module), kept), "what stays in memory is what was saved"
+    saved_weights = torch.cat([saved["state_dict"][n].flatten() for n, _ in run.module.named_parameters()])
+    assert torch.equal(weights(run.module), saved_weights), "what stays in memory is what was saved"
     resumed, _ = small_run(out, resume_from=out)
     assert torch.equal(weights(resumed), straight)
 
@@ -269,8 +269,8 @@ def test_out_of_memory_halves_what_runs_at_a_time(run, small_run, tmp_path, wher
     monkeypatch.setattr("scdiva._settings.logger.propagate", True)
     tight, _ = small_run(tmp_path / "tight", PretrainingModule, settings={"steps": 5})
     assert (weights(tight) - weights(plain)).abs().max() < 1e-5
-    (said,) = [record.message for record in caplog.records if "out of memory" in record.message]
-    assert "in 2 parts" in said
+    (message,) = [record.message for record in caplog.records if "out of memory" in record.message]
+    assert "in 2 parts" in message
     assert tight.micro_batches == 2
     assert tight.model.blocks.micro_batches == 1, "the network is left as it came"
     saved = torch.load(tmp_path / "tight" / "last.ckpt", weights_only=True)
@@ -290,11 +290,11 @@ def test_out_of_memory_for_one_cell_is_an_error(run, small_run, tmp_path, monkey
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of the allocator of Linux")
 def test_memory_between_tensors_that_are_kept_is_released():
-    kept = [torch.ones(12_000) for _ in range(6_000)][::50]  # the others are freed, below the size that is mapped
+    tensors = [torch.ones(12_000) for _ in range(6_000)][::50]  # the others are freed, below the size that is mapped
     before = resident()
     release_memory()
     assert before - resident() > 100e6
-    assert sum(int(x.sum()) for x in kept) == 120 * 12_000
+    assert sum(int(x.sum()) for x in tensors) == 120 * 12_000
 
 
 def resident():

@@ -40,7 +40,7 @@ def test_cells_per_step_are_divided_by_devices_and_memory(n_devices, gib, change
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda paper: paper().for_devices(5, 79.1, ScDiVaConfig.paper()), r"=768 is not a .* number of devices, 5"),
         (
@@ -51,8 +51,8 @@ def test_cells_per_step_are_divided_by_devices_and_memory(n_devices, gib, change
         (lambda paper: paper(batch_tokens=65_536), "batch_tokens and cells_per_step"),
     ],
 )
-def test_cells_that_devices_do_not_divide_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_cells_that_devices_do_not_divide_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call(partial(PretrainingConfig.preset, "paper"))
     assert PretrainingConfig(accumulate=3).for_devices(5, None, None) == PretrainingConfig(accumulate=3)
 

@@ -66,7 +66,7 @@ def test_two_processes_are_one_with_twice_the_batches(two, one):
     assert first["plain"]["world_size"] == 2
     torch.testing.assert_close(first["plain"]["weights"], alone["weights"], rtol=0, atol=1e-5)
     assert torch.equal(first["plain"]["weights"], second["plain"]["weights"])
-    turns = [loss for both in zip(first["plain"]["losses"], second["plain"]["losses"], strict=True) for loss in both]
+    turns = [loss for pair in zip(first["plain"]["losses"], second["plain"]["losses"], strict=True) for loss in pair]
     assert turns == pytest.approx(alone["losses"], rel=1e-6)
     assert len(turns) == 24
     # what is validated and logged is the same too
@@ -100,11 +100,11 @@ def test_a_run_goes_on_with_any_number_of_processes_and_loses_no_cell(two, corpu
     """Two, then one, then four: two epochs, in the end, in which each cell was seen once."""
     runs, folder = two
     later = [torch.load(folder / f"resized by {name}.pt", weights_only=True) for name in ("one", *FOUR)]
-    found = [*(one["resized"] for one in runs), *later]
-    assert [one["error"] for one in found] == ["None"] * 7
-    assert [one["world_size"] for one in found] == [2, 2, 1, 4, 4, 4, 4]
-    assert [len(one["seen"]) for one in found] == [6, 6, 4, 12, 12, 12, 12]
-    batches = sorted(batch for one in found for batch in one["seen"])
+    results = [*(one["resized"] for one in runs), *later]
+    assert [one["error"] for one in results] == ["None"] * 7
+    assert [one["world_size"] for one in results] == [2, 2, 1, 4, 4, 4, 4]
+    assert [len(one["seen"]) for one in results] == [6, 6, 4, 12, 12, 12, 12]
+    batches = sorted(batch for one in results for batch in one["seen"])
     # every number once, and so every draw of masks
     assert [number for number, _ in batches] == list(range(64))
     indptr, tokens, values = corpus.read(0, corpus.n_obs)
@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_any_number_of_processes_and_loses_no_cell(two, corpu
     )
     cells = [cell for _, of_batch in batches for cell in of_batch]
     assert Counter(cells[:145]) == Counter(cells[145:]) == everything
-    assert all(torch.equal(one["weights"], found[3]["weights"]) for one in found[3:])
+    assert all(torch.equal(one["weights"], results[3]["weights"]) for one in results[3:])
 
 
 @pytest.mark.parametrize(
@@ -147,21 +147,21 @@ SLURM |= {"SLURM_JOB_NAME": "pretrain"}
     ],
 )
 def test_what_reaches_the_trainer(environment, options, expected, tiny, config, stream, tmp_path, monkeypatch):
-    told = []
+    calls = []
 
-    def asked(**given):
-        told.append(given)
+    def fake_trainer(**arguments):
+        calls.append(arguments)
         raise MisconfigurationException
 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("scdiva.train.runner.pl.Trainer", asked)
-    own = SLURMEnvironment(auto_requeue=True)
-    for more in ({}, {"plugins": own}):
+    monkeypatch.setattr("scdiva.train.runner.pl.Trainer", fake_trainer)
+    user_plugin = SLURMEnvironment(auto_requeue=True)
+    for more in ({}, {"plugins": user_plugin}):
         with pytest.raises(ValueError, match=r"^$"):
             fit(PretrainingModule(tiny(), config()), stream(), out_dir=tmp_path, **options, **more)
-        assert (told[-1]["devices"], told[-1]["num_nodes"], told[-1]["strategy"]) == expected
-    slurm = [[plugin for plugin in one["plugins"] if isinstance(plugin, SLURMEnvironment)] for one in told]
+        assert (calls[-1]["devices"], calls[-1]["num_nodes"], calls[-1]["strategy"]) == expected
+    slurm = [[plugin for plugin in one["plugins"] if isinstance(plugin, SLURMEnvironment)] for one in calls]
     # jobs of Slurm are not put back in the queue unless asked
     assert [plugin.auto_requeue for plugin in slurm[0]] == [False] * bool(environment)
-    assert slurm[1] == [own]
+    assert slurm[1] == [user_plugin]

@@ -66,12 +66,12 @@ def genes():
 @pytest.fixture
 def model(tiny, genes):
     """A model whose cell state comes from its transformer; no weight is zero."""
-    made = tiny(anchor="learned", n_layers=2, max_length=N_GENES, tie_gene_head=True)
-    made.vocabulary = genes
+    network = tiny(anchor="learned", n_layers=2, max_length=N_GENES, tie_gene_head=True)
+    network.vocabulary = genes
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in network.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    return made.eval()
+    return network.eval()
 
 
 def configured(**fields) -> FinetuneConfig:
@@ -82,8 +82,8 @@ def configured(**fields) -> FinetuneConfig:
 def tune(model, config, objective=AnnotationObjective, checkpoint_dir=None, labels=LABELS):
     """Fine-tune a copy; the copy, the head and the losses."""
     network, head = T.network_for(model, config, config.seed), make_head()
-    made = objective(CELLS, labels, head, context=network.config.input_length)
-    history = finetune(network, made, config, device="cpu", checkpoint_dir=checkpoint_dir)
+    task = objective(CELLS, labels, head, context=network.config.input_length)
+    history = finetune(network, task, config, device="cpu", checkpoint_dir=checkpoint_dir)
     return network, head, history
 
 
@@ -91,8 +91,8 @@ def weights(*modules: nn.Module) -> dict[str, torch.Tensor]:
     return {f"{i}.{name}": w.clone() for i, module in enumerate(modules) for name, w in module.state_dict().items()}
 
 
-def same(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+def same(first, second) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def changed(before: nn.Module, after: nn.Module) -> set[str]:
@@ -139,10 +139,10 @@ def test_every_weight_of_the_state_is_trained(model):
 
 
 def test_frozen_blocks_and_embeddings_keep_their_bits(model):
-    found = changed(model, tune(model, configured(freeze=1))[0])
-    assert found
-    assert not [name for name in found if name.startswith(("embedding.", "blocks.0."))]
-    assert {name for name in model.state_dict() if name.startswith("blocks.1.")} <= found
+    changed_names = changed(model, tune(model, configured(freeze=1))[0])
+    assert changed_names
+    assert not [name for name in changed_names if name.startswith(("embedding.", "blocks.0."))]
+    assert {name for name in model.state_dict() if name.startswith("blocks.1.")} <= changed_names
     assert changed(model, tune(model, configured(freeze=2))[0]) == {"norm.weight"}
 
 
@@ -270,11 +270,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(model, tmp_path, how, fields
 
 def test_the_seed_determines_every_bit_and_global_streams_go_on(model):
     stream, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    one, again, other = (weights(*tune(model, configured(seed=seed))[:2]) for seed in (0, 0, 1))
+    one, again, other_seed = (weights(*tune(model, configured(seed=seed))[:2]) for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), stream)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
     assert same(one, again)
-    assert not same(one, other)
+    assert not same(one, other_seed)
 
 
 class Boundless(AnnotationObjective):
@@ -315,21 +315,21 @@ def test_memory_shortage_that_no_parts_relieve_is_one_error(tiny, genes, anchor,
 def test_a_checkpoint_of_another_run_is_refused_before_cells_are_read(model, tmp_path, lora):
     """By task, arguments and weights; the run's own is accepted."""
     tune(model, configured(epochs=1, **({"lora": lora} if lora else {})), checkpoint_dir=tmp_path)
-    own = {"model": model, "task": AnnotationObjective, "context": 12, "lora": lora, "checkpoint_dir": tmp_path}
-    assert T.finetune_config(True, **own)["context"] == 12
-    other = copy.deepcopy(model)
+    arguments = {"model": model, "task": AnnotationObjective, "context": 12, "lora": lora, "checkpoint_dir": tmp_path}
+    assert T.finetune_config(True, **arguments)["context"] == 12
+    altered = copy.deepcopy(model)
     with torch.no_grad():
-        other.blocks[0].ffn_norm.weight[0] += 1
-    for given, words in (
+        altered.blocks[0].ffn_norm.weight[0] += 1
+    for change, words in (
         ({"task": IntegrationObjective}, "another task than integrate"),
-        ({"model": other}, "other weights"),
+        ({"model": altered}, "other weights"),
         ({"lr": 1e-4}, "lr=0.001, not 0.0001.* or pass lr=0.001 to continue it"),
         ({"freeze": 1}, "freeze=0, not 1"),
         ({"context": 10}, "context=12, not 10"),
         ({"lora": 3}, f"lora={lora or 0}, not 3"),
     ):
         with pytest.raises(ValueError, match=words):
-            T.finetune_config(True, **own | given)
+            T.finetune_config(True, **arguments | change)
 
 
 def test_heads_fitted_on_the_former_state_are_left_out(tiny, genes):

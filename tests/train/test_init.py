@@ -45,8 +45,8 @@ def genes():
 @pytest.fixture(scope="module")
 def old_genes(genes):
     """Every third gene is left out: what is added is in no way the end of the table."""
-    kept = genes.tokens[np.arange(genes.n_genes) % 3 > 0]
-    old = genes.subset(kept)
+    tokens = genes.tokens[np.arange(genes.n_genes) % 3 > 0]
+    old = genes.subset(tokens)
     assert old.n_genes == N_OLD
     return old
 
@@ -75,21 +75,21 @@ def models(old_genes, tmp_path_factory):
 @pytest.fixture
 def started(monkeypatch):
     """Weights of the network at the first batch of each run."""
-    seen, plain = [], PretrainingModule.on_train_start
+    snapshots, plain = [], PretrainingModule.on_train_start
 
     def note(self):
-        seen.append({name: weight.clone() for name, weight in self.model.state_dict().items()})
+        snapshots.append({name: weight.clone() for name, weight in self.model.state_dict().items()})
         plain(self)
 
     monkeypatch.setattr(PretrainingModule, "on_train_start", note)
-    return seen
+    return snapshots
 
 
 @pytest.fixture
 def stopped(monkeypatch):
     """A run that is interrupted at a batch."""
 
-    def start(number, *given, **options):
+    def start(number, *arguments, **options):
         plain = PretrainingModule.compute_loss
 
         def stop(self, batch, generator):
@@ -100,7 +100,7 @@ def stopped(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(PretrainingModule, "compute_loss", stop)
             with pytest.raises(KeyboardInterrupt):
-                run(*given, **options)
+                run(*arguments, **options)
 
     return start
 
@@ -123,11 +123,11 @@ def test_training_starts_from_the_weights_and_changes_them(kind, models, file, o
     assert {"embedding.gene.weight", "norm.weight", "heads.value.weight"} <= changed
     assert any(name.startswith("blocks.0") for name in changed)
     assert not any(name.startswith("query_head") for name in changed)  # kept as it was
-    told = {"model": models[kind], "fingerprint": fingerprint(before)}
-    assert model.metadata["init"] == told
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["init"] == told
+    record = {"model": models[kind], "fingerprint": fingerprint(before)}
+    assert model.metadata["init"] == record
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["init"] == record
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["init"] == models[kind]
-    assert told["fingerprint"] in (folder / "README.md").read_text()
+    assert record["fingerprint"] in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -176,9 +176,9 @@ def test_a_resumed_run_does_not_read_the_model_again(models, file, genes, tmp_pa
     options = {"init": str(init), "vocabulary": str(tmp_path / "genes.safetensors")}
     straight = run(file, tmp_path / "straight", **options)
     stopped(2, file, tmp_path / "run", **options)
-    for other in (None, models["ours"]):
+    for other_init in (None, models["ours"]):
         with pytest.raises(ValueError, match=r"run that started with init='.*moved', not"):
-            run(file, tmp_path / "run", resume=True, **options | {"init": other})
+            run(file, tmp_path / "run", resume=True, **options | {"init": other_init})
     shutil.rmtree(init)
     folder = run(file, tmp_path / "run", resume=True, **options)
     one, two = load_model(straight, device="cpu"), load_model(folder, device="cpu")
@@ -235,9 +235,9 @@ def test_what_is_refused_before_anything_is_read(
 
 @pytest.mark.filterwarnings("always")
 def test_only_the_first_process_warns(genes, tmp_path, monkeypatch, recwarn):
-    foreign = toy(60, 60)
-    foreign.var_names = [*foreign.var_names[:42], *(f"unknown{number}" for number in range(18))]
-    foreign.write_h5ad(tmp_path / "foreign.h5ad")
+    cells = toy(60, 60)
+    cells.var_names = [*cells.var_names[:42], *(f"unknown{number}" for number in range(18))]
+    cells.write_h5ad(tmp_path / "foreign.h5ad")
     genes.write(tmp_path / "genes.safetensors")
     options = {"vocabulary": str(tmp_path / "genes.safetensors"), "model": SIZES["paper"]}
     for first in (True, False):

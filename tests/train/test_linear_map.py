@@ -33,33 +33,33 @@ def slow_map(cells: PackedCells, k: int, n_genes: int = 8000, study_power: float
     centred = np.zeros_like(x)
     mean, variance, frequency, dispersion = (np.zeros(cells.n_tokens) for _ in range(4))
     for g in range(N_SPECIAL, cells.n_tokens):
-        seen = cells.measured[study, g]
-        if not seen.any():
+        measured = cells.measured[study, g]
+        if not measured.any():
             continue
-        for s in np.unique(study[seen]):
+        for s in np.unique(study[measured]):
             centred[study == s, g] = x[study == s, g] - x[study == s, g].mean()
-        mean[g] = np.average(x[seen, g], weights=w[seen])
-        variance[g] = np.average(centred[seen, g] ** 2, weights=w[seen])
-        frequency[g] = np.average(np.expm1(x[seen, g]) / 1e4, weights=w[seen])
-        if w[seen].sum() > n / 2:
+        mean[g] = np.average(x[measured, g], weights=w[measured])
+        variance[g] = np.average(centred[measured, g] ** 2, weights=w[measured])
+        frequency[g] = np.average(np.expm1(x[measured, g]) / 1e4, weights=w[measured])
+        if w[measured].sum() > n / 2:
             dispersion[g] = variance[g] / max(mean[g], 1e-3)
     best = sorted(range(cells.n_tokens), key=lambda g: -dispersion[g])[:n_genes]
-    kept = sorted(g for g in best if dispersion[g] > 0)
-    deviation = np.sqrt(variance[kept]) + 0.05
-    scaled = np.clip(centred[:, kept] / deviation, -module.CLIP, module.CLIP)
+    selected = sorted(g for g in best if dispersion[g] > 0)
+    deviation = np.sqrt(variance[selected]) + 0.05
+    scaled = np.clip(centred[:, selected] / deviation, -module.CLIP, module.CLIP)
     _, s, vt = np.linalg.svd(np.sqrt(w)[:, None] * scaled, full_matrices=False)
     directions = vt[:k].T
     for j in range(k):
         directions[:, j] *= np.sign(directions[np.abs(directions[:, j]).argmax(), j])
         directions[:, j] *= (s[j] / s[0]) ** spectral_power
     weight = np.zeros((cells.n_tokens, k))
-    weight[kept] = directions / deviation[:, None]
+    weight[selected] = directions / deviation[:, None]
     return weight, -mean @ weight, s[:k] ** 2 / (s**2).sum(), frequency, 0.7 * np.average(x.sum(axis=1), weights=w)
 
 
 def assert_is(got, expected, atol=1e-4):
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=atol)
+    for actual_part, expected_part in zip(got, expected, strict=True):
+        np.testing.assert_allclose(actual_part, expected_part, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_it_is_the_svd_of_the_dense_matrix(corpus, options):
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_blocks_change_nothing(corpus, monkeypatch, rows):
-    whole = fit_linear_map(corpus, K)
+    expected = fit_linear_map(corpus, K)
     monkeypatch.setattr(module, "BLOCK_ROWS", rows)
-    assert_is(fit_linear_map(corpus, K), whole, atol=1e-5)
+    assert_is(fit_linear_map(corpus, K), expected, atol=1e-5)
 
 
 def test_genes_that_half_of_the_corpus_lacks_are_left_out(corpus):
@@ -107,8 +107,8 @@ def test_leading_directions_are_singular_vectors(n_rows):
     np.testing.assert_allclose(values, singular[:5] ** 2, rtol=1e-5)
     np.testing.assert_allclose(np.abs((vectors * right[:5].T).sum(axis=0)), 1, atol=1e-5)
     assert total == pytest.approx((matrix**2).sum(), rel=1e-5)
-    few = module.leading_directions(iter([matrix[:3]]), 3, 20, 5)
-    assert few[0].shape == (20, 3)
+    result = module.leading_directions(iter([matrix[:3]]), 3, 20, 5)
+    assert result[0].shape == (20, 3)
 
 
 def test_directions_that_are_too_many_are_refused(corpus, tiny, vocabulary, tmp_path):
@@ -116,10 +116,10 @@ def test_directions_that_are_too_many_are_refused(corpus, tiny, vocabulary, tmp_
         with pytest.raises(ValueError, match=rf"n_dims must be in 1 \.\.\. 40, .* got {n_dims}"):
             fit_linear_map(corpus, n_dims)
     toy(145, 40)[:9].copy().write_h5ad(tmp_path / "few.h5ad")
-    few = pack_files([tmp_path / "few.h5ad"], vocabulary, tmp_path / "few.h5")
-    assert fit_linear_map(few, 8).weight.any()
+    small_corpus = pack_files([tmp_path / "few.h5ad"], vocabulary, tmp_path / "few.h5")
+    assert fit_linear_map(small_corpus, 8).weight.any()
     with pytest.raises(ValueError, match="9 cells span 8 directions only; pass n_dims=8"):
-        fit_linear_map(few, 12)
+        fit_linear_map(small_corpus, 12)
     encoder = tiny().anchor
     before = encoder.table.weight.detach().clone()
     with pytest.raises(ValueError, match=r"\(43, 6\).*\(33, 8\).*n_dims=8"):

@@ -53,18 +53,18 @@ def test_thinned_keeps_order_and_boundaries(batch):
     thin = thinned(batch, dropped)
     assert thin.cu_seqlens.dtype == torch.int32
     masks = dropped.split(batch.cu_seqlens.diff().tolist())
-    for (tokens, values), (kept, kept_values), drop in zip(cells_of(batch), cells_of(thin), masks, strict=True):
-        assert torch.equal(kept, tokens[~drop])
-        assert torch.equal(kept_values, values[~drop])
+    for (tokens, values), (thin_tokens, thin_values), drop in zip(cells_of(batch), cells_of(thin), masks, strict=True):
+        assert torch.equal(thin_tokens, tokens[~drop])
+        assert torch.equal(thin_values, values[~drop])
     assert torch.equal(thin.study, batch.study)
 
 
 def slow_supervised_contrast(state, labels, tau):
     z = state.double() / state.double().norm(dim=1, keepdim=True)
-    known = [i for i, label in enumerate(labels) if label >= 0]
+    labelled = [i for i, label in enumerate(labels) if label >= 0]
     per_cell = []
-    for i in known:
-        similar = {j: math.exp(float(z[i] @ z[j]) / tau) for j in known if j != i}
+    for i in labelled:
+        similar = {j: math.exp(float(z[i] @ z[j]) / tau) for j in labelled if j != i}
         partners = [similar[p] / sum(similar.values()) for p in similar if labels[p] == labels[i]]
         per_cell += [-sum(map(math.log, partners)) / len(partners)] if partners else []
     return sum(per_cell) / len(per_cell)
@@ -74,21 +74,21 @@ def slow_supervised_contrast(state, labels, tau):
 def test_supervised_contrast_is_its_formula(tau):
     """Cells without a label and cells alone in theirs have no term; the latter are still among the others."""
     state, labels = torch.randn(9, 4, generator=rng(1)), [0, 1, -1, 0, 2, 1, 0, -1, 5]
-    found = supervised_contrast_loss(state, torch.tensor(labels), tau)
-    assert float(found) == pytest.approx(slow_supervised_contrast(state, labels, tau), rel=1e-5)
-    assert float(supervised_contrast_loss(3 * state, torch.tensor(labels), tau)) == pytest.approx(float(found))
+    loss = supervised_contrast_loss(state, torch.tensor(labels), tau)
+    assert float(loss) == pytest.approx(slow_supervised_contrast(state, labels, tau), rel=1e-5)
+    assert float(supervised_contrast_loss(3 * state, torch.tensor(labels), tau)) == pytest.approx(float(loss))
     moved = state.clone()
     moved[[2, 7]] = torch.randn(2, 4, generator=rng(8))
-    assert float(supervised_contrast_loss(moved, torch.tensor(labels), tau)) == float(found)
+    assert float(supervised_contrast_loss(moved, torch.tensor(labels), tau)) == float(loss)
     moved[4] = -moved[4]
-    assert float(supervised_contrast_loss(moved, torch.tensor(labels), tau)) != float(found)
+    assert float(supervised_contrast_loss(moved, torch.tensor(labels), tau)) != float(loss)
 
 
 @pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 1, 2], [0, -1, -1], []])
 def test_supervised_contrast_of_no_pair_is_nothing(labels):
     state = torch.randn(len(labels), 4, generator=rng(3), requires_grad=True)
-    found = supervised_contrast_loss(state, torch.tensor(labels, dtype=torch.int64), 0.1)
-    assert float(found.detach()) == 0
+    loss = supervised_contrast_loss(state, torch.tensor(labels, dtype=torch.int64), 0.1)
+    assert float(loss.detach()) == 0
 
 
 def some_pairs():
@@ -111,14 +111,14 @@ def test_the_contrast_of_pairs_is_its_formula(tau):
 
     terms = []
     for which, i in present.nonzero().tolist():
-        own = similar(state[i], positives[which, i])
-        others = sum(similar(state[i], state[j]) for j in range(6) if j != i and not left_out[i, j])
-        terms.append(-math.log(own / (own + others)))
+        positive = similar(state[i], positives[which, i])
+        negatives = sum(similar(state[i], state[j]) for j in range(6) if j != i and not left_out[i, j])
+        terms.append(-math.log(positive / (positive + negatives)))
     assert len(terms) == 8
-    found = pair_contrast_loss(state, positives, present, left_out, tau)
-    assert float(found) == pytest.approx(sum(terms) / 8, rel=1e-9)
+    loss = pair_contrast_loss(state, positives, present, left_out, tau)
+    assert float(loss) == pytest.approx(sum(terms) / 8, rel=1e-9)
     positives[0, 3] += 1  # absent
-    assert float(pair_contrast_loss(state, positives, present, left_out, tau)) == float(found)
+    assert float(pair_contrast_loss(state, positives, present, left_out, tau)) == float(loss)
     low = pair_contrast_loss(state.bfloat16(), positives.bfloat16(), present, left_out, tau)
     assert low.dtype == torch.float32
 
@@ -129,10 +129,10 @@ STUDY = torch.tensor([0, 2, -1, 1, -1])
 @pytest.fixture
 def decoder():
     """Three studies and seven genes, with weights that are no longer zero."""
-    made = GeneDecoder(4, 7, n_studies=3)
-    for parameter in made.parameters():
+    network = GeneDecoder(4, 7, n_studies=3)
+    for parameter in network.parameters():
         torch.nn.init.normal_(parameter, generator=rng())
-    return made
+    return network
 
 
 def test_logits_are_linear_in_the_scaled_state_with_the_studys_own_offset(decoder):

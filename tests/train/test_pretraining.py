@@ -104,11 +104,11 @@ def with_head(tiny, **fields):
 
 
 @pytest.mark.parametrize("anchor", ["encoder", "learned"])
-@pytest.mark.parametrize("places", [False, True])
-def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, places):
+@pytest.mark.parametrize("place_prior", [False, True])
+def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, place_prior):
     model = with_head(tiny, anchor=anchor)
-    chosen = config(anchor_objective="none", scored_genes=2, place_prior=places, value_weight=1.0)
-    module = PretrainingModule(model, chosen, denominator=DENOMINATOR if places else None)
+    chosen = config(anchor_objective="none", scored_genes=2, place_prior=place_prior, value_weight=1.0)
+    module = PretrainingModule(model, chosen, denominator=DENOMINATOR if place_prior else None)
     loss, parts = module.compute_loss(batch, rng())
     g = rng()
     times = stratified_times(batch.n_cells, g, 1e-3)
@@ -117,13 +117,13 @@ def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, places):
     cells = cell_of_token(batch.cu_seqlens, len(batch.tokens))
     number = torch.bincount(cells[corrupted.masked], minlength=batch.n_cells)
     scored = torch.rand(len(batch.tokens), generator=g) < 2 / number[cells]
-    asked = corrupted.masked & scored
-    assert 0 < int(asked.sum()) < int(corrupted.masked.sum())
-    logits = model.logits(out, asked)
-    if places:
+    mask = corrupted.masked & scored
+    assert 0 < int(mask.sum()) < int(corrupted.masked.sum())
+    logits = model.logits(out, mask)
+    if place_prior:
         with torch.no_grad():
             logits = logits + rank_log_prior(
-                *(batch.tokens, batch.values, asked, ~corrupted.value_mask, batch.cu_seqlens),
+                *(batch.tokens, batch.values, mask, ~corrupted.value_mask, batch.cu_seqlens),
                 model.state_head.values(out.head_hidden),
                 torch.from_numpy(DENOMINATOR),
             )
@@ -132,7 +132,7 @@ def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, places):
         batch.cu_seqlens, value_weight=1.0, scored=scored, logits=logits,
     )  # fmt: skip
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
-    assert int(parts["n_masked"]) == int(asked.sum())
+    assert int(parts["n_masked"]) == int(mask.sum())
     loss.backward()
     for name, parameter in model.state_head.named_parameters():
         assert parameter.grad.isfinite().all(), name
@@ -146,8 +146,8 @@ def test_about_so_many_genes_of_a_cell_are_scored(tiny, config):
     draws = torch.stack([module._scored(masked, cu, rng(seed)) & masked for seed in range(200)]).float()
     per_cell = [float(draws[:, a:b].sum(dim=1).mean()) for a, b in ((0, 1000), (1006, 4000))]
     assert per_cell == pytest.approx([8, 8], abs=5 * (8 / 200) ** 0.5)
-    few = masked[1000:1006]
-    assert (draws[:, 1000:1006][:, few] == 1).all()  # fewer than eight: all of them
+    short_cell = masked[1000:1006]
+    assert (draws[:, 1000:1006][:, short_cell] == 1).all()  # fewer than eight: all of them
     assert module._scored(masked, cu, rng(1)).dtype == torch.bool
     assert PretrainingModule(tiny(), config())._scored(masked, cu, rng(1)) is None
 

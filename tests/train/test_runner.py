@@ -143,14 +143,14 @@ def test_clipping_and_accumulation(run, tmp_path, precision):
 
 
 def test_resuming_needs_a_checkpoint_that_fits(run, tmp_path, tiny, config):
-    for number, (content, said) in enumerate(
+    for number, (content, message) in enumerate(
         [
             ({"state_dict": {}}, "not a checkpoint of a scdiva training task"),
             ({"scdiva": {"batches_seen": 2}}, "is damaged: it lacks"),
         ]
     ):
         torch.save(content, tmp_path / f"{number}.ckpt")
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             run(tmp_path / "new", resume_from=tmp_path / f"{number}.ckpt")
     with pytest.raises(FileNotFoundError, match="No checkpoint at"):
         run(tmp_path / "new", resume_from=tmp_path / "nowhere")
@@ -167,11 +167,13 @@ def test_attention_is_tuned_once_a_run_even_a_resumed_one(run, tmp_path, monkeyp
     """The kernel's launch plan is found on a GPU; here only who is told of it, and when."""
     from scdiva.train import pretraining
 
-    tuned, kept = [], []
+    tuned, stored_plans = [], []
     plan = {"forward": [64, 64, 4, 2], "dkdv": [32, 64, 8, 2], "dq": [64, 64, 8, 2], "rotate_once": True}
     monkeypatch.setattr(pretraining, "resolve_backend", lambda *args, **kind: "triton")
     monkeypatch.setattr(pretraining, "autotune_attention", lambda **kind: tuned.append(kind) or plan)
-    monkeypatch.setattr(pretraining, "keep_attention_plan", lambda plan, **kind: kept.append((plan, kind["dtype"])))
+    monkeypatch.setattr(
+        pretraining, "keep_attention_plan", lambda plan, **kind: stored_plans.append((plan, kind["dtype"]))
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     # where there is a GPU the run asks for this itself
     monkeypatch.setattr(pretraining.PretrainingModule, "on_train_start", lambda module: module._tune_attention())
@@ -180,24 +182,24 @@ def test_attention_is_tuned_once_a_run_even_a_resumed_one(run, tmp_path, monkeyp
     assert tuned[0]["length"] == 17
     run(tmp_path / "run", max_steps=7, resume_from=tmp_path / "run")
     assert len(tuned) == 1, "the plan came with the checkpoint"
-    assert kept == [(plan, torch.float32)] * 2
+    assert stored_plans == [(plan, torch.float32)] * 2
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another GPU")
     run(tmp_path / "run", max_steps=9, resume_from=tmp_path / "run")
     assert len(tuned) == 2, "a plan of one device is none of another"
 
 
 def test_blocks_are_compiled_for_the_run_only(run, tmp_path, monkeypatch):
-    compile_blocks, seen = ScDiVa.compile_blocks, []
+    compile_blocks, all_compiled = ScDiVa.compile_blocks, []
 
     def noted(model):
         compile_blocks(model)
-        seen.append(all(block._compiled_call_impl is not None for block in model.blocks))
+        all_compiled.append(all(block._compiled_call_impl is not None for block in model.blocks))
 
     monkeypatch.setattr(ScDiVa, "compile_blocks", noted)
     plain, _ = run(tmp_path / "plain", settings={"compile_blocks": "auto"}, max_steps=3)
-    assert seen == [], "without a CUDA device, auto compiles nothing"
+    assert all_compiled == [], "without a CUDA device, auto compiles nothing"
     with torch.compiler.set_stance("force_eager"):  # blocks are marked as compiled, and nothing is
         compiled, _ = run(tmp_path / "compiled", settings={"compile_blocks": "yes"}, max_steps=3)
-    assert seen == [True]
+    assert all_compiled == [True]
     assert all(block._compiled_call_impl is None for block in compiled.model.blocks)
     torch.testing.assert_close(weights(compiled), weights(plain))

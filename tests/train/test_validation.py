@@ -16,17 +16,17 @@ from scdiva.train.pretraining import MASK_RATIOS, ratios_of, score_cells, scores
 
 def slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior):
     """The same, gene by gene."""
-    each, seen = np.zeros((batch.n_cells, 5)), 0
+    each, row = np.zeros((batch.n_cells, 5)), 0
     for cell in range(batch.n_cells):
         for i in range(int(batch.cu_seqlens[cell]), int(batch.cu_seqlens[cell + 1])):
             if not corrupted.masked[i]:
                 continue
             each[cell, 3:] += [1, (float(predicted[i]) - float(batch.values[i])) ** 2]
             if scored[i]:
-                p = torch.softmax(weight.double() @ hidden[i].double() + prior[seen], 0)
+                p = torch.softmax(weight.double() @ hidden[i].double() + prior[row], 0)
                 gene = int(batch.tokens[i]) - N_SPECIAL
                 each[cell, :3] += [1, -math.log(p[gene]), float(p.argmax() == gene)]
-                seen += 1
+                row += 1
     return each
 
 
@@ -42,15 +42,15 @@ def test_scores_are_those_of_each_gene_in_turn(batch, monkeypatch):
     prior = torch.randn(len(rows), 30, generator=rng)
     assert len(rows) > 10
 
-    def logits_of(some):
-        return hidden[some] @ weight.T + prior[torch.isin(rows, some)]
+    def logits_of(chunk):
+        return hidden[chunk] @ weight.T + prior[torch.isin(rows, chunk)]
 
-    found = score_cells(logits_of, predicted, batch, corrupted, scored)
+    per_cell = score_cells(logits_of, predicted, batch, corrupted, scored)
     np.testing.assert_allclose(
-        found, slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior), rtol=1e-5
+        per_cell, slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior), rtol=1e-5
     )
-    each = found.sum(axis=0)
-    scores = scores_of(found)
+    each = per_cell.sum(axis=0)
+    scores = scores_of(per_cell)
     assert scores.perplexity == pytest.approx(math.exp(each[1] / each[0]))
     assert scores.accuracy == pytest.approx(each[2] / each[0])
     assert scores.value_error == pytest.approx(math.sqrt(each[4] / each[3]))
@@ -63,8 +63,8 @@ def test_each_ratio_has_its_turn_across_batches(tmp_path):
         write_table(tmp_path / f"{n}.csv", 1, np.ones((n, 5)), [], None)
         with (tmp_path / f"{n}.csv").open() as lines:
             _, *of_ratio = csv.DictReader(lines)
-        found = [(float(row["mask_ratio"]), int(row["n_cells"])) for row in of_ratio]
-        assert found == list(zip(MASK_RATIOS, each_has, strict=False))
+        ratios = [(float(row["mask_ratio"]), int(row["n_cells"])) for row in of_ratio]
+        assert ratios == list(zip(MASK_RATIOS, each_has, strict=False))
 
 
 def test_a_run_logs_scores_by_ratio_and_keeps_a_table_of_studies(run, vocabulary, tmp_path):

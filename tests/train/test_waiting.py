@@ -35,13 +35,13 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        given = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)]
+        tensors = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)]
         name = function.overloadpacket.__name__
-        if any(x.is_meta for x in given):
+        if any(x.is_meta for x in tensors):
             if name == "_to_copy" and torch.device(keywords.get("device") or "meta").type == "cpu":
                 self.counted.append("to cpu")
-                return torch.zeros(given[0].shape, dtype=given[0].dtype)
-            by_mask = name.startswith("index") and any(x.dtype in (torch.bool, torch.uint8) for x in given[1:])
+                return torch.zeros(tensors[0].shape, dtype=tensors[0].dtype)
+            by_mask = name.startswith("index") and any(x.dtype in (torch.bool, torch.uint8) for x in tensors[1:])
             if name in ASKING or (by_mask and name not in ("index_fill", "index_fill_")):
                 self.counted.append(name)
         return function(*arguments, **keywords)
@@ -146,7 +146,7 @@ def test_losses_of_fine_tuning_do_not_wait(anchor, labelled, tiny, batch, device
 def test_weights_without_gradient_are_known_beforehand(fields, settings, untrained, tiny, config, batch):
     module = PretrainingModule(tiny(**fields), config(**settings), n_studies=2)
     module.compute_loss(batch, torch.Generator().manual_seed(0))[0].backward()
-    found = {name for name, weight in module.named_parameters() if weight.grad is None}
-    assert module.all_trained == (not found)
-    assert not found or all(name.startswith(untrained) for name in found)
-    assert bool(found) == (untrained is not None)
+    without_gradient = {name for name, weight in module.named_parameters() if weight.grad is None}
+    assert module.all_trained == (not without_gradient)
+    assert not without_gradient or all(name.startswith(untrained) for name in without_gradient)
+    assert bool(without_gradient) == (untrained is not None)

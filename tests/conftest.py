@@ -123,8 +123,8 @@ def by_hand():
             return sum((mean[part, g] - control for part in p.split("+")), control) if "+" in p else nothing
 
         def elsewhere(p, g):
-            others = [m for (q, h), m in mean.items() if q == p and h != g]
-            return np.mean(others, axis=0) if others else nothing
+            means = [m for (q, h), m in mean.items() if q == p and h != g]
+            return np.mean(means, axis=0) if means else nothing
 
         columns = {
             "scdiva_mean": [mean[p, g] for p, g in pairs],
@@ -137,13 +137,13 @@ def by_hand():
             "scdiva_baseline_linear": [nothing for _ in pairs],
             "scdiva_baseline_elsewhere": [elsewhere(p, g) for p, g in pairs],
         }
-        varm = {key: np.stack(these, axis=1).astype(np.float32) for key, these in columns.items()}
+        varm = {key: np.stack(vectors, axis=1).astype(np.float32) for key, vectors in columns.items()}
         varm["scdiva_mean"] += noise * np.random.default_rng(rng).normal(size=varm["scdiva_mean"].shape).astype("f4")
         obs = pd.DataFrame(
             pairs, columns=["perturbation", groupby or "line"], index=[f"p{i}" for i in range(len(pairs))]
         )
         n_parts = np.array([len(p.split("+")) for p, _ in pairs])
-        found = {
+        record = {
             "perturbation_key": "perturbation", "control": "control", "groupby": groupby or "", "dose_key": "",
             "separator": "+", "condition": np.array([f"{p} in {g}" if g else p for p, g in pairs], dtype=object),
             "perturbation": np.array([p for p, _ in pairs], dtype=object),
@@ -155,7 +155,7 @@ def by_hand():
             obs=obs,
             var=adata.var.copy(),
             varm=varm,
-            uns={"scdiva": {"perturbation": found}},
+            uns={"scdiva": {"perturbation": record}},
         )
 
     return predict
@@ -169,18 +169,18 @@ def measured():
         from scdiva.perturbation.screen import Conditions, Screen
 
         draw = np.random.default_rng(rng)
-        named = [(label.split("@")[0], int(label.partition("@")[2] or 0)) for label in labels]
-        n, n_groups = len(named), max(group for _, group in named) + 1
+        label_groups = [(label.split("@")[0], int(label.partition("@")[2] or 0)) for label in labels]
+        n, n_groups = len(label_groups), max(group for _, group in label_groups) + 1
         conditions = Conditions(
-            tuple(tuple(sorted(label.split("+"))) for label, _ in named),
-            np.array([group for _, group in named], dtype=np.int64),
+            tuple(tuple(sorted(label.split("+"))) for label, _ in label_groups),
+            np.array([group for _, group in label_groups], dtype=np.int64),
             np.ones(n) if doses is None else np.array(doses, dtype=np.float64),
         )
         return Screen(
             tuple(genes or (f"G{j}" for j in range(n_genes))),
             tuple(f"line {i}" for i in range(n_groups)),
             conditions,
-            tuple(label for label, _ in named),
+            tuple(label for label, _ in label_groups),
             delta=draw.normal(size=(n, n_genes)).astype(np.float32),
             n_cells=draw.integers(5, 50, n),
             control=draw.gamma(2.0, 0.5, (n_groups, n_genes)).astype(np.float32),
@@ -243,8 +243,8 @@ def reconstruct():
             hidden = np.sort(draw.permutation(len(true))[: round(mask_ratio * len(true))])
             back = true.copy()
             near = hidden[np.argsort(hidden + draw.normal(scale=0.1 * len(true), size=len(hidden)))]
-            for place, taken in zip(hidden, near, strict=True):
-                back[place] = absent.pop() if absent and draw.random() > recall else true[taken]
+            for position, source in zip(hidden, near, strict=True):
+                back[position] = absent.pop() if absent and draw.random() > recall else true[source]
             assert len(set(back)) == len(back)
             layers["_true"][i, true] = row[true]
             layers["_true_rank"][i, true] = np.arange(len(true)) + 1
@@ -424,8 +424,8 @@ def weights():
 @pytest.fixture(scope="session")
 def same():
     """Whether two models' weights are the same to the bit."""
-    return lambda one, other: (
-        one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return lambda first, second: (
+        first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
     )
 
 
@@ -441,11 +441,11 @@ def perturbed_cells(adata):
         rows, rates = [], []
         for label in labels:
             parts = [part for part in label.split("+") if part not in ("control", "ctrl")]
-            named = "+".join(genes[int(p)] if p.isdigit() else p for p in label.split("+"))
+            name = "+".join(genes[int(p)] if p.isdigit() else p for p in label.split("+"))
             for (number, group), dose in itertools.product(enumerate(groups), doses if doses and parts else (0.0,)):
                 change = sum((shift[int(p) if p.isdigit() else len(genes) + len(p) % 5] for p in parts), 0 * base)
                 rates += n * [base + of_group[number] + (change * np.log2(1 + dose) if dose else change)]
-                rows += n * [(named, group, dose)]
+                rows += n * [(name, group, dose)]
         counts = draw.poisson(5 * np.exp(np.stack(rates))).astype(np.float32)
         obs = pd.DataFrame(rows, columns=["perturbation", "line", "dose"], index=[f"c{i}" for i in range(len(rows))])
         return ad.AnnData(sp.csr_matrix(counts), obs=obs, var=pd.DataFrame({"n": range(len(genes))}, index=genes))
@@ -465,9 +465,9 @@ def edges():
 
     def matrix(adata, key="scdiva_grn"):
         graph = adata.varp[key].tocoo()
-        found = np.full(graph.shape, np.nan)
-        found[graph.row, graph.col] = graph.data
-        return found
+        weights = np.full(graph.shape, np.nan)
+        weights[graph.row, graph.col] = graph.data
+        return weights
 
     return matrix
 
@@ -484,9 +484,9 @@ def ranked():
         column = {int(token): i for i, token in enumerate(source.tokens) if token >= 0}
         for _, (indptr, tokens, values) in source.windows(4096):
             for start, stop in itertools.pairwise(indptr):
-                seen = slice(start, min(stop, start + c.max_length))
-                there = tokens[seen].astype(np.int64)
-                yield np.array([column[t] for t in there]), torch.tensor(there), torch.tensor(values[seen])
+                visible = slice(start, min(stop, start + c.max_length))
+                token_ids = tokens[visible].astype(np.int64)
+                yield np.array([column[t] for t in token_ids]), torch.tensor(token_ids), torch.tensor(values[visible])
 
     return cells_of
 

@@ -41,8 +41,8 @@ def requirements(_):
     yield from project["dependencies"]
     for extra, lines in project["optional-dependencies"].items():
         for line in lines:
-            wanted, _, marker = line.partition(";")
-            yield f"{wanted}; {marker.strip() + ' and ' if marker else ''}extra == '{extra}'"
+            requirement, _, marker = line.partition(";")
+            yield f"{requirement}; {marker.strip() + ' and ' if marker else ''}extra == '{extra}'"
 
 
 def installed(name):
@@ -68,6 +68,6 @@ def test_a_broken_torch_and_a_bare_source_are_told_and_not_raised(capsys, monkey
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(_about.metadata, "requires", missing)
     sd.print_versions()
-    said = capsys.readouterr().out
-    assert "torch says" in said
-    assert "numpy" in said
+    output = capsys.readouterr().out
+    assert "torch says" in output
+    assert "numpy" in output

@@ -45,12 +45,12 @@ def imputed(cells, model, **how):
 
 
 def drawn(cells, model, n_cells=4, **how):
-    made = sd.tl.generate(cells, n_cells, model, **{"rng": 3, "n_steps": 3} | how)
-    return np.concatenate([made.X.toarray(), made.layers["counts"].toarray()])
+    generated = sd.tl.generate(cells, n_cells, model, **{"rng": 3, "n_steps": 3} | how)
+    return np.concatenate([generated.X.toarray(), generated.layers["counts"].toarray()])
 
 
 @pytest.fixture(scope="module")
-def few(adata):
+def sample(adata):
     return adata[:20].copy()
 
 
@@ -60,134 +60,137 @@ def model(request, build):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_blocks_are_run(few, model, call):
+def test_blocks_are_run(sample, model, call):
     """With other weights in the blocks the result is another one, and with broken ones an error or none."""
     noised = copy.deepcopy(model)
     with torch.no_grad():
         for number, weight in enumerate(noised.blocks.parameters()):
             weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
-    one, other = CALLS[call](few, model), CALLS[call](few, noised)
+    one, noised_result = CALLS[call](sample, model), CALLS[call](sample, noised)
     assert np.isfinite(one).all()
-    assert (one != other).mean() > 0.01
+    assert (one != noised_result).mean() > 0.01
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_threads_change_nothing_and_the_seed_changes_it(few, build, call):
+def test_threads_change_nothing_and_the_seed_changes_it(sample, build, call):
     model = build(**KINDS["learned"])
-    one = CALLS[call](few, model)
+    one = CALLS[call](sample, model)
     with sd.settings.override(threads=3):
-        np.testing.assert_array_equal(one, CALLS[call](few, model))
+        np.testing.assert_array_equal(one, CALLS[call](sample, model))
     if call != "stream":  # nothing is drawn
-        assert (one != CALLS[call](few, model, rng=4)).any()
+        assert (one != CALLS[call](sample, model, rng=4)).any()
 
 
-def test_masked_genes_keep_their_ranks(few, model):
-    done = sd.tl.reconstruct(few, model, copy=True, rng=3)
+def test_masked_genes_keep_their_ranks(sample, model):
+    done = sd.tl.reconstruct(sample, model, copy=True, rng=3)
     rank, true, masked = (
         done.layers[f"scdiva_reconstructed{end}"].toarray() for end in ("_rank", "_true_rank", "_masked")
     )
-    shown = (true > 0) & ~masked
-    np.testing.assert_array_equal(rank[shown], true[shown])
-    for cell in range(few.n_obs):
+    visible = (true > 0) & ~masked
+    np.testing.assert_array_equal(rank[visible], true[visible])
+    for cell in range(sample.n_obs):
         hidden = set(true[cell][masked[cell]])
-        assert set(rank[cell][(rank[cell] > 0) & ~shown[cell]]) == hidden
+        assert set(rank[cell][(rank[cell] > 0) & ~visible[cell]]) == hidden
     assert np.isfinite(done.uns["scdiva"]["scdiva_reconstructed"]["scores"]["masked_match"])
 
 
-def test_a_cell_depends_on_no_other(few, build):
+def test_a_cell_depends_on_no_other(sample, build):
     model = build(**KINDS["learned"])
     for how in ({}, {"mask_ratio": 0}, {"mask_ratio": 0, "mask_free": "stream"}):
-        whole, part = reconstructed(few, model, **how), reconstructed(few[:5].copy(), model, **how)
-        np.testing.assert_array_equal(np.concatenate([half[:5] for half in np.split(whole, 2)]), part)
+        all_cells, part = reconstructed(sample, model, **how), reconstructed(sample[:5].copy(), model, **how)
+        np.testing.assert_array_equal(np.concatenate([half[:5] for half in np.split(all_cells, 2)]), part)
 
 
-def test_the_value_at_each_rank_is_read_off_the_stream(few, build):
+def test_the_value_at_each_rank_is_read_off_the_stream(sample, build):
     """With one pass over the unmasked cell: the value head at each position, whatever the gene."""
     model = build(**KINDS["learned"])
-    done = sd.tl.reconstruct(few, model, mask_ratio=0, mask_free="stream", copy=True)
-    source = open_cells(few, model.vocabulary, max_length=40, entropy_floor=model.config.entropy_floor)
+    done = sd.tl.reconstruct(sample, model, mask_ratio=0, mask_free="stream", copy=True)
+    source = open_cells(sample, model.vocabulary, max_length=40, entropy_floor=model.config.entropy_floor)
     for _, (indptr, tokens, values) in source.windows(4096):
         part = slice(indptr[2], indptr[3])
-        asked = torch.tensor(tokens[part].astype(np.int64)), torch.tensor(values[part])
-        out = model(*asked, torch.tensor([0, part.stop - part.start], dtype=torch.int32))
+        inputs = torch.tensor(tokens[part].astype(np.int64)), torch.tensor(values[part])
+        out = model(*inputs, torch.tensor([0, part.stop - part.start], dtype=torch.int32))
         expected = model.heads.value(out.hidden).squeeze(-1).clamp_min(0).detach().numpy()
-    rank, made = (done.layers[f"scdiva_reconstructed{end}"].toarray()[2] for end in ("_rank", ""))
-    there = np.flatnonzero(rank)
-    np.testing.assert_allclose(made[there[np.argsort(rank[there])]], expected, rtol=1e-4, atol=1e-5)
+    rank, decoded = (done.layers[f"scdiva_reconstructed{end}"].toarray()[2] for end in ("_rank", ""))
+    genes = np.flatnonzero(rank)
+    np.testing.assert_allclose(decoded[genes[np.argsort(rank[genes])]], expected, rtol=1e-4, atol=1e-5)
 
 
 # imputation
 
 
-def test_imputed_genes_are_the_same_alone_and_among_others(few, model):
-    whole = imputed(few, model)
+def test_imputed_genes_are_the_same_alone_and_among_others(sample, model):
+    all_genes = imputed(sample, model)
     for columns in ([12], [40, 3]):
-        done = sd.tl.impute(few, list(few.var_names[columns]), model, rng=3, copy=True)
-        mean, spread = np.split(whole[:, columns], 2)
+        done = sd.tl.impute(sample, list(sample.var_names[columns]), model, rng=3, copy=True)
+        mean, spread = np.split(all_genes[:, columns], 2)
         np.testing.assert_allclose(done.obsm["scdiva_imputed"], mean, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(done.obsm["scdiva_imputed_sd"], spread, rtol=1e-5, atol=1e-6)
 
 
 def test_observed_values_are_kept_and_counts_add_up(adata, model):
     values = log_normalised(adata)[0].toarray()[:, :55]
-    there = values > 0
-    kept, spread = np.split(imputed(adata, model), 2)
-    np.testing.assert_allclose(kept[there], values[there], rtol=1e-5)
-    assert (spread[there] == 0).all()
+    detected = values > 0
+    with_observed, spread = np.split(imputed(adata, model), 2)
+    np.testing.assert_allclose(with_observed[detected], values[detected], rtol=1e-5)
+    assert (spread[detected] == 0).all()
     free, free_spread = np.split(imputed(adata, model, keep_observed=False), 2)
-    np.testing.assert_array_equal(free[~there], kept[~there])
+    np.testing.assert_array_equal(free[~detected], with_observed[~detected])
     assert (free_spread > 0).all()
     # up to a tenth or two of the logarithm: of genes in few cells, the model's own expectation counts for more
     ratio = np.log(np.expm1(free).sum(axis=0) / np.expm1(values).sum(axis=0))
-    assert np.abs(ratio[there.sum(axis=0) > 60]).max() < 0.5
+    assert np.abs(ratio[detected.sum(axis=0) > 60]).max() < 0.5
 
 
-def test_a_gene_does_not_influence_its_own_imputation_where_it_was_detected(few, build):
+def test_a_gene_does_not_influence_its_own_imputation_where_it_was_detected(sample, build):
     """Its own part is masked: its value changes nothing of what is predicted there."""
     model = build(**KINDS["learned"])
     length, genes = 30, torch.arange(3, 58)
     tokens, values, part = torch.arange(3, 33), torch.linspace(4, 0.5, 30), torch.arange(length) % 4
-    found = []
-    for shown in (values, values + 0.4 * (part == 1)):
+    results = []
+    for inputs in (values, values + 0.4 * (part == 1)):
         denoise = denoiser_of(model, genes=genes)
         with torch.inference_mode():
-            predicted = predict_in_parts(denoise, tokens, shown, part)
-        found.append(torch.stack(imputation.chance_and_value(predicted, tokens - N_SPECIAL)))
-    own = part == 1
-    torch.testing.assert_close(found[0][:, :30][:, own], found[1][:, :30][:, own], rtol=0, atol=0)
-    assert not torch.allclose(found[0][:, :30][:, ~own], found[1][:, :30][:, ~own])
-    assert not torch.allclose(found[0][:, 30:], found[1][:, 30:])
+            predicted = predict_in_parts(denoise, tokens, inputs, part)
+        results.append(torch.stack(imputation.chance_and_value(predicted, tokens - N_SPECIAL)))
+    own_part = part == 1
+    torch.testing.assert_close(results[0][:, :30][:, own_part], results[1][:, :30][:, own_part], rtol=0, atol=0)
+    assert not torch.allclose(results[0][:, :30][:, ~own_part], results[1][:, :30][:, ~own_part])
+    assert not torch.allclose(results[0][:, 30:], results[1][:, 30:])
 
 
 # generation
 
 
-def rows_of(made, adata):
-    return adata.obs_names.get_indexer(made.obs["scdiva_source"])
+def rows_of(generated, adata):
+    return adata.obs_names.get_indexer(generated.obs["scdiva_source"])
 
 
 def test_a_cell_drawn_is_laid_out_as_by_the_state_head(adata, model, headed):
-    made = sd.tl.generate(adata, 3, model, groupby="cell_type", n_steps=4, rng=3)
-    other = sd.tl.generate(adata, 3, headed, groupby="cell_type", rng=3)
-    assert made.shape == other.shape
-    assert list(made.obs) == list(other.obs)
-    assert list(made.layers) == list(other.layers)
-    assert made.uns["scdiva"]["generate"].keys() == other.uns["scdiva"]["generate"].keys()
-    assert (made.uns["scdiva"]["generate"]["prompt"], made.uns["scdiva"]["generate"]["n_steps"]) == ("genes", 4)
-    counts, x, rows = made.layers["counts"].toarray(), made.X.toarray(), rows_of(made, adata)
-    known = np.expm1(log_normalised(adata)[0][:, :55].toarray()).sum(1)[rows]
-    np.testing.assert_allclose(x, np.log1p(known[:, None] * counts / counts.sum(1, keepdims=True)), rtol=1e-4)
+    generated = sd.tl.generate(adata, 3, model, groupby="cell_type", n_steps=4, rng=3)
+    by_state_head = sd.tl.generate(adata, 3, headed, groupby="cell_type", rng=3)
+    assert generated.shape == by_state_head.shape
+    assert list(generated.obs) == list(by_state_head.obs)
+    assert list(generated.layers) == list(by_state_head.layers)
+    assert generated.uns["scdiva"]["generate"].keys() == by_state_head.uns["scdiva"]["generate"].keys()
+    assert (generated.uns["scdiva"]["generate"]["prompt"], generated.uns["scdiva"]["generate"]["n_steps"]) == (
+        "genes",
+        4,
+    )
+    counts, x, rows = generated.layers["counts"].toarray(), generated.X.toarray(), rows_of(generated, adata)
+    totals = np.expm1(log_normalised(adata)[0][:, :55].toarray()).sum(1)[rows]
+    np.testing.assert_allclose(x, np.log1p(totals[:, None] * counts / counts.sum(1, keepdims=True)), rtol=1e-4)
     lengths = (adata.X[rows][:, :55].toarray() > 0).sum(1)
     np.testing.assert_array_equal((x > 0).sum(1), np.minimum(lengths, 40))
-    assert (adata.obs["cell_type"].to_numpy()[rows] == made.obs["cell_type"].to_numpy()).all()
+    assert (adata.obs["cell_type"].to_numpy()[rows] == generated.obs["cell_type"].to_numpy()).all()
 
 
 def test_fixed_genes_have_their_values_in_every_cell(adata, model):
-    one, gone = adata.var_names[[3, 7]]
+    gene, absent_gene = adata.var_names[[3, 7]]
     for how in ({}, {"prompt": "state"}, {"from_state": False}):
-        x = sd.tl.generate(adata, 6, model, fixed={one: 2.0, gone: 0}, n_steps=3, rng=3, **how).to_df()
-        np.testing.assert_allclose(x[one], 2.0, rtol=1e-6)
-        assert (x[gone] == 0).all()
+        x = sd.tl.generate(adata, 6, model, fixed={gene: 2.0, absent_gene: 0}, n_steps=3, rng=3, **how).to_df()
+        np.testing.assert_allclose(x[gene], 2.0, rtol=1e-6)
+        assert (x[absent_gene] == 0).all()
 
 
 def test_a_prompt_has_its_scores_order_and_a_share_of_each_cell():
@@ -219,14 +222,14 @@ def test_a_prompt_has_its_scores_order_and_a_share_of_each_cell():
 
 def test_scores_of_drawn_values_fall_with_the_rank_and_shown_ones_stay():
     draw = np.random.default_rng(0)
-    denominator, shown = draw.uniform(0.5, 2, 50), draw.random(50) < 0.3
+    denominator, visible = draw.uniform(0.5, 2, 50), draw.random(50) < 0.3
     true = np.linspace(3, 0.3, 50) * denominator
-    values = np.where(shown, true, true + draw.normal(0, 0.4, 50)).clip(0.05)
-    made = sampling.values_in_order(values, shown, denominator)
-    np.testing.assert_array_equal(made[shown], values[shown])
-    assert (np.diff(made / denominator) <= 1e-4).all()
-    assert np.abs(made - true).mean() < 0.5 * np.abs(values - true).mean()
-    assert (made > 0).all()
+    values = np.where(visible, true, true + draw.normal(0, 0.4, 50)).clip(0.05)
+    ordered = sampling.values_in_order(values, visible, denominator)
+    np.testing.assert_array_equal(ordered[visible], values[visible])
+    assert (np.diff(ordered / denominator) <= 1e-4).all()
+    assert np.abs(ordered - true).mean() < 0.5 * np.abs(values - true).mean()
+    assert (ordered > 0).all()
 
 
 def test_the_spread_of_values_is_that_around_what_is_predicted(build, adata):

@@ -72,7 +72,7 @@ def kinds_of(parameter):
 def test_values_of_another_type_are_refused_by_the_name_of_their_argument(name):
     parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
     needed = [each for each in parameters if each.default is each.empty]
-    given = {each.name: RIGHT.get(min(kinds_of(each), default="")) for each in needed}
+    arguments = {each.name: RIGHT.get(min(kinds_of(each), default="")) for each in needed}
     for parameter in parameters:
         kinds = kinds_of(parameter)
         if parameter.name.endswith("_key") or parameter.name in ("groupby", "gene_ids", "gene_symbols", "key", "basis"):
@@ -80,7 +80,7 @@ def test_values_of_another_type_are_refused_by_the_name_of_their_argument(name):
         strictest = "str" if kinds == {"bool", "str"} else max(kinds, key=list(WRONG).index, default="")
         for wrong in WRONG.get(strictest, ()):
             with pytest.raises(TypeError, match=f"^{parameter.name} must be "):
-                FUNCTIONS[name](**given | {parameter.name: wrong})
+                FUNCTIONS[name](**arguments | {parameter.name: wrong})
 
 
 def test_the_message_gives_the_call_that_works():

@@ -36,10 +36,10 @@ def test_text_is_escaped_where_a_terminal_would_obey():
 def test_only_files_of_dead_processes_are_deleted(tmp_path):
     out = tmp_path / "x[1].txt"
     names = [tmp_path / f".{letter * 32}.x[1].txt" for letter in "abc"]
-    other = tmp_path / f".{'d' * 32}.y.txt"
-    for name in (*names, other):
+    unrelated = tmp_path / f".{'d' * 32}.y.txt"
+    for name in (*names, unrelated):
         name.write_text("left")
-    for name in (names[0], names[1], other):
+    for name in (names[0], names[1], unrelated):
         os.utime(name, (0, 0))
     with names[1].open() as alive:
         import fcntl
@@ -49,7 +49,7 @@ def test_only_files_of_dead_processes_are_deleted(tmp_path):
         with pytest.raises(ZeroDivisionError):
             put_whole(out, lambda file: file.write(b"new") / 0)
     assert out.read_text() == "whole"
-    assert sorted(tmp_path.iterdir()) == sorted([out, names[1], names[2], other])
+    assert sorted(tmp_path.iterdir()) == sorted([out, names[1], names[2], unrelated])
 
 
 def test_a_killed_call_is_tidied_up(tmp_path):

@@ -41,7 +41,7 @@ def trained(result) -> list:
 
 def test_a_resumed_run_gives_the_same_bits(data, learned, hashed, tmp_path, monkeypatch, name):
     call, objective = CALLS[name]
-    whole, cells = trained(call(data.copy(), model=learned, lora=2, **TUNE)), data.copy()
+    expected, cells = trained(call(data.copy(), model=learned, lora=2, **TUNE)), data.copy()
     how = TUNE | {"model": learned, "lora": 2, "checkpoint_dir": tmp_path / "run"}
 
     def stops_in_the_second_epoch(self, network, rows, progress, generator, forward=objective.forward):
@@ -56,8 +56,8 @@ def test_a_resumed_run_gives_the_same_bits(data, learned, hashed, tmp_path, monk
     assert hashed(cells) == hashed(data)
     assert (tmp_path / "run" / "last.ckpt").exists()
     resumed = trained(call(cells, **how))
-    assert len(resumed) == len(whole)
-    assert all(map(torch.equal, resumed, whole))
+    assert len(resumed) == len(expected)
+    assert all(map(torch.equal, resumed, expected))
     with pytest.raises(ValueError, match="other cells"):
         call(data[::-1].copy(), **how)
     with pytest.raises(ValueError, match=r"lr=.* not 0\.0001"):
@@ -65,14 +65,14 @@ def test_a_resumed_run_gives_the_same_bits(data, learned, hashed, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("given", "match"), [({"epochs": 2}, "finetune=True"), ({"finetune": True, "freeze": 3}, "freeze=3")]
+    ("options", "match"), [({"epochs": 2}, "finetune=True"), ({"finetune": True, "freeze": 3}, "freeze=3")]
 )
-def test_arguments_are_refused_before_anything_is_read(data, learned, hashed, monkeypatch, name, given, match):
-    for place in ("perturbation.screen", "models.inference", "annotation.annotate"):
-        monkeypatch.setattr(f"scdiva.{place}.open_cells", None)
+def test_arguments_are_refused_before_anything_is_read(data, learned, hashed, monkeypatch, name, options, match):
+    for module in ("perturbation.screen", "models.inference", "annotation.annotate"):
+        monkeypatch.setattr(f"scdiva.{module}.open_cells", None)
     cells = data.copy()
     with pytest.raises(ValueError, match=match):
-        CALLS[name][0](cells, model=learned, **given)
+        CALLS[name][0](cells, model=learned, **options)
     assert hashed(cells) == hashed(data)
 
 

@@ -90,10 +90,10 @@ def test_perturbations_are_tested_gene_by_gene(screen, by_hand, tmp_path):
 def test_conditions_and_top_genes_are_chosen(screen, by_hand):
     predicted = by_hand(screen())
     frame = get.perturbation_df(predicted)
-    some = get.perturbation_df(predicted, condition=["A+B", "A"], top=3)
-    assert some["condition"].tolist() == ["A+B"] * 3 + ["A"] * 3
-    whole = pd.concat([frame[frame["condition"] == name].head(3) for name in ("A+B", "A")], ignore_index=True)
-    pd.testing.assert_frame_equal(some, whole)
+    selection = get.perturbation_df(predicted, condition=["A+B", "A"], top=3)
+    assert selection["condition"].tolist() == ["A+B"] * 3 + ["A"] * 3
+    expected = pd.concat([frame[frame["condition"] == name].head(3) for name in ("A+B", "A")], ignore_index=True)
+    pd.testing.assert_frame_equal(selection, expected)
     one = get.perturbation_df(predicted, condition="A", top=99)
     assert len(one) == 40
     assert one["group"].unique().tolist() == [""]
@@ -134,8 +134,8 @@ def test_edges_of_some_genes(with_network):
     pd.testing.assert_frame_equal(get.grn_df(with_network, top=2), frame.head(2))
     pd.testing.assert_frame_equal(get.grn_df(with_network, top=99), frame)
     part = frame[frame["source"].isin(["A", "D"]) & frame["target"].isin(["A", "B", "C"])].reset_index(drop=True)
-    found = get.grn_df(with_network, sources=["D", "A"], targets=["A", "B", "C"])
-    pd.testing.assert_frame_equal(found, part)
+    selection = get.grn_df(with_network, sources=["D", "A"], targets=["A", "B", "C"])
+    pd.testing.assert_frame_equal(selection, part)
     assert get.grn_df(with_network, sources="B")["target"].tolist() == ["A"]
     with pytest.warns(UserWarning, match="1 of 2 genes .*'scdiva_grn' .*: H"):
         assert get.grn_df(with_network, targets=["H", "F"])["source"].tolist() == ["A"]
@@ -169,9 +169,9 @@ def test_decoupler_takes_the_edges_unchanged():
     table = pd.DataFrame({"source": "SPI1", "target": x.columns[:30], "weight": np.tile([1.0, -1.0], 15)})
     decoupler.mt.ulm(cells, net=table, raw=True)
     assert cells.obsm["score_ulm"].shape == (120, 1)
-    found = sd.tl.regulon(cells, "SPI1", known=table, use_raw=True).set_index("target")["known"]
-    marked = table.set_index("target")["weight"].reindex(found.index)
-    pd.testing.assert_series_equal(found, marked, check_names=False)
+    marks = sd.tl.regulon(cells, "SPI1", known=table, use_raw=True).set_index("target")["known"]
+    marked = table.set_index("target")["weight"].reindex(marks.index)
+    pd.testing.assert_series_equal(marks, marked, check_names=False)
 
 
 def test_reconstructions_are_listed_rank_by_rank(tmp_path):
@@ -235,16 +235,18 @@ def test_reconstructions_are_read_as_a_loop_reads_them(masked):
     layers = {end: masked.layers[KEY + end].toarray() for end in ENDINGS}
     for layer in layers.values():
         layer[1] = 0
-    lost, zero = (np.flatnonzero(layers["_rank"][0] == rank)[0] for rank in (3, 5))
-    layers["_rank"][0, lost] = layers[""][0, zero] = 0
+    missing, zero = (np.flatnonzero(layers["_rank"][0] == rank)[0] for rank in (3, 5))
+    layers["_rank"][0, missing] = layers[""][0, zero] = 0
     rows = []
     for i in range(3):
         for rank in range(1, (layers["_true_rank"][i] > 0).sum() + 1):
             (gene,) = np.flatnonzero(layers["_true_rank"][i] == rank)
-            found = np.flatnonzero(layers["_rank"][i] == rank)
-            other, value = (masked.var_names[found[0]], layers[""][i, found[0]]) if len(found) else (np.nan, np.nan)
+            columns = np.flatnonzero(layers["_rank"][i] == rank)
+            decoded_gene, value = (
+                (masked.var_names[columns[0]], layers[""][i, columns[0]]) if len(columns) else (np.nan, np.nan)
+            )
             true, hidden = layers["_true"][i, gene], layers["_masked"][i, gene]
-            rows.append((masked.obs_names[i], rank, masked.var_names[gene], other, true, value, hidden))
+            rows.append((masked.obs_names[i], rank, masked.var_names[gene], decoded_gene, true, value, hidden))
     for end, layer in layers.items():
         masked.layers[KEY + end] = sp.csr_matrix(layer)
     frame = get.reconstruction_df(masked[:3])
@@ -256,18 +258,18 @@ def test_reconstructions_are_read_as_a_loop_reads_them(masked):
 def test_layers_that_do_not_belong_together_are_refused(masked):
     layers = {end: masked.layers[KEY + end].toarray() for end in ENDINGS}
     true, back = layers["_true_rank"][3], layers["_rank"][3]
-    gene, other, absent = np.argmax(true == 5), np.argmax(back == 1), np.argmin(true)
-    for ending, at, value, said in [
+    gene, decoded_gene, absent = np.argmax(true == 5), np.argmax(back == 1), np.argmin(true)
+    for ending, at, value, message in [
         ("_true_rank", gene, 0, "skips or repeats ranks in 1 of 40 cells .first: '.*3'"),
         ("_true_rank", gene, 2, "skips or repeats ranks in 1 of 40"),
-        ("_rank", other, true.max() + 1, "_rank.* holds other genes or ranks"),
-        ("_rank", other, 2, "_rank.* holds other genes or ranks"),
+        ("_rank", decoded_gene, true.max() + 1, "_rank.* holds other genes or ranks"),
+        ("_rank", decoded_gene, 2, "_rank.* holds other genes or ranks"),
         ("_masked", absent, True, "_masked.* holds other genes or ranks"),
     ]:
         adata, layer = masked.copy(), layers[ending].copy()
         layer[3, at] = value
         adata.layers[KEY + ending] = sp.csr_matrix(layer)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             get.reconstruction_df(adata)
     with pytest.raises(ValueError, match=r"ranks in \d+ of 40 cells"):
         get.reconstruction_df(masked[:, :30])
@@ -326,9 +328,9 @@ REFUSED = [
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_there_or_makes_no_sense_is_named(request, case):
-    fixture, call, options, error, said, *change = case
+    fixture, call, options, error, message, *change = case
     adata = request.getfixturevalue(fixture)
     for one in change:
         one(adata)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         call(adata, **options)

@@ -25,8 +25,8 @@ def steps():
 
 def made_by(command):
     """Give the targets that a command makes, and the variables that it sets."""
-    found = re.findall(r"^make ([a-z-]+)((?: [A-Z]+=\S+)*)$", command, flags=re.M)
-    return [(target, re.findall(r"([A-Z]+)=", variables)) for target, variables in found]
+    matches = re.findall(r"^make ([a-z-]+)((?: [A-Z]+=\S+)*)$", command, flags=re.M)
+    return [(target, re.findall(r"([A-Z]+)=", variables)) for target, variables in matches]
 
 
 def test_workflows_call_targets_that_there_are():

@@ -104,12 +104,12 @@ def test_numba_gets_a_cache_of_its_own_only_where_it_could_not_write(monkeypatch
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("NUMBA_CACHE_DIR", "")
     scdiva._set_numba_cache()
-    made = os.environ["NUMBA_CACHE_DIR"]
-    assert [str(path) for path in tmp_path.iterdir()] == ([] if writable else [made])
+    cache_dir = os.environ["NUMBA_CACHE_DIR"]
+    assert [str(path) for path in tmp_path.iterdir()] == ([] if writable else [cache_dir])
     if not writable:
-        assert os.stat(made).st_mode & 0o077 == 0
+        assert os.stat(cache_dir).st_mode & 0o077 == 0
         scdiva._set_numba_cache()
-        assert os.environ["NUMBA_CACHE_DIR"] == made
+        assert os.environ["NUMBA_CACHE_DIR"] == cache_dir
 
 
 def test_a_folder_is_writable_if_it_can_be_made(monkeypatch, tmp_path):

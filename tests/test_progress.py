@@ -52,10 +52,10 @@ def test_stages_follow_each_other_and_an_inner_one_is_not_shown(stderr):
         for _ in loop("outer"):
             list(loop("inner"))
         list(loop("last"))
-    shown = stderr.getvalue()
-    assert "inner" not in shown
-    assert "\x1b" not in shown  # no second row
-    assert shown.index("first:") < shown.index("outer:") < shown.index("last:")
+    output = stderr.getvalue()
+    assert "inner" not in output
+    assert "\x1b" not in output  # no second row
+    assert output.index("first:") < output.index("outer:") < output.index("last:")
     assert [line.split(":")[0] for line in left_on(stderr)] == ([] if stderr.isatty() else ["first", "outer", "last"])
 
 

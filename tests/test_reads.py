@@ -43,7 +43,7 @@ class Passes:
 @pytest.fixture
 def encoded(monkeypatch):
     """How often each cell was encoded, by its tokens and values."""
-    seen: Counter = Counter()
+    counter: Counter = Counter()
     forward = SetEncoder.forward
 
     def counted(self, tokens, values, cu_seqlens, visible):
@@ -52,7 +52,7 @@ def encoded(monkeypatch):
             for start, stop in itertools.pairwise(bounds):
                 order = tokens[start:stop].argsort()
                 cell = tokens[start:stop][order], values[start:stop][order]
-                seen[tuple(part.numpy().tobytes() for part in cell)] += stop > start
+                counter[tuple(part.numpy().tobytes() for part in cell)] += stop > start
         return forward(self, tokens, values, cu_seqlens, visible)
 
     times = itertools.count()
@@ -65,7 +65,7 @@ def encoded(monkeypatch):
 
     monkeypatch.setattr(SetEncoder, "forward", counted)
     monkeypatch.setattr("scdiva.integration.objective.thinned_at_random", without_one)
-    return seen
+    return counter
 
 
 def drawn(passes: Passes):
@@ -78,7 +78,7 @@ def drawn(passes: Passes):
     return adata
 
 
-def others(n_cells: int = 60):
+def other_cells(n_cells: int = 60):
     """Other cells of the same genes, whose matrix nobody counts."""
     return sd.datasets.toy(N_CELLS + 1, N_GENES, rng=1)[:n_cells].copy()
 
@@ -89,14 +89,14 @@ def corrected(adata):
 
 
 def ranked(adata):
-    small = others(N_CELLS)
+    small = other_cells(N_CELLS)
     small.obs["perturbation"] = adata.obs["perturbation"].to_numpy()
     fitted = sd.tl.fit_perturbation(small, "perturbation")
     return lambda: sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted)
 
 
 def scored(adata):
-    small = others(N_CELLS)
+    small = other_cells(N_CELLS)
     small.obs["perturbation"] = adata.obs["perturbation"].to_numpy()
     double = str(adata.obs["perturbation"].iloc[3])
     predicted = sd.tl.predict_perturbation(
@@ -127,10 +127,10 @@ CALLS = {
     "tl.embed": sd.tl.embed,
     "tl.integrate": lambda a: sd.tl.integrate(a, "batch", steps=3),
     "tl.integrate, labels": lambda a: sd.tl.integrate(a, "batch", "cell_type", steps=3),
-    "tl.annotate, query": lambda a: sd.tl.annotate(a, "cell_type", others(), method="linear"),
-    "tl.annotate, reference": lambda a: sd.tl.annotate(others(), "cell_type", a, method="linear"),
+    "tl.annotate, query": lambda a: sd.tl.annotate(a, "cell_type", other_cells(), method="linear"),
+    "tl.annotate, reference": lambda a: sd.tl.annotate(other_cells(), "cell_type", a, method="linear"),
     "tl.annotate, one object": lambda a: sd.tl.annotate(partly_labelled(a), "cell_type"),
-    "tl.annotate, neighbours": lambda a: sd.tl.annotate(others(), "cell_type", a, method="knn"),
+    "tl.annotate, neighbours": lambda a: sd.tl.annotate(other_cells(), "cell_type", a, method="knn"),
     "tl.adapt": sd.tl.adapt,
     "tl.impute": lambda a: sd.tl.impute(a, [gene(a)]),
     "tl.generate": lambda a: sd.tl.generate(a, 3, groupby="cell_type"),
@@ -201,7 +201,7 @@ AFTER = {"tl.grn": ("sources", "targets")}
 def fitted():
     """A fitted screen, and what it predicts of a double perturbation that it was not given."""
     small = drawn(Passes())
-    small.X = others(N_CELLS).X
+    small.X = other_cells(N_CELLS).X
     double = str(small.obs["perturbation"].iloc[3])
     small = small[small.obs["perturbation"] != double].copy()
     model = sd.tl.fit_perturbation(small, "perturbation")
@@ -214,14 +214,14 @@ def test_an_argument_that_is_refused_is_refused_before_any_cell_is_read(encoded,
     adata = drawn(passes)
     if name == "tl.regulon":
         sd.tl.grn(adata)
-    named = {"gene": gene(adata), "double": fitted[2]}
+    objects = {"gene": gene(adata), "double": fitted[2]}
     call = getattr(getattr(sd, name[:2]), name[3:])
     asks = inspect.signature(call).parameters
-    given = {key: named.get(value, value) for key, value in GIVEN[name].items() if key in asks}
-    given |= {key: adata for key in ("adata", "data", "observed") if key in asks}
-    given |= {"predicted": fitted[1]} if "predicted" in asks else {}
-    given |= {"model": fitted[0]} if name == "tl.rank_perturbations" else {}
-    given |= {"reference": others()} if name == "tl.annotate" else {}
+    arguments = {key: objects.get(value, value) for key, value in GIVEN[name].items() if key in asks}
+    arguments |= {key: adata for key in ("adata", "data", "observed") if key in asks}
+    arguments |= {"predicted": fitted[1]} if "predicted" in asks else {}
+    arguments |= {"model": fitted[0]} if name == "tl.rank_perturbations" else {}
+    arguments |= {"reference": other_cells()} if name == "tl.annotate" else {}
     wrong = {key: value for key, value in WRONG.items() if key in asks}
     for key in AFTER.get(name, ()):
         del wrong[key]
@@ -230,7 +230,7 @@ def test_an_argument_that_is_refused_is_refused_before_any_cell_is_read(encoded,
         passes.n = 0
         encoded.clear()
         with pytest.raises(Exception, match=r".") as caught:
-            call(**given | {key: value})
+            call(**arguments | {key: value})
         assert isinstance(caught.value, KeyError | ValueError | TypeError | OSError), key
         assert (passes.n, sum(encoded.values())) == (0, 0), f"{key}={value!r}: {caught.value}"
 
@@ -250,7 +250,7 @@ def by_line(passes: Passes):
 
 @pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize(
-    ("asked", "match"),
+    ("options", "match"),
     [
         ({"predict": ["nowhere"]}, "1 of 1 perturbed genes or labels .*'nowhere'"),
         ({"predict": []}, "predict is empty"),
@@ -259,17 +259,17 @@ def by_line(passes: Passes):
         ({"dose": [1.0, 0.0]}, "dose must be a number above 0"),
     ],
 )
-def test_what_is_to_be_predicted_is_judged_before_any_cell_is_read(fitted_by_line, fits, asked, match):
+def test_what_is_to_be_predicted_is_judged_before_any_cell_is_read(fitted_by_line, fits, options, match):
     passes = Passes()
     adata = by_line(passes)
     design = {"perturbation_key": "perturbation", "groupby": "line", "dose_key": "dose"}
     with pytest.raises(ValueError, match=match):
-        sd.tl.predict_perturbation(adata, **(design if fits else {"model": fitted_by_line}) | asked)
+        sd.tl.predict_perturbation(adata, **(design if fits else {"model": fitted_by_line}) | options)
     assert passes.n == 0
 
 
 @pytest.mark.parametrize(
-    ("asked", "match"),
+    ("options", "match"),
     [
         ({"candidates": ["nowhere"]}, "1 of 1 perturbed genes or labels .*'nowhere'"),
         ({"candidates": ["control"]}, "candidates has 'control'"),
@@ -277,11 +277,11 @@ def test_what_is_to_be_predicted_is_judged_before_any_cell_is_read(fitted_by_lin
         ({"dose": [1.0, 2.0]}, "dose must be a number"),
     ],
 )
-def test_what_is_to_be_ranked_is_judged_before_any_cell_is_read(fitted_by_line, asked, match):
+def test_what_is_to_be_ranked_is_judged_before_any_cell_is_read(fitted_by_line, options, match):
     passes = Passes()
     adata = by_line(passes)[: N_CELLS // 2]
     with pytest.raises((TypeError, ValueError), match=match):
-        sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted_by_line, **asked)
+        sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted_by_line, **options)
     assert passes.n == 0
 
 

@@ -34,13 +34,13 @@ def scale_of(x: np.ndarray) -> str | None:
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("size_factors", ["total", "scran", "none"])
-@pytest.mark.parametrize("kept", [300, 60])
-def test_counts_and_logarithms_are_distinguished(scale, size_factors, kept):
+@pytest.mark.parametrize("n_genes", [300, 60])
+def test_counts_and_logarithms_are_distinguished(scale, size_factors, n_genes):
     """Also where genes are selected after normalisation, so that totals differ."""
     c = counts()
     total = c.sum(1, keepdims=True)
     per_cell = {"total": 1e4 / total, "scran": np.random.default_rng(1).lognormal(0, 0.3, (40, 1)), "none": 1.0}
-    assert scale_of(SCALES[scale](c * per_cell[size_factors])[:, :kept]) == scale
+    assert scale_of(SCALES[scale](c * per_cell[size_factors])[:, :n_genes]) == scale
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -50,11 +50,11 @@ def test_tpm_are_recognised_by_their_totals(scale):
 
 
 @pytest.mark.parametrize("scale", OTHERS)
-@pytest.mark.parametrize("kept", [300, 100])
-def test_other_scales_bring_a_warning(scale, kept):
-    x = OTHERS[scale](counts() / counts().sum(1, keepdims=True) * 1e4)[:, :kept]
+@pytest.mark.parametrize("n_genes", [300, 100])
+def test_other_scales_bring_a_warning(scale, n_genes):
+    x = OTHERS[scale](counts() / counts().sum(1, keepdims=True) * 1e4)[:, :n_genes]
     with pytest.warns(UserWarning, match=r"not normalised counts .*layer=|is read as counts"):
-        scan(row_blocks(np.minimum(x, 14.9)), kept)
+        scan(row_blocks(np.minimum(x, 14.9)), n_genes)
 
 
 def test_too_few_values_have_no_scale():
@@ -77,20 +77,22 @@ def test_counts_beside_logarithms_are_refused(first):
     mixed = counts()
     rows = np.arange(first, first + 10)
     mixed[rows] = np.log1p(mixed[rows] * 0.7)
-    whole = 0 if first else 10
-    said = rf"mixes scales: 30 cells.*first: row {whole}\), 10 cells hold log-normalised values .*row {first}"
+    first_count_row = 0 if first else 10
+    message = (
+        rf"mixes scales: 30 cells.*first: row {first_count_row}\), 10 cells hold log-normalised values .*row {first}"
+    )
     for input in ("auto", "lognorm"):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             scan(row_blocks(mixed, 7), 300, input=input)
 
 
 def test_the_mixture_can_be_mended_as_said():
     x = counts().astype(np.float32)
     x[:10] = np.log1p(x[:10] * 0.7)
-    with pytest.raises(ValueError, match="mixes scales") as said:
+    with pytest.raises(ValueError, match="mixes scales") as error:
         scan(row_blocks(sp.csr_matrix(x)), 300)
     mended = {"adata": ad.AnnData(sp.csr_matrix(x)), "np": np}
-    exec(str(said.value).split("or here: ")[1].rstrip("."), mended)
+    exec(str(error.value).split("or here: ")[1].rstrip("."), mended)
     with pytest.warns(UserWarning, match="read as counts"):
         assert scan(row_blocks(mended["adata"].X), 300).kind == "counts"
     np.testing.assert_allclose(mended["adata"].X[:10].toarray(), counts()[:10] * 0.7, rtol=1e-5)
@@ -105,8 +107,8 @@ def test_one_count_is_the_smallest_value_of_a_cell_if_the_others_are_multiples_o
     np.testing.assert_allclose(one_count(values, indptr), size, rtol=1e-4)
     blurred = np.log1p(np.expm1(values) * np.random.default_rng(0).uniform(0.7, 1.3, len(values)))
     assert one_count(blurred, indptr) is None
-    few = indptr[: np.flatnonzero(indptr > 40)[0]]  # too few values to tell
-    assert one_count(blurred[: few[-1]], few) is not None
+    short_indptr = indptr[: np.flatnonzero(indptr > 40)[0]]  # too few values to tell
+    assert one_count(blurred[: short_indptr[-1]], short_indptr) is not None
 
 
 def molecules(n_cells=150, depth=1.0):

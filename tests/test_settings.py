@@ -173,18 +173,18 @@ def test_threads_take_effect(cells, call, monkeypatch):
 
 
 def test_verbosity_takes_effect(cells, monkeypatch):
-    said = []
+    messages = []
     (handler,) = logger.handlers
-    monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(handler, "emit", lambda record: messages.append(record.getMessage()))
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
     lines = {"info": f"adata.X: {cells.n_obs} cells", "hint": "added obsm['X_scdiva']", "debug": "running the model on"}
     levels = ("error", "warning", "info", "hint", "debug")
     for number in range(5):
-        said.clear()
+        messages.clear()
         with settings.override(verbosity=number):
             sd.tl.embed(cells)
         for level, words in lines.items():
-            assert any(words in line for line in said) is (number >= levels.index(level))
+            assert any(words in line for line in messages) is (number >= levels.index(level))
 
 
 def test_torch_keeps_its_threads():

@@ -58,13 +58,13 @@ def parts_of(data, hashed) -> dict:
 
 def bits(result, data, hashed) -> dict:
     """All that a call returned or wrote, but for its notes, among which is the runtime."""
-    found = parts_of(data, hashed)
-    del found["uns"]
+    contents = parts_of(data, hashed)
+    del contents["uns"]
     if isinstance(result, torch.nn.Module):
-        found |= {name: value.numpy().tobytes() for name, value in result.state_dict().items()}
+        contents |= {name: value.numpy().tobytes() for name, value in result.state_dict().items()}
     elif result is not None and hasattr(result, "layers"):
-        found["X of the result"] = result.X.toarray().tobytes()
-    return found
+        contents["X of the result"] = result.X.toarray().tobytes()
+    return contents
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -77,15 +77,17 @@ def test_nothing_else_is_changed(cells, headed, hashed, weights, same, name):
     assert same(weights(headed), before)
     assert not headed.training
     assert all(p.requires_grad for p in headed.parameters())
-    found = parts_of(data, hashed)
-    assert found.keys() - was.keys() == set(CALLS[name][1].split())
-    assert (found["X"], found["var"]) == (was["X"], was["var"])
+    contents = parts_of(data, hashed)
+    assert contents.keys() - was.keys() == set(CALLS[name][1].split())
+    assert (contents["X"], contents["var"]) == (was["X"], was["var"])
     assert data.obs[list(cells.obs)].equals(cells.obs)
     assert set(data.uns) <= {*cells.uns, "scdiva"}
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_seed_decides_every_bit_on_any_number_of_threads(cells, headed, hashed, name):
-    one, again, other = (bits(*run(cells, headed, name, **how), hashed) for how in ({}, {"threads": 3}, {"rng": 4}))
+    one, again, other_seed = (
+        bits(*run(cells, headed, name, **how), hashed) for how in ({}, {"threads": 3}, {"rng": 4})
+    )
     assert one == again
-    assert (one == other) == (name in ("adapt", "embed", "gene_embedding"))  # which draw nothing of few cells
+    assert (one == other_seed) == (name in ("adapt", "embed", "gene_embedding"))  # which draw nothing of few cells

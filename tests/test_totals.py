@@ -27,10 +27,10 @@ def cells():
 
 def scaled(adata, totals):
     """log1p of the counts of each cell, scaled to a total."""
-    made, counts = adata.copy(), adata.X.toarray().astype(np.float64)
+    result, counts = adata.copy(), adata.X.toarray().astype(np.float64)
     shares = counts / counts.sum(axis=1, keepdims=True)
-    made.X = sp.csr_matrix(np.log1p(shares * np.broadcast_to(totals, N_CELLS)[:, None]).astype(np.float32))
-    return made
+    result.X = sp.csr_matrix(np.log1p(shares * np.broadcast_to(totals, N_CELLS)[:, None]).astype(np.float32))
+    return result
 
 
 def parts(result):
@@ -57,21 +57,21 @@ def _dense(values):
 
 def predicted(adata, **how):
     sd.tl.predict_perturbation(adata, **how)
-    found = adata.uns["scdiva_perturbation"]
-    return [found["mean"], found["change"], found["control_mean"], found["sd"], *found["baselines"].values()]
+    record = adata.uns["scdiva_perturbation"]
+    return [record["mean"], record["change"], record["control_mean"], record["sd"], *record["baselines"].values()]
 
 
 def drawn(figure):
     """All numbers that a figure shows: points, lines, boxes and colours."""
-    shown = []
+    numbers = []
     for axes in figure.axes:
-        shown += [np.asarray(line.get_xydata(), dtype=float) for line in axes.lines]
+        numbers += [np.asarray(line.get_xydata(), dtype=float) for line in axes.lines]
         for part in axes.collections:
-            shown.append(np.ma.filled(np.ma.asarray(part.get_offsets()).astype(float), np.nan))
+            numbers.append(np.ma.filled(np.ma.asarray(part.get_offsets()).astype(float), np.nan))
             if part.get_array() is not None:
-                shown.append(np.ma.filled(part.get_array().astype(float), np.nan))
+                numbers.append(np.ma.filled(part.get_array().astype(float), np.nan))
     plt.close(figure)
-    return shown
+    return numbers
 
 
 @functools.cache
@@ -133,11 +133,11 @@ ELSEWHERE = {"tl.embed_file"}
 
 
 def test_every_call_that_reads_expression_is_here():
-    named = {name.partition(",")[0] for name in CALLS} | ELSEWHERE
+    names = {name.partition(",")[0] for name in CALLS} | ELSEWHERE
     for module in ("tl", "pp", "pl"):
         for name in getattr(sd, module).__all__:
             if "input" in inspect.signature(getattr(getattr(sd, module), name)).parameters:
-                assert f"{module}.{name}" in named
+                assert f"{module}.{name}" in names
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -146,7 +146,7 @@ def test_the_total_that_cells_were_scaled_to_changes_nothing(name):
     depth = float(np.median(np.asarray(counts.X.sum(axis=1))))
     of_each = np.where(counts.obs["perturbation"] == "control", 1e4, np.resize([1e3, depth, 1e6], N_CELLS))
     expected = parts(CALLS[name](counts.copy()))
-    found = parts(CALLS[name](scaled(counts, of_each)))
-    assert len(found) == len(expected) > 0
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    actual = parts(CALLS[name](scaled(counts, of_each)))
+    assert len(actual) == len(expected) > 0
+    for actual_part, expected_part in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(actual_part, expected_part, rtol=1e-3, atol=1e-3)

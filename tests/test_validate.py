@@ -38,24 +38,24 @@ def scan_of(x, **kwargs):
 @pytest.mark.parametrize("input", ["auto", "counts"])
 def test_counts_are_counts(counts, input):
     counts[7] = 0
-    known = np.arange(20) < 12
-    found = scan_of(counts, input=input, is_known_gene=known)
-    assert found.kind == "counts"
-    assert found.integer
-    assert (found.n_obs, len(found.counts_per_gene), found.max) == (60, 20, counts.max())
-    np.testing.assert_array_equal(found.counts_per_gene, counts.sum(0, dtype=np.float64))
-    np.testing.assert_array_equal(found.genes_per_cell, (counts > 0).sum(1))
-    np.testing.assert_array_equal(found.known_per_cell, (counts[:, :12] > 0).sum(1))
+    gene_mask = np.arange(20) < 12
+    result = scan_of(counts, input=input, is_known_gene=gene_mask)
+    assert result.kind == "counts"
+    assert result.integer
+    assert (result.n_obs, len(result.counts_per_gene), result.max) == (60, 20, counts.max())
+    np.testing.assert_array_equal(result.counts_per_gene, counts.sum(0, dtype=np.float64))
+    np.testing.assert_array_equal(result.genes_per_cell, (counts > 0).sum(1))
+    np.testing.assert_array_equal(result.known_per_cell, (counts[:, :12] > 0).sum(1))
 
 
 @pytest.mark.parametrize("target", [1, 1e3, 1e4, 1e6])
 @pytest.mark.parametrize("input", ["auto", "lognorm"])
 def test_lognormalised_values_are_recognised(counts, input, target):
     logs = lognorm(counts, target)
-    found = scan_of(logs, input=input)
-    assert found.kind == "lognorm"
-    assert not found.integer
-    np.testing.assert_allclose(found.counts_per_gene, np.expm1(logs.astype(np.float64)).sum(0), rtol=1e-6)
+    result = scan_of(logs, input=input)
+    assert result.kind == "lognorm"
+    assert not result.integer
+    np.testing.assert_allclose(result.counts_per_gene, np.expm1(logs.astype(np.float64)).sum(0), rtol=1e-6)
 
 
 def test_genes_cut_after_normalising_are_still_lognormalised(counts):
@@ -75,16 +75,16 @@ def test_block_size_changes_nothing(block_rows):
 @given(st.lists(st.sampled_from([0, 0.25, 0.5, 1, 1.0009, 1.0011, 2, 7.25, 150, 200.0015, 2**23]), min_size=60))
 def test_totals_are_those_of_a_plain_computation(values):
     x = np.resize(np.float32(values), (len(values) // 6, 6))
-    known, totals = np.arange(6) % 2 == 0, _Totals(6, None, None)
+    gene_mask, totals = np.arange(6) % 2 == 0, _Totals(6, None, None)
     for start, block in row_blocks(x, 4):
-        totals.add(start, block, known)
+        totals.add(start, block, gene_mask)
     wide = x.astype(np.float64)
     away = np.abs(wide - np.rint(wide))
     fraction = (wide > 0) & ((away > np.maximum(1e-3, 1e-5 * wide)) | (wide < 0.5))
     blocks = [wide[at : at + 4] for at in range(0, len(wide), 4)]  # sums are rounded in this order
     np.testing.assert_array_equal(totals.sum, sum(_summed(block) for block in blocks))
     np.testing.assert_array_equal(totals.sum_squares, sum(_summed(block * block) for block in blocks))
-    np.testing.assert_array_equal(np.concatenate(totals.known_per_cell), ((x > 0) & known).sum(1))
+    np.testing.assert_array_equal(np.concatenate(totals.known_per_cell), ((x > 0) & gene_mask).sum(1))
     assert (totals.max, totals.n_values) == (wide.max(), (wide > 0).sum())
     assert totals.fraction.count == fraction.sum()
     assert totals.fractional.count == fraction.any(1).sum()
@@ -110,9 +110,9 @@ def test_near_integers_are_counts(counts):
 def test_corrected_counts_are_counts_with_a_warning(counts):
     counts[:, ::3] *= 0.87
     with pytest.warns(UserWarning, match=r"adata\.X .*counts, .*\d+ of \d+ values"):
-        found = scan(row_blocks(counts), 20, where="adata.X")
-    assert found.kind == "counts"
-    assert not found.integer
+        result = scan(row_blocks(counts), 20, where="adata.X")
+    assert result.kind == "counts"
+    assert not result.integer
     with pytest.raises(ValueError, match=r"not integers: .*cell 'cell\d+', gene 'gene\d+'.*input='auto'"):
         scan_of(counts, input="counts")
 
@@ -149,10 +149,10 @@ def test_genes_that_a_dataset_did_not_measure_are_to_be_left_out(counts, store):
     """An outer join fills them with NaN, which is not a count of zero."""
     x = counts.astype(np.float32)
     x[: len(x) // 2, :3] = x[len(x) // 2 :, 5:9] = np.nan
-    with pytest.raises(ValueError, match=rf"holds {7 * len(x) // 2} NaN values") as said:
+    with pytest.raises(ValueError, match=rf"holds {7 * len(x) // 2} NaN values") as error:
         scan(row_blocks(store(x)), x.shape[1], where="adata.X")
     names = {"adata": ad.AnnData(x), "np": np}
-    exec(str(said.value).split("keep the shared genes: ")[1].split(" (for sparse")[0], names)
+    exec(str(error.value).split("keep the shared genes: ")[1].split(" (for sparse")[0], names)
     np.testing.assert_array_equal(names["adata"].X, np.delete(x, [0, 1, 2, 5, 6, 7, 8], axis=1))
 
 
@@ -164,7 +164,7 @@ def test_scaling_without_centring_is_recognised(counts, of):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value", "said"),
+    ("dtype", "value", "message"),
     [
         (np.float64, 1e300, "holds 1 infinite values"),
         (np.float32, 3e38, "holds 1 values of 2,147,483,647 or more"),
@@ -173,10 +173,10 @@ def test_scaling_without_centring_is_recognised(counts, of):
         (np.int64, -(2**63), "holds 1 negative values"),
     ],
 )
-def test_an_overflow_is_no_count(counts, dtype, value, said):
+def test_an_overflow_is_no_count(counts, dtype, value, message):
     x = counts.astype(dtype)
     x[0, 3] = value
-    with pytest.raises(ValueError, match=rf"{said} .first .* at row 0, column 3"):
+    with pytest.raises(ValueError, match=rf"{message} .first .* at row 0, column 3"):
         scan(row_blocks(x), 20)
 
 
@@ -184,9 +184,9 @@ def test_nothing_to_scan():
     for shape in ((0, 4), (4, 0)):
         with pytest.raises(ValueError, match=f"adata.X is empty: {shape[0]} cells × {shape[1]} genes"):
             scan_of(sp.csr_matrix(shape, dtype=np.float32))
-    found = scan_of(sp.csr_matrix((4, 3), dtype=np.float32))
-    assert found.kind == "counts"
-    assert not found.genes_per_cell.any()
+    result = scan_of(sp.csr_matrix((4, 3), dtype=np.float32))
+    assert result.kind == "counts"
+    assert not result.genes_per_cell.any()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not beside the repository")
@@ -202,9 +202,9 @@ def test_nothing_to_scan():
 def test_recovered_and_corrected_counts_of_real_studies_are_counts(file, integer):
     with open_matrix(DATA / f"{file}.h5ad") as opened, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = scan(row_blocks(opened.matrix), opened.shape[1])
-    assert found.kind == "counts"
-    assert found.integer is integer
+        result = scan(row_blocks(opened.matrix), opened.shape[1])
+    assert result.kind == "counts"
+    assert result.integer is integer
     assert bool(caught) is not integer
 
 

@@ -26,11 +26,11 @@ KINDS = {
 @pytest.fixture(scope="module")
 def models():
     """Small models of each kind, with random weights away from zero, of the genes of the cells."""
-    known = load_model().vocabulary
-    tokens = known.match(list(what_runs.cells().var_names)).tokens
-    vocabulary = known.subset(np.sort(tokens[tokens >= 0]))
+    full_vocabulary = load_model().vocabulary
+    tokens = full_vocabulary.match(list(what_runs.cells().var_names)).tokens
+    vocabulary = full_vocabulary.subset(np.sort(tokens[tokens >= 0]))
     small = {"dim": 16, "n_layers": 2, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8, "anchor_learned_dim": 4}
-    found = {}
+    networks = {}
     for kind, fields in KINDS.items():
         config = ScDiVaConfig(
             n_genes=vocabulary.n_genes, anchor_hidden=8, state_rank=4, tie_gene_head=True, **small, **fields
@@ -40,19 +40,19 @@ def models():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
         model.vocabulary = vocabulary
-        found[kind] = model
-    return found
+        networks[kind] = model
+    return networks
 
 
 def page() -> dict[tuple[str, str], tuple[str, str]]:
     """Block runs and parts used by call and bundled model, from the table."""
     rows = re.findall(r"^\| `(.+?)` \| (.*) \|$", (ROOT / "docs" / "method.md").read_text(), flags=re.M)
-    found = {}
-    for call, rest in rows:
-        cells = rest.split(" | ")
+    table = {}
+    for call, columns in rows:
+        cells = columns.split(" | ")
         for number, name in enumerate(what_runs.MODELS):
-            found[call, name] = cells[2 * number], cells[2 * number + 1]
-    return found
+            table[call, name] = cells[2 * number], cells[2 * number + 1]
+    return table
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,9 +61,9 @@ def test_blocks_are_run_and_decide_the_result_as_the_page_says(models, call, kin
     monkeypatch.setattr("scdiva.annotation.fit.PROBE_STEPS", 30)
     model = models[kind]
     result, n_runs = what_runs.run(call, model)
-    other, _ = what_runs.run(call, what_runs.noised(model, "transformer"))
+    noised_result, _ = what_runs.run(call, what_runs.noised(model, "transformer"))
     assert np.isfinite(result).any()
-    matters = what_runs.changed(result, other)
+    matters = what_runs.changed(result, noised_result)
     runs, parts = page()[call, kind]
     assert bool(n_runs) is (runs != "none")
     assert matters is ("transformer" in parts.split(", "))

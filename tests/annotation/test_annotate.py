@@ -39,9 +39,9 @@ def annotate(data, reference, model, method="linear", **arguments):
 
 @pytest.mark.parametrize("method", SHORT)
 def test_what_is_documented_is_written(plain, query, reference, method, hashed):
-    data, given = query.copy(), hashed(reference)
+    data, before = query.copy(), hashed(reference)
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, batch_key="batch", rng=3, **SHORT[method])
-    assert hashed(reference) == given
+    assert hashed(reference) == before
     assert list(data.obs) == [*query.obs, *KEYS]
     assert set(data.uns["scdiva"]) == {"scdiva_label", "written"}
     notes, names = data.uns["scdiva"]["scdiva_label"], ["type A", "type B", "type C", "type D"]
@@ -83,19 +83,19 @@ def test_what_is_documented_is_written(plain, query, reference, method, hashed):
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_changed(plain, query, reference, arguments, match, hashed, weights, same):
-    data, known = query.copy(), reference.copy()
-    types = known.obs["cell_type"].astype(str)
-    known.obs["hole"], known.obs["one"] = types.where(~np.isin(np.arange(160), [5, 7, 9]), None), "a"
-    known.obs["with unknown"] = types.replace("type A", "unknown")
+    data, labelled = query.copy(), reference.copy()
+    types = labelled.obs["cell_type"].astype(str)
+    labelled.obs["hole"], labelled.obs["one"] = types.where(~np.isin(np.arange(160), [5, 7, 9]), None), "a"
+    labelled.obs["with unknown"] = types.replace("type A", "unknown")
     data.obs["twice"] = np.resize(["x", "y"], 80)
-    for one in (data, known):
+    for one in (data, labelled):
         one.uns["scdiva"] = {"kept": 1}
-    before, given = (hashed(data), hashed(known)), weights(plain)
-    call = {"labels_key": "cell_type", "reference": known, "model": plain, "rng": 0} | arguments
+    before, weights_before = (hashed(data), hashed(labelled)), weights(plain)
+    call = {"labels_key": "cell_type", "reference": labelled, "model": plain, "rng": 0} | arguments
     with pytest.raises(ValueError, match=match):
         sd.tl.annotate(data, **call)
-    assert (hashed(data), hashed(known)) == before
-    assert same(weights(plain), given)
+    assert (hashed(data), hashed(labelled)) == before
+    assert same(weights(plain), weights_before)
 
 
 @pytest.mark.parametrize("fault", ["NaN", "negative", "text", "genes", "layer", "raw"])
@@ -113,9 +113,9 @@ def test_a_fault_of_the_reference_is_said_of_it(plain, query, reference, fault):
     elif fault == "genes":
         reference.var_names = [f"x{i}" for i in range(reference.n_vars)]
     reading = {"layer": {"layer": "counts"}, "raw": {"use_raw": True}}
-    with pytest.raises((KeyError, TypeError, ValueError), match="reference") as said:
+    with pytest.raises((KeyError, TypeError, ValueError), match="reference") as error:
         annotate(query, reference, plain, **reading.get(fault, {}))
-    message = said.value.args[0]
+    message = error.value.args[0]
     assert not re.search(r"\badata\b", message)
     if fault != "genes":
         names = {"reference": reference, "np": np}
@@ -128,11 +128,11 @@ def test_genes_must_overlap(plain, query, reference, hashed):
     with pytest.raises(ValueError, match=r"30 known genes .*30 of adata's 30, 60 of .*60"):
         annotate(data[:, :30].copy(), reference, plain)
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, rng=0)
-    few = query[:, :30].copy()
-    before = hashed(few)
+    half = query[:, :30].copy()
+    before = hashed(half)
     with pytest.raises(ValueError, match=r"adata has 30 of the 60 .*50"):
-        sd.tl.annotate(few, model=annotator)
-    assert hashed(few) == before
+        sd.tl.annotate(half, model=annotator)
+    assert hashed(half) == before
 
 
 def test_an_annotator_takes_no_labels(plain, query, reference, hashed):
@@ -167,13 +167,13 @@ def test_cells_without_genes_get_nothing(plain, query, reference, method):
     matrix = data.X.toarray()
     matrix[[0, 60]] = 0
     data.X = sp.csr_matrix(matrix)
-    found = annotate(data, reference, plain, method=method, reject=0.3)
-    assert found.obs["scdiva_label"].isna().to_numpy().nonzero()[0].tolist() == [0, 60]
-    for values in (found.obs[KEYS[1]], found.obs[KEYS[2]], found.obsm["scdiva_label_probability"][:, 0]):
+    annotated = annotate(data, reference, plain, method=method, reject=0.3)
+    assert annotated.obs["scdiva_label"].isna().to_numpy().nonzero()[0].tolist() == [0, 60]
+    for values in (annotated.obs[KEYS[1]], annotated.obs[KEYS[2]], annotated.obsm["scdiva_label_probability"][:, 0]):
         assert np.flatnonzero(np.isnan(np.asarray(values))).tolist() == [0, 60]
-    rest = np.setdiff1d(np.arange(80), [0, 60])
+    rows = np.setdiff1d(np.arange(80), [0, 60])
     expected = annotate(query, reference, plain, method=method, reject=0.3).obsm["scdiva_label_probability"]
-    np.testing.assert_allclose(found.obsm["scdiva_label_probability"][rest], expected[rest], atol=1e-5)
+    np.testing.assert_allclose(annotated.obsm["scdiva_label_probability"][rows], expected[rows], atol=1e-5)
 
 
 def test_a_path_as_reference_is_refused_by_that_name(plain, query):
@@ -185,15 +185,15 @@ def test_one_fault_is_told_of_once():
     """Few genes of both query and reference; a word for no label in another case."""
     cells = sd.datasets.toy(160, 100)
     query, reference = cells[:60].copy(), cells[60:].copy()
-    with pytest.warns(UserWarning, match="genes that the model knows") as said:
+    with pytest.warns(UserWarning, match="genes that the model knows") as caught:
         sd.tl.annotate(query.copy(), "cell_type", reference, rng=0)
-    assert len([one for one in said if "that the model knows" in str(one.message)]) == 1
-    known = reference.copy()
-    known.obs["cell_type"] = np.where(np.arange(100) < 9, "Unknown", known.obs["cell_type"].astype(str))
+    assert len([one for one in caught if "that the model knows" in str(one.message)]) == 1
+    labelled = reference.copy()
+    labelled.obs["cell_type"] = np.where(np.arange(100) < 9, "Unknown", labelled.obs["cell_type"].astype(str))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(ValueError, match="unlabeled_category='Unknown'"):
-            sd.tl.annotate(query.copy(), "cell_type", known, unlabeled_category="unknown")
+            sd.tl.annotate(query.copy(), "cell_type", labelled, unlabeled_category="unknown")
 
 
 def test_majority_labels_are_the_most_frequent_of_each_cluster():
@@ -202,20 +202,20 @@ def test_majority_labels_are_the_most_frequent_of_each_cluster():
     clusters = rng.integers(-1, 40, 300)
     clusters[:3] = 77  # no cell with a label
     labels[:3] = np.nan
-    found = majority_labels(labels, clusters)
+    majority = majority_labels(labels, clusters)
     for cluster in set(clusters):
         votes = [name for name in labels[clusters == cluster] if isinstance(name, str)]
-        most = max(("b", "a"), key=votes.count) if votes and cluster >= 0 else None
-        assert set(found[clusters == cluster].dropna()) == ({most} if most else set())
-    assert list(found.categories) == ["b", "a"]
+        expected = max(("b", "a"), key=votes.count) if votes and cluster >= 0 else None
+        assert set(majority[clusters == cluster].dropna()) == ({expected} if expected else set())
+    assert list(majority.categories) == ["b", "a"]
 
 
 def test_clusters_of_the_embedding_or_of_a_column_vote(query, reference, plain):
     query = query.copy()
     query.obs["scdiva_label_cluster"] = "mine"  # only voting over clusters of its own writes this key
-    own = annotate(query, reference, plain)
-    assert set(own.obs["scdiva_label_cluster"]) == {"mine"}
-    assert "scdiva_label_majority" not in own.obs
+    annotated = annotate(query, reference, plain)
+    assert set(annotated.obs["scdiva_label_cluster"]) == {"mine"}
+    assert "scdiva_label_majority" not in annotated.obs
     del query.obs["scdiva_label_cluster"]
     query.obs["mine"] = np.resize(["x", "y", "z"], query.n_obs)
     annotator = sd.tl.annotate(query, "cell_type", reference, model=plain, rng=3, majority_voting=True)
@@ -247,27 +247,27 @@ def again(data, annotator, **arguments):
     return data
 
 
-def assert_alike(one, other, atol=0.0):
+def assert_alike(first, second, atol=0.0):
     """The same annotation of the same cells."""
     if atol == 0:
-        pd.testing.assert_frame_equal(one.obs[list(KEYS)], other.obs[list(KEYS)])
-    found, expected = (data.obsm["scdiva_label_probability"] for data in (one, other))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
-    np.testing.assert_allclose(one.obs[KEYS[2]], other.obs[KEYS[2]], rtol=0, atol=20 * atol)
+        pd.testing.assert_frame_equal(first.obs[list(KEYS)], second.obs[list(KEYS)])
+    actual, expected = (data.obsm["scdiva_label_probability"] for data in (first, second))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+    np.testing.assert_allclose(first.obs[KEYS[2]], second.obs[KEYS[2]], rtol=0, atol=20 * atol)
 
 
 @pytest.mark.parametrize("method", ["linear", "knn"])
 def test_labelled_and_unlabelled_cells_in_one_object(plain, cells, query, reference, method):
     """As scANVI's users write it, with a missing value, and as two objects: the same."""
     new = (cells.obs["batch"] == "batch 3").to_numpy()
-    named_so, missing = cells.copy(), cells.copy()
-    named_so.obs["cell_type"] = np.where(new, "Unknown", cells.obs["cell_type"].astype(str))
+    with_unknown, missing = cells.copy(), cells.copy()
+    with_unknown.obs["cell_type"] = np.where(new, "Unknown", cells.obs["cell_type"].astype(str))
     missing.obs["cell_type"] = cells.obs["cell_type"].where(~new)
-    known = named_so.obs["cell_type"].copy()
-    annotator, one = fit(named_so, None, plain, method=method, unlabeled_category="Unknown")
+    labels = with_unknown.obs["cell_type"].copy()
+    annotator, one = fit(with_unknown, None, plain, method=method, unlabeled_category="Unknown")
     _, two = fit(missing, None, plain, method=method)
     assert_alike(one, two)
-    pd.testing.assert_series_equal(one.obs["cell_type"], known)
+    pd.testing.assert_series_equal(one.obs["cell_type"], labels)
     assert annotator.labels == ("type A", "type B", "type C", "type D")
     assert one.uns["scdiva"]["scdiva_label"]["n_labelled"] == 160
     assert one.obs["scdiva_label"].notna().all()
@@ -282,10 +282,10 @@ def test_all_labelled_warns(plain, query):
 
 @pytest.mark.parametrize("method", ["linear", "knn", "finetune"])
 def test_a_cells_annotation_does_not_depend_on_its_company(plain, query, reference, method):
-    annotator, whole = fit(query, reference, plain, method=method)
+    annotator, annotated = fit(query, reference, plain, method=method)
     rows = np.random.default_rng(0).permutation(80)[:13]
-    assert_alike(again(query[rows], annotator), whole[rows], atol=1e-5)
-    assert_alike(again(query[5], annotator), whole[5], atol=1e-5)
+    assert_alike(again(query[rows], annotator), annotated[rows], atol=1e-5)
+    assert_alike(again(query[5], annotator), annotated[5], atol=1e-5)
 
 
 @pytest.mark.parametrize("method", SHORT)
@@ -304,24 +304,24 @@ def test_later_queries_are_annotated_alike(plain, query, reference, method, tmp_
 
 def test_other_genes_are_not_read(plain, query, reference):
     """Genes of one side alone, known to the model or not, and names of no gene: as if they were not there."""
-    kept = np.r_[0:26, 30:56]
-    _, expected = fit(query[:, kept].copy(), reference[:, kept].copy(), plain)
+    columns = np.r_[0:26, 30:56]
+    _, expected = fit(query[:, columns].copy(), reference[:, columns].copy(), plain)
     assert expected.uns["scdiva"]["scdiva_label"]["n_genes"] == 52
-    named = [data.copy() for data in (query, reference)]
-    for data in named:
+    renamed = [data.copy() for data in (query, reference)]
+    for data in renamed:
         data.var_names = [*data.var_names[:56], "no gene", *data.var_names[57:]]
-    for one, other in [
-        (query[:, kept], reference),
-        (query, reference[:, kept]),
-        (query[:, np.r_[0:26, 30:60]], reference[:, kept]),
-        [data[:, np.r_[0:26, 30:57]] for data in named],
+    for query_part, reference_part in [
+        (query[:, columns], reference),
+        (query, reference[:, columns]),
+        (query[:, np.r_[0:26, 30:60]], reference[:, columns]),
+        [data[:, np.r_[0:26, 30:57]] for data in renamed],
     ]:
-        assert_alike(fit(one.copy(), other.copy(), plain)[1], expected, atol=1e-5)
+        assert_alike(fit(query_part.copy(), reference_part.copy(), plain)[1], expected, atol=1e-5)
 
 
 def test_human_genes_that_the_model_lacks_are_read(plain, query, reference):
     """Labels that only such genes tell apart; the state, which does not hold them, is no better than chance."""
-    rng, found = np.random.default_rng(0), {}
+    rng, accuracy = np.random.default_rng(0), {}
     data = [one.copy() for one in (query, reference)]
     for one in data:
         label = rng.integers(0, 2, one.n_obs)
@@ -332,23 +332,23 @@ def test_human_genes_that_the_model_lacks_are_read(plain, query, reference):
     assert (plain.vocabulary.match(list(query.var_names[55:])).tokens < 0).all()
     for method in ("linear", "probe"):
         annotated = fit(data[0], data[1], plain, method=method)[1]
-        found[method] = (annotated.obs["scdiva_label"] == annotated.obs["cell_type"]).mean()
-    assert found["linear"] > 0.9
-    assert found["probe"] < 0.8
+        accuracy[method] = (annotated.obs["scdiva_label"] == annotated.obs["cell_type"]).mean()
+    assert accuracy["linear"] > 0.9
+    assert accuracy["probe"] < 0.8
 
 
 def test_cells_without_a_gene_of_the_model_have_no_label(plain, query, reference):
     """In the query, and as cells of the reference, which are then not read."""
-    only_others = [data.copy() for data in (query, reference)]
-    for data in only_others:
+    copies = [data.copy() for data in (query, reference)]
+    for data in copies:
         data.X = data.X.toarray()
         data.X[:3, :55] = 0
         data.X[:3, 55] = 7
-    annotator, found = fit(*only_others, plain, majority_voting="leiden")
-    assert found.obs[[*KEYS, "scdiva_label_majority"]].iloc[:3].isna().all(axis=None)
-    assert np.isnan(found.obsm["scdiva_label_probability"][:3]).all()
-    assert found.obs["scdiva_label"].iloc[3:].notna().all()
-    assert_alike(found[3:], fit(query[3:].copy(), only_others[1][3:].copy(), plain)[1], atol=1e-5)
+    annotator, annotated = fit(*copies, plain, majority_voting="leiden")
+    assert annotated.obs[[*KEYS, "scdiva_label_majority"]].iloc[:3].isna().all(axis=None)
+    assert np.isnan(annotated.obsm["scdiva_label_probability"][:3]).all()
+    assert annotated.obs["scdiva_label"].iloc[3:].notna().all()
+    assert_alike(annotated[3:], fit(query[3:].copy(), copies[1][3:].copy(), plain)[1], atol=1e-5)
     assert annotator.notes["n_labelled"] == reference.n_obs - 3
 
 
@@ -376,8 +376,8 @@ def test_about_as_many_known_cells_are_rejected_as_asked_for(plain, query, refer
 
 @pytest.mark.parametrize("kind", ["type A", "type C"])
 def test_a_type_that_the_reference_lacks_is_rejected(plain, query, reference, kind):
-    known = reference[reference.obs["cell_type"] != kind].copy()
-    _, data = fit(query, known, plain, reject=0.05)
+    labelled = reference[reference.obs["cell_type"] != kind].copy()
+    _, data = fit(query, labelled, plain, reject=0.05)
     new = (query.obs["cell_type"] == kind).to_numpy()
     assert roc_auc_score(new, data.obs[KEYS[2]]) > 0.75
     rejected = (data.obs["scdiva_label"] == "unknown").to_numpy()
@@ -388,8 +388,12 @@ def test_a_type_that_the_reference_lacks_is_rejected(plain, query, reference, ki
 def test_the_threshold_is_that_of_held_out_batches(plain, query, reference, method):
     """Where the reference has one batch, or none is named, it is that of held-out cells."""
     alone = reference[reference.obs["batch"] == "batch 1"].copy()
-    for known, key, source in [(reference, None, "cells"), (reference, "batch", "batches"), (alone, "batch", "cells")]:
-        annotator, data = fit(query, known, plain, method=method, batch_key=key, reject=0.1)
+    for labelled, key, source in [
+        (reference, None, "cells"),
+        (reference, "batch", "batches"),
+        (alone, "batch", "cells"),
+    ]:
+        annotator, data = fit(query, labelled, plain, method=method, batch_key=key, reject=0.1)
         assert data.uns["scdiva"]["scdiva_label"]["max_novelty_from"] == f"held-out {source}"
         assert data.uns["scdiva"]["scdiva_label"]["max_novelty"] == np.quantile(annotator.novelty, 0.9)
         assert f"held-out {source}" in repr(annotator)
@@ -404,8 +408,8 @@ def test_a_share_far_above_the_rate_warns():
         warnings.simplefilter("error")
         for rate in (0.01, 0.05, 0.5, 0.9):
             warn_of_shift(same, rate, annotator)
-        for few in (same + 0.3, np.array([3.0, 0.1]), np.zeros(0)):  # 9% are unknown, one of two, none
-            warn_of_shift(few, 0.05, annotator)
+        for values in (same + 0.3, np.array([3.0, 0.1]), np.zeros(0)):  # 9% are unknown, one of two, none
+            warn_of_shift(values, 0.05, annotator)
     threshold = np.quantile(held, 0.95)
     for shift in (1.0, 2.0):
         novelty = same + shift
@@ -418,14 +422,14 @@ def test_a_share_far_above_the_rate_warns():
 
 
 def test_a_label_without_a_gene_is_named(plain, query, reference):
-    known, matrix = reference.copy(), reference.X.toarray()
+    labelled, matrix = reference.copy(), reference.X.toarray()
     matrix[(reference.obs["cell_type"] == "type C").to_numpy()] = 0
-    known.X = sp.csr_matrix(matrix)
+    labelled.X = sp.csr_matrix(matrix)
     with (
         pytest.raises(ValueError, match=r"cell of 1 label.*'type C'"),
         pytest.warns(UserWarning, match="left out"),
     ):
-        fit(query, known, plain)
+        fit(query, labelled, plain)
 
 
 def test_of_an_integrated_model_neighbours_read_the_embedding(plain, cells, query, reference):
@@ -444,8 +448,8 @@ def test_of_an_integrated_model_neighbours_read_the_embedding(plain, cells, quer
 @pytest.mark.parametrize("method", ["linear", "knn"])
 def test_a_model_whose_state_comes_through_the_transformer(build, query, reference, method, tmp_path):
     model = build(anchor="learned")
-    few = reference[np.arange(0, 160, 4)].copy()
-    annotator, data = fit(query[:20].copy(), few, model, method=method)
+    labelled = reference[np.arange(0, 160, 4)].copy()
+    annotator, data = fit(query[:20].copy(), labelled, model, method=method)
     later = again(query[:20], annotator.save(tmp_path / "one"))
     assert_alike(later, data)
 
@@ -490,10 +494,10 @@ def test_groups_are_categories_after_the_labels(plain, query, reference):
 
 
 def test_fine_tuning_on_one_cell_of_each_label_has_no_held_out_cell(plain, query, reference):
-    known = reference.copy()
-    types = known.obs["cell_type"].astype(str)
-    known.obs["cell_type"] = types.where(~types.duplicated(), "none")
-    annotator, data = fit(query, known, plain, method="finetune", unlabeled_category="none", epochs=3)
+    labelled = reference.copy()
+    types = labelled.obs["cell_type"].astype(str)
+    labelled.obs["cell_type"] = types.where(~types.duplicated(), "none")
+    annotator, data = fit(query, labelled, plain, method="finetune", unlabeled_category="none", epochs=3)
     notes = data.uns["scdiva"]["scdiva_label"]
     assert (notes["n_held_out"], notes["temperature"], notes["steps"]) == (0, 1.0, 3)
     assert np.isnan([notes["accuracy"], notes["loss"], notes["accuracy_before"], notes["loss_before"]]).all()
@@ -504,13 +508,13 @@ def test_fine_tuning_on_one_cell_of_each_label_has_no_held_out_cell(plain, query
 def test_cells_beyond_the_sample_are_mapped(plain, cells, monkeypatch):
     data, every = cells.copy(), np.arange(cells.n_obs)
     data.obs["cell_type"] = data.obs["cell_type"].astype(str).where(every % 3 > 0, "none")
-    for name, most in {"MOST_READ": 60, "MOST_UNLABELLED_READ": 30, "LEAST_OF_LABEL": 5}.items():
-        monkeypatch.setattr(f"scdiva.annotation.fit.{name}", most)
+    for name, limit in {"MOST_READ": 60, "MOST_UNLABELLED_READ": 30, "LEAST_OF_LABEL": 5}.items():
+        monkeypatch.setattr(f"scdiva.annotation.fit.{name}", limit)
     annotator, mapped = fit(data, None, plain, unlabeled_category="none")
     selected = cells_to_read(label_numbers(data, "cell_type", "none")[0], int(annotator.notes["seed"]))
     assert 50 < selected.sum() < 100
     monkeypatch.undo()
     assert annotator.notes["n_labelled"] == (selected & (every % 3 > 0)).sum()
-    _, other = fit(cells, data[selected].copy(), plain, unlabeled_category="none")
+    _, expected = fit(cells, data[selected].copy(), plain, unlabeled_category="none")
     assert mapped.obs["scdiva_label"].notna().all()
-    assert_alike(mapped, other)
+    assert_alike(mapped, expected)

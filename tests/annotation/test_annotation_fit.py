@@ -64,8 +64,8 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-def same(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+def same(first, second) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_moments_are_those_of_the_reference(heads, reference):
@@ -88,10 +88,10 @@ def test_genes_are_the_measured_ones_of_highest_variance(heads, reference, monke
     assert set(tokens) <= set(reference.cells.measured)
     assert (np.diff(tokens) > 0).all()
     monkeypatch.setattr(A, "N_GENES", 7)
-    few = fit(reference, "linear").gene_tokens.numpy()
+    top_tokens = fit(reference, "linear").gene_tokens.numpy()
     x = dense(reference)
     measured = reference.cells.measured
-    assert set(few) == set(measured[np.argsort(-x.var(axis=0)[measured])[:7]])
+    assert set(top_tokens) == set(measured[np.argsort(-x.var(axis=0)[measured])[:7]])
 
 
 @pytest.mark.parametrize("novelty", [False, True])
@@ -99,15 +99,15 @@ def test_linear_is_the_logistic_regression_of_sklearn(reference, monkeypatch, no
     monkeypatch.setattr(A, "INVERSE_PENALTY", 0.3)
     monkeypatch.setattr(A, "NOVELTY_INVERSE_PENALTY", 0.3)
     rare = np.where((reference.labels == 2) & (np.arange(90) > 40), 0, reference.labels)
-    given = reference._replace(labels=rare)
-    head = fit(given, "linear")
+    data = reference._replace(labels=rare)
+    head = fit(data, "linear")
     layer, inputs = (head.novelty_classifier, head.novelty_inputs) if novelty else (head.classifier, head.inputs)
-    x = inputs(*A.read_features(head, given, np.arange(90))).detach().numpy()
+    x = inputs(*A.read_features(head, data, np.arange(90))).detach().numpy()
     weights = compute_sample_weight("balanced", rare)
-    theirs = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8, fit_intercept=novelty)
-    theirs.fit(x.astype(np.float64), rare, sample_weight=weights)
-    found = layer(torch.from_numpy(x)).softmax(dim=1).detach()
-    np.testing.assert_allclose(found, theirs.predict_proba(x), atol=3e-3)
+    regression = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8, fit_intercept=novelty)
+    regression.fit(x.astype(np.float64), rare, sample_weight=weights)
+    probability = layer(torch.from_numpy(x)).softmax(dim=1).detach()
+    np.testing.assert_allclose(probability, regression.predict_proba(x), atol=3e-3)
 
 
 def test_labels_are_taken_from_the_centred_state_and_from_genes_that_are_not(heads, reference):
@@ -129,9 +129,9 @@ def test_two_classes_and_a_class_that_a_fold_lacks():
     layer = nn.Linear(4, 3)
     layer.requires_grad_(False)
     A._fit_novelty(layer, x, x, np.where(y == 1, 2, 0))  # nothing of label 1
-    theirs = LogisticRegression(C=A.NOVELTY_INVERSE_PENALTY, class_weight="balanced").fit(x.numpy(), y)
+    regression = LogisticRegression(C=A.NOVELTY_INVERSE_PENALTY, class_weight="balanced").fit(x.numpy(), y)
     probability = layer(x).softmax(dim=1).numpy()
-    np.testing.assert_allclose(probability[:, [0, 2]], theirs.predict_proba(x.numpy()), atol=1e-5)
+    np.testing.assert_allclose(probability[:, [0, 2]], regression.predict_proba(x.numpy()), atol=1e-5)
     assert probability[:, 1].max() < 1e-9
 
 
@@ -175,17 +175,17 @@ def test_each_label_is_dealt_out(labels, seed):
 def test_singletons_are_left_out_and_pairs_are_not(reference):
     labels = np.where(reference.labels == 2, 0, reference.labels)
     labels[[3, 8]], labels[50] = 2, 3
-    given = reference._replace(labels=labels)
-    head = fit(given, "linear", 4)
-    found = A.predict_folds(head, given, 0)
-    assert np.bincount(found.labels, minlength=4).tolist()[2:] == [2, 0]
-    assert len(found.labels) == 89
+    data = reference._replace(labels=labels)
+    head = fit(data, "linear", 4)
+    held_out = A.predict_folds(head, data, 0)
+    assert np.bincount(held_out.labels, minlength=4).tolist()[2:] == [2, 0]
+    assert len(held_out.labels) == 89
     alone = reference._replace(labels=np.where(np.arange(90) == 0, 0, np.where(np.arange(90) == 1, 1, -1)))
     head = fit(alone, "linear", 2)
-    found = A.predict_folds(head, alone, 0)
-    assert [part.shape for part in found] == [(0,), (0,), (0, 2), (0, 2), (0, 2)]
+    held_out = A.predict_folds(head, alone, 0)
+    assert [part.shape for part in held_out] == [(0,), (0,), (0, 2), (0, 2), (0, 2)]
     before = state_of(head)
-    notes = A.calibrate(head, found)
+    notes = A.calibrate(head, held_out)
     assert same(state_of(head), before)
     assert (notes["temperature"], notes["n_held_out"], notes["reliability"], len(notes["novelty"])) == (1.0, 0, {}, 0)
     assert np.isnan([notes["ece"], notes["accuracy"]]).all()
@@ -209,34 +209,34 @@ def test_a_held_out_batch_is_predicted_from_the_other_batches(heads, reference, 
     """Cells 0 to 44 are one batch. A label that the other batch lacks is left out; of one batch all cells are."""
     labels = reference.labels.copy()
     labels[45:][labels[45:] == 2] = 0
-    given, head = reference._replace(labels=labels), heads[method][0]
-    found = A.predict_folds(head, given, 0, by_batch=True)
-    assert sorted(found.rows) == [cell for cell in range(90) if labels[cell] != 2]
-    np.testing.assert_array_equal(found.labels, labels[found.rows])
-    u, genes = A.read_features(head, given, np.arange(90))
-    x, second = head.inputs(u, genes), found.rows >= 45
+    data, head = reference._replace(labels=labels), heads[method][0]
+    held_out = A.predict_folds(head, data, 0, by_batch=True)
+    assert sorted(held_out.rows) == [cell for cell in range(90) if labels[cell] != 2]
+    np.testing.assert_array_equal(held_out.labels, labels[held_out.rows])
+    u, genes = A.read_features(head, data, np.arange(90))
+    x, second = head.inputs(u, genes), held_out.rows >= 45
     classifier = copy.deepcopy(head.classifier)
     if method == "knn":
         classifier = Neighbors(45, head.sizes.dim, N_LABELS, head.sizes.n_neighbors)
     A._fit_classifier(classifier, x[:45], labels[:45], 0, A.FOLD_TOLERANCE)
-    np.testing.assert_allclose(found.logits[second], classifier(x[found.rows[second]]), atol=1e-5)
+    np.testing.assert_allclose(held_out.logits[second], classifier(x[held_out.rows[second]]), atol=1e-5)
     centroids = A.state_centroids(head, u[:45], labels[:45])
-    np.testing.assert_allclose(found.cosines[second], head.cosines(u[found.rows[second]], centroids), atol=1e-5)
-    alone = given._replace(cells=replace(given.cells, batch=np.zeros(90, dtype=np.int64)))
+    np.testing.assert_allclose(held_out.cosines[second], head.cosines(u[held_out.rows[second]], centroids), atol=1e-5)
+    alone = data._replace(cells=replace(data.cells, batch=np.zeros(90, dtype=np.int64)))
     assert len(A.predict_folds(head, alone, 0, by_batch=True).rows) == 0
 
 
 @pytest.mark.parametrize(("shift", "raised"), [(0.0, False), (2.0, True)])
 def test_a_shift_between_batches_raises_the_novelty_that_rejection_is_calibrated_on(shift, raised):
     """States of the second batch are shifted by a vector that no label has; nothing else changes."""
-    given = make_reference(240)
-    states = given.states.clone()
+    data = make_reference(240)
+    states = data.states.clone()
     states[120:, 4] += shift
-    given = given._replace(states=states)
-    head = fit(given, "linear")
-    found, of_batches = (A.predict_folds(head, given, 0, by_batch=by_batch) for by_batch in (False, True))
-    alone, head_alone = A.calibrate(head, found), state_of(head)
-    notes = A.calibrate(head, found, of_batches)
+    data = data._replace(states=states)
+    head = fit(data, "linear")
+    of_cells, of_batches = (A.predict_folds(head, data, 0, by_batch=by_batch) for by_batch in (False, True))
+    alone, head_alone = A.calibrate(head, of_cells), state_of(head)
+    notes = A.calibrate(head, of_cells, of_batches)
     assert same(state_of(head), head_alone)
     assert (alone["max_novelty_from"], notes["max_novelty_from"]) == ("held-out cells", "held-out batches")
     changed = {"novelty", "max_novelty_from", "reliability"}
@@ -246,7 +246,7 @@ def test_a_shift_between_batches_raises_the_novelty_that_rejection_is_calibrated
     expected = head.novelty(torch.from_numpy(of_batches.novelty_logits), torch.from_numpy(of_batches.cosines))
     np.testing.assert_allclose(notes["novelty"], np.sort(expected.numpy()), atol=1e-5)
     one = A.HeldOut(*(part[:1] for part in of_batches))  # the other cells keep what single cells gave
-    assert len(A.calibrate(head, found, one)["novelty"]) == 240
+    assert len(A.calibrate(head, of_cells, one)["novelty"]) == 240
 
 
 def made_up(seed: int, n: int, sharp: float = 4.0) -> A.HeldOut:
@@ -258,26 +258,28 @@ def made_up(seed: int, n: int, sharp: float = 4.0) -> A.HeldOut:
 
 
 def test_what_calibration_finds():
-    found = made_up(0, n=300)
+    held_out = made_up(0, n=300)
     head = AnnotationHead(HeadSizes("linear", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
-    notes = A.calibrate(head, found)
+    notes = A.calibrate(head, held_out)
     assert 3 < notes["temperature"] < 5.5  # the truth is 4
     assert float(head.temperature) == pytest.approx(notes["temperature"])
-    own = np.arange(300), found.labels
-    losses = [-log_softmax(found.logits / t, axis=1)[own].mean() for t in np.exp(np.linspace(-3, 3, 300))]
+    at_label = np.arange(300), held_out.labels
+    losses = [-log_softmax(held_out.logits / t, axis=1)[at_label].mean() for t in np.exp(np.linspace(-3, 3, 300))]
     assert notes["loss"] <= min(losses) + 1e-5
-    named, y = found.logits.argmax(axis=1), found.labels
-    assert notes["accuracy"] == (named == y).mean()
-    p = softmax(found.logits / notes["temperature"], axis=1).max(axis=1)
-    assert notes["ece"] == pytest.approx(calibration(p, named == y)["ece"], abs=1e-6)
+    predicted, y = held_out.logits.argmax(axis=1), held_out.labels
+    assert notes["accuracy"] == (predicted == y).mean()
+    p = softmax(held_out.logits / notes["temperature"], axis=1).max(axis=1)
+    assert notes["ece"] == pytest.approx(calibration(p, predicted == y)["ece"], abs=1e-6)
     assert notes["reliability"].keys() == {"confidence", "accuracy", "n_cells"}
     assert notes["reliability"]["n_cells"].sum() == notes["n_held_out"] == 300
     for k in range(N_LABELS):
-        largest, cosine = found.logits[named == k, k], found.cosines[y == k, k]
-        found_here = [head.logit_mean[k], head.logit_scale[k], head.cosine_mean[k], head.cosine_scale[k]]
+        largest, cosine = held_out.logits[predicted == k, k], held_out.cosines[y == k, k]
+        actual = [head.logit_mean[k], head.logit_scale[k], head.cosine_mean[k], head.cosine_scale[k]]
         expected = [largest.mean(), largest.std(), cosine.mean(), cosine.std()]
-        np.testing.assert_allclose(found_here, expected, rtol=1e-5)
-    expected = head.novelty(torch.from_numpy(found.novelty_logits).float(), torch.from_numpy(found.cosines).float())
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    expected = head.novelty(
+        torch.from_numpy(held_out.novelty_logits).float(), torch.from_numpy(held_out.cosines).float()
+    )
     np.testing.assert_array_equal(notes["novelty"], np.sort(expected.numpy()))
     assert notes["novelty"].dtype == np.float32
 
@@ -302,9 +304,9 @@ def test_a_subset_keeps_rare_labels(counts, seed):
     assert (labels[rows] >= 0).all()
     np.testing.assert_array_equal(rows, A._subsample(labels, 400, seed))
     for label, count in enumerate(counts):
-        kept = int((labels[rows] == label).sum())
+        n_rows = int((labels[rows] == label).sum())
         share = count if sum(counts) <= 400 else round(400 * count / sum(counts))
-        assert kept == min(count, max(A.LEAST_OF_LABEL, share)) if sum(counts) > 400 else kept == count
+        assert n_rows == min(count, max(A.LEAST_OF_LABEL, share)) if sum(counts) > 400 else n_rows == count
     assert A._subsample(labels, 10**6, seed).tolist() == np.flatnonzero(labels >= 0).tolist()
 
 
@@ -322,18 +324,18 @@ def test_of_many_cells_some_are_fitted_and_held_out(method, reference, monkeypat
 
 def test_of_few_labels_unlabelled_cells_take_part(reference):
     labels = reference.labels.copy()
-    shown = np.concatenate([np.flatnonzero(labels == label)[:3] for label in range(N_LABELS)])
-    few = np.full_like(labels, -1)
-    few[shown] = labels[shown]
-    given = reference._replace(labels=few)
-    assert (A._unlabelled_rows(few, 0) == np.flatnonzero(few < 0)).all()
-    helped, alone = fit(given, "linear"), fit(given, "linear")
+    labelled_rows = np.concatenate([np.flatnonzero(labels == label)[:3] for label in range(N_LABELS)])
+    few_labels = np.full_like(labels, -1)
+    few_labels[labelled_rows] = labels[labelled_rows]
+    data = reference._replace(labels=few_labels)
+    assert (A._unlabelled_rows(few_labels, 0) == np.flatnonzero(few_labels < 0)).all()
+    helped, alone = fit(data, "linear"), fit(data, "linear")
     assert helped.novelty_classifier is None  # one layer gives labels and novelty
-    u, genes = A.read_features(alone, given, shown)
+    u, genes = A.read_features(alone, data, labelled_rows)
     with torch.no_grad():
-        A._fit_novelty(alone.classifier, alone.inputs(u, genes), u, few[shown])
+        A._fit_novelty(alone.classifier, alone.inputs(u, genes), u, few_labels[labelled_rows])
     assert not torch.equal(helped.classifier.weight, alone.classifier.weight)
-    held_out = A.predict_folds(helped, given, 0)
+    held_out = A.predict_folds(helped, data, 0)
     assert np.array_equal(held_out.logits, held_out.novelty_logits)
 
 
@@ -347,14 +349,14 @@ def test_of_many_labels_unlabelled_cells_take_no_part():
 @given(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 4)), min_size=2, max_size=80), st.integers(0, 9))
 def test_every_label_keeps_a_training_cell(cells, seed):
     labels, batch = np.array(cells).T
-    known = labels >= 0
-    if not known.any():
+    labelled = labels >= 0
+    if not labelled.any():
         return
     held = A.hold_out(labels, batch, seed)
-    assert not held[~known].any()
-    training, asked = set(labels[known & ~held]), set(labels[held])
-    assert training == set(labels[known])  # so the one cell of a label is never held out
-    assert asked or len(training) == known.sum()  # something is, unless all labels have one cell
+    assert not held[~labelled].any()
+    training, testing = set(labels[labelled & ~held]), set(labels[held])
+    assert training == set(labels[labelled])  # so the one cell of a label is never held out
+    assert testing or len(training) == labelled.sum()  # something is, unless all labels have one cell
     np.testing.assert_array_equal(held, A.hold_out(labels, batch, seed))
 
 
@@ -390,14 +392,14 @@ def test_a_probe_learns_what_no_linear_classifier_can():
     draw = np.random.default_rng(0)
     states = draw.normal(size=(400, STATE_DIM)).astype(np.float32)
     labels = (states[:, 0] * states[:, 1] > 0).astype(np.int64)
-    given = A.Reference(make_reference(400).cells, torch.from_numpy(states), labels)
-    found = A.predict_folds(fit(given, "probe", 2), given, 0)
-    assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.85
+    data = A.Reference(make_reference(400).cells, torch.from_numpy(states), labels)
+    held_out = A.predict_folds(fit(data, "probe", 2), data, 0)
+    assert (held_out.logits.argmax(axis=1) == held_out.labels).mean() > 0.85
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_fit_does_not_depend_on_the_blocks(method, monkeypatch):
-    given = make_reference(90, unlabelled=20)
-    whole = state_of(fit(given, method))
+    data = make_reference(90, unlabelled=20)
+    state = state_of(fit(data, method))
     monkeypatch.setattr(A, "BLOCK_CELLS", 7)
-    assert same(whole, state_of(fit(given, method)))
+    assert same(state, state_of(fit(data, method)))

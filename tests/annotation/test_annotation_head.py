@@ -47,7 +47,7 @@ def make_cells(n: int = 9, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray, 
     return cells
 
 
-def read(cells) -> tuple[torch.Tensor, ...]:
+def as_tensors(cells) -> tuple[torch.Tensor, ...]:
     states, tokens, values = zip(*cells, strict=True)
     bounds = np.concatenate([[0], np.cumsum([len(one) for one in tokens])])
     return (
@@ -72,15 +72,15 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
     state, tokens, values = cell
     u = unit(state)
     if s.own_dim:
-        own = sum((v * p["own.weight"][t] for t, v in zip(tokens, values, strict=True)), np.zeros(s.own_dim))
-        u = np.concatenate([u, unit(own)]) / np.sqrt(2)
+        gene_sum = sum((v * p["own.weight"][t] for t, v in zip(tokens, values, strict=True)), np.zeros(s.own_dim))
+        u = np.concatenate([u, unit(gene_sum)]) / np.sqrt(2)
     x = u if s.method == "knn" else (u - p["feature_mean"]) / p["feature_scale"]
     genes = []
     for k in range(s.n_genes):
         here = [v for t, v in zip(tokens, values, strict=True) if t == p["gene_tokens"][k]]
         gene = ((here[0] if here else 0.0) - p["gene_mean"][k]) / p["gene_scale"][k]
-        seen = measured is None or measured[k]
-        genes.append(min(max(gene, -CLIP), CLIP) * p["gene_weight"][0] if seen else 0.0)
+        is_measured = measured is None or measured[k]
+        genes.append(min(max(gene, -CLIP), CLIP) * p["gene_weight"][0] if is_measured else 0.0)
     x = np.concatenate([x, genes])
     of_novelty = None
     if s.method == "linear":
@@ -88,8 +88,8 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
         genes = []
         for k in range(s.n_genes):
             here = [v for t, v in zip(tokens, values, strict=True) if t == p["gene_tokens"][k]]
-            seen = measured is None or measured[k]
-            genes.append(((here[0] if here else 0.0) if seen else p["gene_mean"][k]) * p["gene_factor"][0])
+            is_measured = measured is None or measured[k]
+            genes.append(((here[0] if here else 0.0) if is_measured else p["gene_mean"][k]) * p["gene_factor"][0])
         x = np.concatenate([(u - p["feature_mean"])[:STATE_DIM] * p["state_factor"][0], genes])
     if s.method == "knn":
         k = min(s.n_neighbors, s.n_known // s.n_labels)
@@ -116,7 +116,7 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_the_slow_reference(method):
     head, cells = make_head(method), make_cells()
-    probability, novelty = head(*read(cells))
+    probability, novelty = head(*as_tensors(cells))
     for i, cell in enumerate(cells):
         expected = slow(head, cell)
         np.testing.assert_allclose(probability[i], expected[0], atol=1e-5)
@@ -127,14 +127,14 @@ def test_it_is_the_slow_reference(method):
 def test_genes_that_are_not_measured_count_as_average():
     head, cells = make_head("linear"), make_cells()
     measured = torch.tensor([True, False, True, True, False, True])
-    found = head(*read(cells), measured)
+    result = head(*as_tensors(cells), measured)
     for i, cell in enumerate(cells):
         expected = slow(head, cell, measured.numpy())
-        np.testing.assert_allclose(found[0][i], expected[0], atol=1e-5)
-    x = head.novelty_inputs(head.features(*read(cells)), head.genes(*read(cells)[1:]), measured)
+        np.testing.assert_allclose(result[0][i], expected[0], atol=1e-5)
+    x = head.novelty_inputs(head.features(*as_tensors(cells)), head.genes(*as_tensors(cells)[1:]), measured)
     assert not x[:, head.sizes.dim :][:, ~measured].any()
     average = head.gene_mean.expand(9, -1)
-    assert not head.novelty_inputs(head.features(*read(cells)), average)[:, head.sizes.dim :].any()
+    assert not head.novelty_inputs(head.features(*as_tensors(cells)), average)[:, head.sizes.dim :].any()
 
 
 def test_a_gene_far_off_its_mean_is_clipped():
@@ -149,16 +149,16 @@ def test_votes_are_those_of_sklearn(k, monkeypatch):
     from scdiva.annotation import annotator as annotation
 
     draw = np.random.default_rng(0)
-    known, label, x = draw.normal(size=(30, 5)), draw.integers(0, 3, 30), draw.normal(size=(40, 5))
+    points, label, x = draw.normal(size=(30, 5)), draw.integers(0, 3, 30), draw.normal(size=(40, 5))
     voters = Neighbors(30, 5, 3, k)
-    voters.known.copy_(torch.from_numpy(known))
+    voters.known.copy_(torch.from_numpy(points))
     voters.label.copy_(torch.from_numpy(label))
-    shares = KNeighborsClassifier(k).fit(known, label).predict_proba(x)
+    shares = KNeighborsClassifier(k).fit(points, label).predict_proba(x)
     expected = (k * shares + 1 / 3) / (k + 1)  # one cell more votes for all alike
-    found = voters(torch.from_numpy(x).float())
-    np.testing.assert_allclose(found.exp(), expected, rtol=1e-5)
+    logits = voters(torch.from_numpy(x).float())
+    np.testing.assert_allclose(logits.exp(), expected, rtol=1e-5)
     monkeypatch.setattr(annotation, "QUERY_BLOCK", 7)
-    torch.testing.assert_close(voters(torch.from_numpy(x).float()), found)
+    torch.testing.assert_close(voters(torch.from_numpy(x).float()), logits)
 
 
 def test_no_more_neighbours_vote_than_labels_have_cells_on_average():

@@ -19,15 +19,15 @@ from .conftest import SHORT
 
 @pytest.fixture(scope="module")
 def fitted(query, reference, plain):
-    made = {}
+    by_method = {}
     for name, how in SHORT.items():
         with warnings.catch_warnings(), sd.settings.override(progress=False, device="cpu", precision="fp32"):
             warnings.simplefilter("ignore", UserWarning)  # fine-tuning may not help
-            made[name] = sd.tl.annotate(
+            by_method[name] = sd.tl.annotate(
                 query.copy(), "cell_type", reference, model=plain, rng=0, parents={"type A": "low", "type B": "low"},
                 **how,
             )  # fmt: skip
-    return made
+    return by_method
 
 
 @pytest.fixture
@@ -37,36 +37,36 @@ def folder(fitted, tmp_path):
 
 @pytest.mark.parametrize("name", SHORT)
 def test_saved_and_loaded_it_is_the_same(name, fitted, tmp_path):
-    given = fitted[name]
-    folder = given.save(tmp_path / "here" / "annotator")
-    found = load(folder, device="cpu")
-    assert (found.method, found.labels, found.parents) == (given.method, given.labels, given.parents)
-    assert found.model.finetuned_for == ("annotate" if name == "finetune" else None)
+    annotator = fitted[name]
+    folder = annotator.save(tmp_path / "here" / "annotator")
+    loaded = load(folder, device="cpu")
+    assert (loaded.method, loaded.labels, loaded.parents) == (annotator.method, annotator.labels, annotator.parents)
+    assert loaded.model.finetuned_for == ("annotate" if name == "finetune" else None)
     for name in ("tokens", "novelty"):
-        one, other = getattr(found, name), getattr(given, name)
-        np.testing.assert_array_equal(one, other)
-        assert one.dtype == other.dtype
-    ours, theirs = given.head.state_dict(), found.head.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert not found.head.training
-    assert not any(p.requires_grad for p in found.head.parameters())
+        actual, expected = getattr(loaded, name), getattr(annotator, name)
+        np.testing.assert_array_equal(actual, expected)
+        assert actual.dtype == expected.dtype
+    state, loaded_state = annotator.head.state_dict(), loaded.head.state_dict()
+    assert state.keys() == loaded_state.keys()
+    assert all(torch.equal(value, loaded_state[name]) for name, value in state.items())
+    assert not loaded.head.training
+    assert not any(p.requires_grad for p in loaded.head.parameters())
     assert [p.name for p in folder.parent.iterdir()] == ["annotator"]
-    assert repr(found) == repr(given)
+    assert repr(loaded) == repr(annotator)
 
 
 def test_notes_come_back(fitted, tmp_path):
-    given = fitted["finetune"]
-    notes = given.notes | {"nothing": float("nan"), "inner": {"with": np.array([1.0, np.nan]), "n": np.int64(3)}}
-    found = load(replace(given, notes=notes).save(tmp_path / "one")).notes
-    assert found.keys() == notes.keys()
-    assert np.isnan(found["nothing"])
-    np.testing.assert_array_equal(found["inner"]["with"], [1, np.nan])
+    annotator = fitted["finetune"]
+    notes = annotator.notes | {"nothing": float("nan"), "inner": {"with": np.array([1.0, np.nan]), "n": np.int64(3)}}
+    loaded = load(replace(annotator, notes=notes).save(tmp_path / "one")).notes
+    assert loaded.keys() == notes.keys()
+    assert np.isnan(loaded["nothing"])
+    np.testing.assert_array_equal(loaded["inner"]["with"], [1, np.nan])
     for part in ("reliability", "history"):
-        for name, column in given.notes[part].items():
-            np.testing.assert_array_equal(found[part][name], column)
+        for name, column in annotator.notes[part].items():
+            np.testing.assert_array_equal(loaded[part][name], column)
     for name in ("labels_key", "seed", "temperature", "accuracy", "finetuned"):
-        assert found[name] == given.notes[name], name
+        assert loaded[name] == annotator.notes[name], name
 
 
 @pytest.mark.parametrize("name", ["annotator.json", "annotator.safetensors", "model/SHA256SUMS", "SHA256SUMS"])
@@ -77,12 +77,12 @@ def test_a_missing_file_is_named(folder, name):
 
 
 def test_another_model_is_refused(folder, build, network, altered):
-    other, wider = network(seed=5), build(anchor="learned")
-    for model, match in ((other, r"model/SHA256SUMS does not match"), (wider, "head does not fit the model")):
+    reseeded, wider = network(seed=5), build(anchor="learned")
+    for model, match in ((reseeded, r"model/SHA256SUMS does not match"), (wider, "head does not fit the model")):
         shutil.rmtree(folder / "model")
         save_model(model, model.vocabulary, folder / "model")
         with pytest.raises(ValueError, match=match):
-            load(folder if model is other else altered(folder))
+            load(folder if model is reseeded else altered(folder))
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_settings_that_do_not_fit_are_refused(folder, altered, change, match):
 def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, altered, tmp_path, monkeypatch):
     """Ten million known cells of a state of 256 would be 10 GB."""
     folder = altered(fitted["knn"].save(tmp_path / "one"), lambda s: s["sizes"].update(n_known=10_000_000))
-    made = annotators.AnnotationHead
+    head_class = annotators.AnnotationHead
 
     def watched(sizes):
-        head = made(sizes)
+        head = head_class(sizes)
         assert {value.device.type for value in head.state_dict().values()} == {"meta"}
         return head
 

@@ -21,9 +21,9 @@ def new(cells):
 @pytest.fixture(scope="module")
 def weak(learned):
     """The same with the weights of initialisation: its cells have nearly one state."""
-    made = ScDiVa(learned.config, generator=torch.Generator().manual_seed(0)).eval()
-    made.vocabulary = learned.vocabulary
-    return made
+    model = ScDiVa(learned.config, generator=torch.Generator().manual_seed(0)).eval()
+    model.vocabulary = learned.vocabulary
+    return model
 
 
 def annotate(query, reference, model, **arguments):
@@ -84,16 +84,16 @@ def test_held_out_batches_are_never_trained_on(query, reference, learned, weight
     """Other counts in the batch that is held out leave the weights as they are; in the other batch they don't."""
     annotator = annotate(query, reference, learned, finetune=True, epochs=1, batch_key="batch")[0]
     assert annotator.notes["n_held_out"] == 80
-    kept = []
+    unchanged = []
     for batch in ("batch 1", "batch 2"):
         changed = reference.copy()
         rows = np.flatnonzero(reference.obs["batch"] == batch)
         counts = changed.X.toarray()
         counts[rows] = counts[rows][:, ::-1]
         changed.X = type(reference.X)(counts)
-        other = annotate(query, changed, learned, finetune=True, epochs=1, batch_key="batch")[0]
-        kept.append(same(weights(other.model), weights(annotator.model)))
-    assert sorted(kept) == [False, True]
+        retrained = annotate(query, changed, learned, finetune=True, epochs=1, batch_key="batch")[0]
+        unchanged.append(same(weights(retrained.model), weights(annotator.model)))
+    assert sorted(unchanged) == [False, True]
     assert annotator.notes["n_labelled"] == 160
 
 
@@ -103,8 +103,8 @@ def test_cells_are_cut_to_the_context_that_the_model_was_tuned_on(cells, new, le
     arguments = {"finetune": True, "epochs": 1, "context": 9, "model": learned, "rng": 3}
     annotator = sd.tl.annotate(mixed, "cell_type", **arguments)
     assert annotator.model.config.max_length == 9
-    found = mixed.obsm["scdiva_label_probability"]
-    np.testing.assert_allclose(probability(cells, annotator), found, atol=1e-5)
+    expected = mixed.obsm["scdiva_label_probability"]
+    np.testing.assert_allclose(probability(cells, annotator), expected, atol=1e-5)
     loaded = load(annotator.save(tmp_path / "one"))
     np.testing.assert_array_equal(probability(cells, loaded), probability(cells, annotator))
     assert loaded.model.finetuned_for == "annotate"

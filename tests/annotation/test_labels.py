@@ -30,43 +30,43 @@ def test_batches_are_numbered_by_name(data):
 
 @pytest.mark.parametrize("kind", ["category", "object", "string"])
 def test_labels_are_numbered_by_name(data, kind):
-    given = data.copy()
-    names = given.obs["cell_type"].astype(str).where(np.arange(60) % 5 != 0)
-    given.obs["label"] = names.astype(kind)
-    numbers, labels = label_numbers(given, "label")
+    adata = data.copy()
+    names = adata.obs["cell_type"].astype(str).where(np.arange(60) % 5 != 0)
+    adata.obs["label"] = names.astype(kind)
+    numbers, labels = label_numbers(adata, "label")
     types = labels.categories.tolist()
     assert numbers.dtype == np.int64
     assert labels.categories.dtype == object
     assert types == ["type A", "type B", "type C", "type D"]
     expected = [types.index(name) if isinstance(name, str) else -1 for name in names]
     assert numbers.tolist() == expected
-    filled = given.copy()
+    filled = adata.copy()
     filled.obs["label"] = names.fillna("?").astype(kind)
     again, same = label_numbers(filled, "label", "?")
     assert (again.tolist(), same) == (expected, labels)
-    both = given.copy()  # a missing value means no label beside a category that means so
-    both.obs["label"] = names.where(np.arange(60) != 1, "?").astype(kind)
+    mixed = adata.copy()  # a missing value means no label beside a category that means so
+    mixed.obs["label"] = names.where(np.arange(60) != 1, "?").astype(kind)
     expected[1] = -1
-    assert label_numbers(both, "label", "?")[0].tolist() == expected
+    assert label_numbers(mixed, "label", "?")[0].tolist() == expected
 
 
 def test_a_number_may_mean_no_label(data):
-    given = data.copy()
-    given.obs["cluster"] = np.resize([10, 9, -1], 60)
-    numbers, types = label_numbers(given, "cluster", -1)
+    adata = data.copy()
+    adata.obs["cluster"] = np.resize([10, 9, -1], 60)
+    numbers, types = label_numbers(adata, "cluster", -1)
     assert types.categories.tolist() == [9, 10]  # in their order, not that of their text
     assert numbers[:3].tolist() == [1, 0, -1]
 
 
 def test_what_is_wrong_with_labels_is_said(data):
-    given = data.copy()
-    given.obs["one"], given.obs["none"] = "a", None
+    adata = data.copy()
+    adata.obs["one"], adata.obs["none"] = "a", None
     with pytest.raises(ValueError, match=r"reference\.obs\['one'\] .*60 cells .*1 type"):
-        label_numbers(given, "one", where="reference")
+        label_numbers(adata, "one", where="reference")
     with pytest.raises(ValueError, match=r"labels 0 cells with 0 type\(s\)"):
-        label_numbers(given, "none")
+        label_numbers(adata, "none")
     with pytest.warns(UserWarning, match=r"unlabeled_category 'X': adata\.obs\['cell_type'\].*'ty"):
-        label_numbers(given, "cell_type", "X")
+        label_numbers(adata, "cell_type", "X")
 
 
 @pytest.mark.parametrize("form", ["object", "category"])
@@ -76,14 +76,14 @@ def test_bytes_are_the_text_that_they_encode(form):
     adata.obs["bytes"] = pd.Series([text.encode() for text in texts], index=adata.obs_names, dtype=form)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "unknown" is a batch like any other
-        one, other = (batch_numbers(adata, key) for key in ("bytes", "text"))
-    np.testing.assert_array_equal(one, other)
+        actual, expected = (batch_numbers(adata, key) for key in ("bytes", "text"))
+    np.testing.assert_array_equal(actual, expected)
     (numbers, types), (of_text, names) = (label_numbers(adata, key, "unknown") for key in ("bytes", "text"))
     assert (numbers.tolist(), types.categories.tolist()) == (of_text.tolist(), names.categories.tolist())
     adata.obs["latin"] = pd.Series([text.replace("β", "é").encode("latin-1") for text in texts], adata.obs_names)
-    with pytest.raises(ValueError, match=r"adata\.obs\['latin'\] holds bytes that are not UTF-8") as said:
+    with pytest.raises(ValueError, match=r"adata\.obs\['latin'\] holds bytes that are not UTF-8") as error:
         batch_numbers(adata, "latin")
-    exec(str(said.value).split("Decode them: ")[1].rstrip("."), {"adata": adata})
+    exec(str(error.value).split("Decode them: ")[1].rstrip("."), {"adata": adata})
     assert adata.obs["latin"].tolist() == ["T cell", "é cell", "unknown", "T cell"]
 
 
@@ -107,13 +107,13 @@ def annotate(data, reference, model, **arguments):
     ],
 )
 def test_labels_are_numbered_in_their_type(query, values, categories, dtype):
-    given = query[:60].copy()
-    given.obs["label"] = pd.Series(values).take(np.arange(60) % 3).set_axis(given.obs_names)
-    numbers, labels = label_numbers(given, "label")
+    adata = query[:60].copy()
+    adata.obs["label"] = pd.Series(values).take(np.arange(60) % 3).set_axis(adata.obs_names)
+    numbers, labels = label_numbers(adata, "label")
     assert labels.categories.tolist() == categories
     assert labels.categories.dtype == dtype
-    assert bool(labels.ordered) == getattr(given.obs["label"].dtype, "ordered", False)
-    for value, number in zip(given.obs["label"], numbers, strict=True):
+    assert bool(labels.ordered) == getattr(adata.obs["label"].dtype, "ordered", False)
+    for value, number in zip(adata.obs["label"], numbers, strict=True):
         assert number == -1 if pd.isna(value) else labels.categories[number] in (value, str(value))
 
 
@@ -132,40 +132,40 @@ KINDS = {
     ("kind", "store"), [*((kind, "h5ad") for kind in KINDS), ("int32", "zarr"), ("ordered", "zarr")]
 )
 def test_labels_come_back_in_their_type(plain, query, reference, tmp_path, kind, store):
-    known, data = reference.copy(), query.copy()
-    known.obs["cell_type"] = KINDS[kind](known.obs["cell_type"].cat.codes.to_numpy())
+    labelled, data = reference.copy(), query.copy()
+    labelled.obs["cell_type"] = KINDS[kind](labelled.obs["cell_type"].cat.codes.to_numpy())
     del data.obs["cell_type"]
-    given = known.obs["cell_type"].astype("category").cat
+    expected = labelled.obs["cell_type"].astype("category").cat
     later = data.copy()
-    annotator, data = annotate(data, known, plain)
-    assert list(annotator.labels) == list(given.categories)
-    kept = sd.models.load(annotator.save(tmp_path / "saved"))
-    sd.tl.annotate(later, model=kept)
+    annotator, data = annotate(data, labelled, plain)
+    assert list(annotator.labels) == list(expected.categories)
+    loaded = sd.models.load(annotator.save(tmp_path / "saved"))
+    sd.tl.annotate(later, model=loaded)
     getattr(later, f"write_{store}")(tmp_path / "cells")
-    read = getattr(ad, f"read_{store}")(tmp_path / "cells")
-    frame = sd.get.annotation_df(read)
-    for cells in (data, later, read):
-        found = cells.obs["scdiva_label"].cat
+    stored = getattr(ad, f"read_{store}")(tmp_path / "cells")
+    frame = sd.get.annotation_df(stored)
+    for cells in (data, later, stored):
+        actual = cells.obs["scdiva_label"].cat
         # of text, pandas 3 has a type of its own beside object
-        text = pd.api.types.is_string_dtype(given.categories) and pd.api.types.is_string_dtype(found.categories)
-        assert text or found.categories.dtype == given.categories.dtype
-        assert found.ordered == given.ordered
-        assert set(found.categories) <= set(given.categories)
+        text = pd.api.types.is_string_dtype(expected.categories) and pd.api.types.is_string_dtype(actual.categories)
+        assert text or actual.categories.dtype == expected.categories.dtype
+        assert actual.ordered == expected.ordered
+        assert set(actual.categories) <= set(expected.categories)
         assert (cells.obs["scdiva_label"] == data.obs["scdiva_label"].to_numpy()).all()
-        assert list(cells.uns["scdiva"]["scdiva_label"]["labels"]) == list(given.categories)
+        assert list(cells.uns["scdiva"]["scdiva_label"]["labels"]) == list(expected.categories)
     assert frame["label"].tolist() == data.obs["scdiva_label"].tolist()
 
 
 def test_rejected_cells_among_labels_that_are_no_text_are_missing(plain, query, reference):
-    known, data = reference.copy(), query.copy()
-    known.obs["cell_type"] = known.obs["cell_type"].cat.codes.astype(np.int64)
+    labelled, data = reference.copy(), query.copy()
+    labelled.obs["cell_type"] = labelled.obs["cell_type"].cat.codes.astype(np.int64)
     del data.obs["cell_type"]
     with pytest.warns(UserWarning, match="of 80 cells .*int64"):
-        _, data = annotate(data, known, plain, reject=0.5)
+        _, data = annotate(data, labelled, plain, reject=0.5)
     assert data.obs["scdiva_label"].cat.categories.dtype == np.int64
     rejected = data.obs["scdiva_label_novelty"] > data.uns["scdiva"]["scdiva_label"]["max_novelty"]
     assert data.obs["scdiva_label"].isna().equals(rejected)
     parents = {0: "low", "1": "low"}
-    _, named = annotate(query, known, plain, parents=parents, backoff=1.0)
-    assert set(named.obs["scdiva_label"]) <= {"low", "2", "3"}
-    assert "low" in set(named.obs["scdiva_label"])
+    _, annotated = annotate(query, labelled, plain, parents=parents, backoff=1.0)
+    assert set(annotated.obs["scdiva_label"]) <= {"low", "2", "3"}
+    assert "low" in set(annotated.obs["scdiva_label"])

@@ -46,8 +46,8 @@ def bare(site: Path, out: Path, *command: str) -> subprocess.CompletedProcess[st
 
 def test_a_dry_run_goes_through_every_section_without_what_a_gpu_machine_lacks(script, tmp_path):
     site, before = bare_site(tmp_path / "site"), sorted((ROOT / "benchmarks" / "results").iterdir())
-    wanted = "('anndata', 'scanpy', 'pyarrow', 'pytest')"
-    absent = f"from importlib.util import find_spec; print([name for name in {wanted} if find_spec(name)])"
+    packages = "('anndata', 'scanpy', 'pyarrow', 'pytest')"
+    absent = f"from importlib.util import find_spec; print([name for name in {packages} if find_spec(name)])"
     assert bare(site, tmp_path, "-c", absent).stdout == "[]\n"
     answer = bare(site, tmp_path, "benchmarks/gpu.py", "--dry-run")
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
@@ -100,21 +100,21 @@ def sees(setting):
 
 def test_a_section_that_fails_loses_only_itself(script, monkeypatch):
     gpu = script("gpu")
-    some = {"crashes": (crashes, 20), "hangs": (hangs, 0.7), "raises": (raises, 20), "works": (works, 20)}
-    monkeypatch.setattr(gpu, "SECTIONS", {**some, "sees": (sees, 20)})
+    sections = {"crashes": (crashes, 20), "hangs": (hangs, 0.7), "raises": (raises, 20), "works": (works, 20)}
+    monkeypatch.setattr(gpu, "SECTIONS", {**sections, "sees": (sees, 20)})
     written = []
     setting = gpu.dry_setting()
     rows, failed = gpu.run_all(setting, gpu.SECTIONS, lambda rows, about: written.append((list(rows), about)))
     assert failed == 3
-    found = {(row["section"], row["what"]): row for row in rows}
-    assert len(found) == len(rows)
-    assert found["crashes", "before the crash"]["value"] == found["hangs", "before it hangs"]["value"] == 1
-    assert found["crashes", "section crashes"]["error"] == f"its process ended with {-signal.SIGKILL}"
-    assert found["hangs", "section hangs"]["error"] == "cut off after its 1 s"
-    assert found["raises", "section raises"]["error"] == "ValueError: no such thing"
-    assert found["raises", "counted"]["value"] == 2, "a later row of one name takes the place of the earlier"
-    assert found["sees", "found before"]["value"] == 5
-    assert found["sees", "found before"]["launch"] == {"forward": [1]}
+    by_name = {(row["section"], row["what"]): row for row in rows}
+    assert len(by_name) == len(rows)
+    assert by_name["crashes", "before the crash"]["value"] == by_name["hangs", "before it hangs"]["value"] == 1
+    assert by_name["crashes", "section crashes"]["error"] == f"its process ended with {-signal.SIGKILL}"
+    assert by_name["hangs", "section hangs"]["error"] == "cut off after its 1 s"
+    assert by_name["raises", "section raises"]["error"] == "ValueError: no such thing"
+    assert by_name["raises", "counted"]["value"] == 2, "a later row of one name takes the place of the earlier"
+    assert by_name["sees", "found before"]["value"] == 5
+    assert by_name["sees", "found before"]["launch"] == {"forward": [1]}
     sizes = [len(rows) for rows, _ in written]
     assert sizes == sorted(sizes)
     assert len(sizes) > len(rows), "written after each row"

@@ -48,7 +48,7 @@ def test_changed_and_new_code_marks_the_commit_and_results_do_not(script, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("commit", "again", "found"),
+    ("commit", "again", "expected"),
     [
         ("abc", True, True),
         ("abd", True, False),
@@ -57,10 +57,10 @@ def test_changed_and_new_code_marks_the_commit_and_results_do_not(script, tmp_pa
         ("abd", False, True),
     ],
 )
-def test_again_repeats_rows_of_other_commits(script, monkeypatch, commit, again, found):
+def test_again_repeats_rows_of_other_commits(script, monkeypatch, commit, again, expected):
     run = script("_run")
     rows = [{"set": "a", "commit": recorded} for recorded in ("abc", "abc+changes", "unknown")]
     monkeypatch.setattr(run, "recorded_rows", lambda name: rows)
     monkeypatch.setattr(run, "commit", lambda: commit)
-    assert run.has_row("embedding", {"set": "a"}, Namespace(again=again)) is found
+    assert run.has_row("embedding", {"set": "a"}, Namespace(again=again)) is expected
     assert not run.has_row("embedding", {"set": "b"}, Namespace(again=again))

@@ -15,21 +15,21 @@ def test_differences_are_paired_and_datasets_of_a_study_drawn_together(script):
     interval = script("_record").bootstrap(values)
     assert script("_record").bootstrap(np.repeat(values, 3), np.repeat(list("abcdef"), 3)) == pytest.approx(interval)
     names = [f"kang_{i}" for i in range(3)] + [f"other_{i}" for i in range(4)]
-    ours, theirs = ({(name, ""): x for name in names} for x in (0.9, 0.8))
-    found = tables.gap(ours, {**theirs, ("only_theirs", ""): 0.0})
-    assert (found.value, found.n, found.n_studies, found.verdict()) == (pytest.approx(0.1), 7, 5, "better")
-    assert tables.gap(dict(list(ours.items())[:6]), theirs).verdict() == "no interval"  # four studies
-    signs = {place: 0.8 + 0.3 * (-1) ** i for i, place in enumerate(ours)}
-    assert tables.gap(signs, theirs).verdict() == "no difference"
+    scores, baseline = ({(name, ""): x for name in names} for x in (0.9, 0.8))
+    gap = tables.gap(scores, {**baseline, ("only_theirs", ""): 0.0})
+    assert (gap.value, gap.n, gap.n_studies, gap.verdict()) == (pytest.approx(0.1), 7, 5, "better")
+    assert tables.gap(dict(list(scores.items())[:6]), baseline).verdict() == "no interval"  # four studies
+    signs = {key: 0.8 + 0.3 * (-1) ** i for i, key in enumerate(scores)}
+    assert tables.gap(signs, baseline).verdict() == "no difference"
 
 
 def test_hidden_labels_are_hidden_and_ilisi_is_its_definition(script):
     integration, adata = script("integration"), sd.datasets.toy(120, 160, n_types=3)
     labels = adata.obs["cell_type"].astype(str).to_numpy().astype(object)
     labels[:10] = "nan"
-    half, other = (integration.hidden_half(labels.astype(str), seed) for seed in (1, 0))
+    half, redrawn = (integration.hidden_half(labels.astype(str), seed) for seed in (1, 0))
     assert (len(half), half.min() >= 10) == (55, True)
-    assert not np.array_equal(half, other)
+    assert not np.array_equal(half, redrawn)
     rng = np.random.default_rng(0)
     batches = np.array(["x", "y"])[np.arange(300) % 2]
     mixed = rng.normal(size=(300, 4))
@@ -58,14 +58,14 @@ def test_fine_tuned_models_do_not_see_what_they_are_scored_on(script, monkeypatc
     types, tuning = adata.obs["cell_type"].astype(str).to_numpy(), {"finetune": True, "epochs": 1, "context": 16}
     hidden = script("integration").hidden_half(types, 0)
     for fit, rows in ((finetuning.annotate, np.arange(90) % 3 == 2), (finetuning.integrate, hidden)):
-        other = adata.copy()
+        altered = adata.copy()
         changed = types.copy()
         changed[rows] = changed[rows][::-1]
-        other.obs["cell_type"] = changed
+        altered.obs["cell_type"] = changed
         results = []
-        for cells in (adata.copy(), other):
-            found = fit(cells, "toy", "fine-tuned", tuning, 0)
-            results.append(found["embedding"] if "embedding" in found else found["tasks"][0]["predicted"])
+        for cells in (adata.copy(), altered):
+            result = fit(cells, "toy", "fine-tuned", tuning, 0)
+            results.append(result["embedding"] if "embedding" in result else result["tasks"][0]["predicted"])
         np.testing.assert_array_equal(*results)
     random, trained = finetuning.network("random weights"), sd.models.load_model("scdiva-paper-mini")
     assert random.config == trained.config
@@ -92,9 +92,9 @@ def test_holes_are_a_tenth_and_the_truth_scores_perfectly(script):
     left, rows, columns, truth = imputation.with_holes(imputation.often_detected(adata), 1)
     assert len(truth) == round(0.1 * imputation.often_detected(adata).X.nnz)
     assert (left.X[rows, columns] == 0).all()
-    told = np.zeros(left.shape)
-    told[rows, columns] = truth
-    scores = imputation.impute_scores(adata, {"imputed": told, "expressed": told}, 1)
+    imputed = np.zeros(left.shape)
+    imputed[rows, columns] = truth
+    scores = imputation.impute_scores(adata, {"imputed": imputed, "expressed": imputed}, 1)
     assert (scores["rmse"], scores["rmse_shown"], scores["spearman_cell"]) == (0, 0, pytest.approx(1))
 
 

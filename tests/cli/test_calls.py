@@ -28,9 +28,9 @@ def run(small, tmp_path, capsys):
         out = tmp_path / out
         arguments = [name, *map(str, words), "--out", str(out), "--model", str(model), "--progress", "false"]
         code = cli.main(arguments)
-        said = capsys.readouterr()
-        assert code == 0, said.err
-        assert said.out.splitlines()[0] == str(out)
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        assert captured.out.splitlines()[0] == str(out)
         return out
 
     return command
@@ -43,28 +43,28 @@ def refused(tmp_path, capsys):
     def command(name, *words, out="out.h5ad", code=1):
         before = sorted(tmp_path.rglob("*"))
         assert cli.main([name, *map(str, words), "-o", str(tmp_path / out), "--progress", "false"]) == code
-        said = capsys.readouterr()
-        lines = [line for line in said.err.splitlines() if "warning: " not in line]
+        captured = capsys.readouterr()
+        lines = [line for line in captured.err.splitlines() if "warning: " not in line]
         assert len(lines) == 1
-        assert said.out == ""
+        assert captured.out == ""
         assert sorted(tmp_path.rglob("*")) == before
         return lines[0]
 
     return command
 
 
-def same(one, other):
+def same(actual, expected):
     """Whether two AnnData hold the same cells, to the bit."""
-    assert one.obs.to_csv() == other.obs.to_csv()
-    assert list(one.var_names) == list(other.var_names)
+    assert actual.obs.to_csv() == expected.obs.to_csv()
+    assert list(actual.var_names) == list(expected.var_names)
     for part in ("layers", "obsm"):
-        mine, others = getattr(one, part), getattr(other, part)
-        assert set(mine) == set(others)
-        for key in mine:
-            assert dense(mine[key]).tobytes() == dense(others[key]).tobytes()
-    assert (one.X is None) == (other.X is None)
-    assert one.X is None or dense(one.X).tobytes() == dense(other.X).tobytes()
-    assert sorted(one.uns["scdiva"]) == sorted(other.uns["scdiva"])
+        actual_arrays, expected_arrays = getattr(actual, part), getattr(expected, part)
+        assert set(actual_arrays) == set(expected_arrays)
+        for key in actual_arrays:
+            assert dense(actual_arrays[key]).tobytes() == dense(expected_arrays[key]).tobytes()
+    assert (actual.X is None) == (expected.X is None)
+    assert actual.X is None or dense(actual.X).tobytes() == dense(expected.X).tobytes()
+    assert sorted(actual.uns["scdiva"]) == sorted(expected.uns["scdiva"])
 
 
 def dense(matrix):
@@ -72,24 +72,24 @@ def dense(matrix):
 
 
 def test_embed_is_embed_file_and_the_bits_are_those_of_embed(run, small, cells, tmp_path):
-    made = ad.read_h5ad(run("embed", "cells.h5ad", "--batch_size", "7"))
-    same(made, ad.read_h5ad(sd.tl.embed_file("cells.h5ad", tmp_path / "b.h5ad", model=small, batch_size=7)))
+    output = ad.read_h5ad(run("embed", "cells.h5ad", "--batch_size", "7"))
+    same(output, ad.read_h5ad(sd.tl.embed_file("cells.h5ad", tmp_path / "b.h5ad", model=small, batch_size=7)))
     adata = ad.read_h5ad("cells.h5ad")
     sd.tl.embed(adata, small, batch_size=7)
-    np.testing.assert_array_equal(made.obsm["X_scdiva"], adata.obsm["X_scdiva"])
+    np.testing.assert_array_equal(output.obsm["X_scdiva"], adata.obsm["X_scdiva"])
 
 
 def test_integrate_and_what_it_fitted_embeds_later_cells(run, small, tmp_path):
-    kept = tmp_path / "kept"
+    folder = tmp_path / "kept"
     words = ["--batch_key", "batch", "--labels_key", "cell_type", "--steps", "3"]
-    made = ad.read_zarr(run("integrate", "cells.h5ad", *words, "--rng", "3", "--save", kept, out="out.zarr"))
+    output = ad.read_zarr(run("integrate", "cells.h5ad", *words, "--rng", "3", "--save", folder, out="out.zarr"))
     adata = ad.read_h5ad("cells.h5ad")
     model = sd.tl.integrate(adata, "batch", "cell_type", model=small, steps=3, rng=3)
-    assert made.obsm["X_scdiva_integrated"].tobytes() == adata.obsm["X_scdiva_integrated"].tobytes()
-    assert made.n_vars == 0, "like embed: annotation and embeddings, no expression"
+    assert output.obsm["X_scdiva_integrated"].tobytes() == adata.obsm["X_scdiva_integrated"].tobytes()
+    assert output.n_vars == 0, "like embed: annotation and embeddings, no expression"
     query = ad.read_h5ad("query.h5ad")
     sd.tl.embed(query, model)
-    later = ad.read_h5ad(run("embed", "query.h5ad", model=kept))
+    later = ad.read_h5ad(run("embed", "query.h5ad", model=folder))
     np.testing.assert_array_equal(later.obsm["X_scdiva_integrated"], query.obsm["X_scdiva_integrated"])
 
 
@@ -108,22 +108,22 @@ def test_matrices_are_read_by_blocks_from_every_file(run, small, tmp_path, kind)
         words += ["--use_raw", "true"]
     file = tmp_path / ("stored.zarr" if kind == "zarr" else "stored.h5ad")
     stored.write_zarr(file) if kind == "zarr" else stored.write_h5ad(file)
-    made = ad.read_h5ad(run("integrate", file, *words))
+    output = ad.read_h5ad(run("integrate", file, *words))
     sd.tl.integrate(adata, "batch", model=small, steps=2)
-    assert made.obsm["X_scdiva_integrated"].tobytes() == adata.obsm["X_scdiva_integrated"].tobytes()
-    assert made.obs.to_csv() == adata.obs.to_csv()
+    assert output.obsm["X_scdiva_integrated"].tobytes() == adata.obsm["X_scdiva_integrated"].tobytes()
+    assert output.obs.to_csv() == adata.obs.to_csv()
 
 
 def test_annotate_and_the_annotator_again(run, small, tmp_path):
-    kept = tmp_path / "kept"
+    folder = tmp_path / "kept"
     words = ["--labels_key", "cell_type", "--reference", "cells.h5ad", "--method", "knn", "--reject", "0.1"]
-    made = ad.read_h5ad(run("annotate", "query.h5ad", *words, "--save", kept))
+    output = ad.read_h5ad(run("annotate", "query.h5ad", *words, "--save", folder))
     adata = ad.read_h5ad("query.h5ad")
     sd.tl.annotate(adata, "cell_type", ad.read_h5ad("cells.h5ad"), method="knn", reject=0.1, model=small)
-    assert made.obs["scdiva_label"].tolist() == adata.obs["scdiva_label"].tolist()
-    assert made.obsm["scdiva_label_probability"].tobytes() == adata.obsm["scdiva_label_probability"].tobytes()
-    again = ad.read_h5ad(run("annotate", "query.h5ad", "--reject", "0.1", out="again.h5ad", model=kept))
-    assert again.obsm["scdiva_label_probability"].tobytes() == made.obsm["scdiva_label_probability"].tobytes()
+    assert output.obs["scdiva_label"].tolist() == adata.obs["scdiva_label"].tolist()
+    assert output.obsm["scdiva_label_probability"].tobytes() == adata.obsm["scdiva_label_probability"].tobytes()
+    again = ad.read_h5ad(run("annotate", "query.h5ad", "--reject", "0.1", out="again.h5ad", model=folder))
+    assert again.obsm["scdiva_label_probability"].tobytes() == output.obsm["scdiva_label_probability"].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -184,15 +184,15 @@ def test_a_write_that_fails_or_is_stopped_leaves_nothing(refused, small, monkeyp
     of, name = (ad.AnnData, "write_zarr") if out.endswith("zarr") else (ad.io, "write_elem")
     plain = getattr(of, name)
 
-    def half(error, *given):
-        plain(*given)
+    def half(error, *arguments):
+        plain(*arguments)
         raise error
 
     for error, code, message in (
         (OSError(28, "No space left on device"), 1, "No space left"),
         (KeyboardInterrupt(), 130, "scdiva integrate: stopped."),
     ):
-        monkeypatch.setattr(of, name, lambda *given, error=error: half(error, *given))
+        monkeypatch.setattr(of, name, lambda *arguments, error=error: half(error, *arguments))
         assert message in refused(*words, out=out, code=code)
 
 
@@ -205,9 +205,9 @@ def test_where_an_error_arose_is_said_when_asked(capsys, monkeypatch, tmp_path):
     assert cli.main(words) == 1
     assert capsys.readouterr().err == "scdiva embed: in the middle\n"
     assert cli.main([*words, "--verbosity", "debug"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("Traceback")
-    assert said.endswith("scdiva embed: in the middle\n")
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("Traceback")
+    assert stderr.endswith("scdiva embed: in the middle\n")
 
 
 def test_as_a_process(small, cells, tmp_path):

@@ -25,21 +25,21 @@ def described(capsys):
 
 
 def test_a_model_is_described_without_its_weights(described, small, monkeypatch, capsys):
-    def read(folder, name, sums):
+    def read_config(folder, name, sums):
         assert name == "config.json"
         return (folder / name).read_bytes()
 
     with monkeypatch.context() as patch:
-        patch.setattr("scdiva.models.storage.read_checked", read)
-        found = described(small)
-    assert found["kind"] == "model"
-    assert found["config"]["dim"] == 16
-    assert found["metadata"] == {"corpus": "drawn at random"}
-    assert found["n_parameters"] == sum(one.numel() for one in sd.models.load_model(small).parameters())
+        patch.setattr("scdiva.models.storage.read_checked", read_config)
+        description = described(small)
+    assert description["kind"] == "model"
+    assert description["config"]["dim"] == 16
+    assert description["metadata"] == {"corpus": "drawn at random"}
+    assert description["n_parameters"] == sum(one.numel() for one in sd.models.load_model(small).parameters())
     assert cli.main(["info", "scdiva-mini"]) == 0
-    said = capsys.readouterr().out
-    assert "n_parameters: 9,759,993\n" in said
-    assert "  n_genes: 19,623\n" in said
+    printed = capsys.readouterr().out
+    assert "n_parameters: 9,759,993\n" in printed
+    assert "  n_genes: 19,623\n" in printed
 
 
 def test_a_file_is_described(described, small, cells, tmp_path):
@@ -47,16 +47,16 @@ def test_a_file_is_described(described, small, cells, tmp_path):
     sd.tl.embed(adata, small, key_added="mine")
     adata.write_h5ad(tmp_path / "a.h5ad")
     write_cells(adata, tmp_path / "a.zarr")
-    found = described(tmp_path / "a.h5ad", "--model", small)
-    assert (found["n_cells"], found["n_genes"]) == adata.shape
-    assert found["expression"]["holds"] == "counts"
-    assert found["expression"]["max"] == adata.X.max()
-    known = sd.models.load_model(small).vocabulary.match(adata.var_names).tokens >= 0
-    assert found["model"]["n_known"] == known.sum()
-    assert found["model"]["share_of_counts"] == pytest.approx(adata.X[:, known].sum() / adata.X.sum())
-    assert found["written_by_scdiva"] == {"obsm": ["mine"]}
-    assert found["parameters"]["mine"]["model"] == str(small)
-    assert described(tmp_path / "a.zarr", "--model", small) == found | {"file": str(tmp_path / "a.zarr")}
+    description = described(tmp_path / "a.h5ad", "--model", small)
+    assert (description["n_cells"], description["n_genes"]) == adata.shape
+    assert description["expression"]["holds"] == "counts"
+    assert description["expression"]["max"] == adata.X.max()
+    in_vocabulary = sd.models.load_model(small).vocabulary.match(adata.var_names).tokens >= 0
+    assert description["model"]["n_known"] == in_vocabulary.sum()
+    assert description["model"]["share_of_counts"] == pytest.approx(adata.X[:, in_vocabulary].sum() / adata.X.sum())
+    assert description["written_by_scdiva"] == {"obsm": ["mine"]}
+    assert description["parameters"]["mine"]["model"] == str(small)
+    assert described(tmp_path / "a.zarr", "--model", small) == description | {"file": str(tmp_path / "a.zarr")}
 
 
 def test_an_embedding_without_a_matrix_and_one_that_is_refused(described, small, cells, tmp_path, capsys):
@@ -74,10 +74,10 @@ def test_an_embedding_without_a_matrix_and_one_that_is_refused(described, small,
 def test_what_was_fitted_is_described(described, small, cells, tmp_path):
     adata = ad.read_h5ad(cells / "cells.h5ad")
     labelled = sd.tl.annotate(ad.read_h5ad(cells / "query.h5ad"), "cell_type", adata, method="knn", model=small)
-    found = described(labelled.save(tmp_path / "kept"))
-    assert found["kind"] == "annotator"
-    assert found["labels"] == list(labelled.labels)
-    assert found["model"]["config"]["dim"] == 16
+    description = described(labelled.save(tmp_path / "kept"))
+    assert description["kind"] == "annotator"
+    assert description["labels"] == list(labelled.labels)
+    assert description["model"]["config"]["dim"] == 16
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,6 @@ def test_what_is_neither_is_said_in_a_line(name, message, tmp_path, monkeypatch,
     (tmp_path / "folder").mkdir()
     (tmp_path / "text.h5ad").write_text("no cells")
     assert cli.main(["info", name]) == 1
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.splitlines()) == 1
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert len(stderr.splitlines()) == 1

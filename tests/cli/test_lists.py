@@ -49,6 +49,6 @@ def test_values_are_read_as_their_option_has_them(tmp_path, where, command, opti
     else:
         (tmp_path / "o.yaml").write_text(f"{option}: {written}\n")
         more += ["--config", str(tmp_path / "o.yaml")]
-    found = parse([command, "-o", "o.h5ad", *more])[1][option]
-    assert found == expected
-    assert type(found) is type(expected)
+    value = parse([command, "-o", "o.h5ad", *more])[1][option]
+    assert value == expected
+    assert type(value) is type(expected)

@@ -29,8 +29,8 @@ def command(options, capsys):
 
     def run(*words, config=options[0]):
         code = cli.main(["pretrain", "--config", str(config), *map(str, words)])
-        said = capsys.readouterr()
-        return code, said.out if code == 0 else said.err
+        captured = capsys.readouterr()
+        return code, captured.out if code == 0 else captured.err
 
     return run
 
@@ -40,10 +40,10 @@ def interrupted(monkeypatch, batch):
     """Press Ctrl-C at a batch."""
     plain = PretrainingModule.compute_loss
 
-    def stopped(self, *given):
+    def stopped(self, *arguments):
         if self.batches_seen == batch:
             raise KeyboardInterrupt
-        return plain(self, *given)
+        return plain(self, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(PretrainingModule, "compute_loss", stopped)
@@ -72,12 +72,12 @@ def test_from_files_to_a_model_that_loads(files, options, command, tmp_path, mod
         min_genes=1, accelerator="cpu", progress=False,
     )  # fmt: skip
     assert (folder / "model.safetensors").read_bytes() == (run / "model" / "model.safetensors").read_bytes()
-    one, two = (yaml.safe_load((made / "config.yaml").read_text()) for made in (run, tmp_path / "python"))
+    one, two = (yaml.safe_load((out / "config.yaml").read_text()) for out in (run, tmp_path / "python"))
     assert one | {"out": two["out"]} == two
     # the written configuration runs again, but never over a finished run
-    code, said = command(config=run / "config.yaml")
+    code, output = command(config=run / "config.yaml")
     assert code == 1
-    assert "the run is finished" in said
+    assert "the run is finished" in output
 
 
 @pytest.mark.parametrize("changes", [{}, {"batch_tokens": 300, "accumulate": 2}])
@@ -87,11 +87,11 @@ def test_a_stopped_run_is_resumed_to_the_same_model(options, command, training_o
     file.write_text(yaml.safe_dump(content | {"training": training_options | changes}))
     assert command("--out", tmp_path / "straight")[0] == 0
     with interrupted(monkeypatch, 5):
-        code, said = command()
-    assert (code, "--resume true" in said) == (130, True)
+        code, output = command()
+    assert (code, "--resume true" in output) == (130, True)
     assert read_checkpoint(run / "last.ckpt")["scdiva"]["batches_seen"] == 4
-    code, said = command()
-    assert (code, "Pass --resume" in said) == (1, True)
+    code, output = command()
+    assert (code, "Pass --resume" in output) == (1, True)
     assert command("--resume", "true")[0] == 0
     one, two = load_model(tmp_path / "straight" / "model", device="cpu"), load_model(run / "model", device="cpu")
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
@@ -124,10 +124,10 @@ def test_a_stopped_run_is_resumed_to_the_same_model(options, command, training_o
 def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(options, command, arguments, message):
     file, run = options
     train = yaml.safe_load(file.read_text())["train"]
-    code, said = command(*(f"[{train[0]}]" if one == "TRAIN" else one for one in arguments))
+    code, output = command(*(f"[{train[0]}]" if one == "TRAIN" else one for one in arguments))
     assert code == 1
-    assert message in said
-    assert len(said.splitlines()) == 1
+    assert message in output
+    assert len(output.splitlines()) == 1
     assert not run.exists()
 
 
@@ -178,8 +178,8 @@ def test_config_and_manifest_are_there_from_the_start(files, options, command, m
 
 def test_a_preset_is_the_start_and_options_go_before_it(options, command, monkeypatch):
     """Default, preset, configuration file, command line: each goes before the last."""
-    asked = {}
-    monkeypatch.setattr(_pretrain, "pretrain", lambda **arguments: asked.update(arguments) or "")
+    received = {}
+    monkeypatch.setattr(_pretrain, "pretrain", lambda **arguments: received.update(arguments) or "")
     file, _ = options
     content = yaml.safe_load(file.read_text()) | {"preset": "mini", "model": {"dim": 16}}
     file.write_text(yaml.safe_dump(content | {"training": {"steps": 7, "clip": 0.5}}))
@@ -189,10 +189,10 @@ def test_a_preset_is_the_start_and_options_go_before_it(options, command, monkey
         (["--preset", "null"], PretrainingConfig(steps=7, clip=0.5)),
     ]:
         assert command(*words)[0] == 0
-        assert asked["training"] == training
+        assert received["training"] == training
         if "--model.ffn_dim" in words:
             expected = ScDiVaConfig.preset("mini", dim=16, ffn_dim=40)
-            assert _pretrain._model_config("mini", asked["model"]) == expected
+            assert _pretrain._model_config("mini", received["model"]) == expected
 
 
 def test_a_changed_file_stops_a_resumed_run_before_it_is_read(files, command, tmp_path, monkeypatch):
@@ -208,9 +208,9 @@ def test_a_changed_file_stops_a_resumed_run_before_it_is_read(files, command, tm
     adata.write_h5ad(data / "b.h5ad")
     with monkeypatch.context() as patch:
         patch.setattr("scdiva.data.datamodule.CellDataModule._open", None)
-        code, said = command(*resumed)
-    assert (code, len(said.splitlines())) == (1, 1)
-    assert "1 of 2 files have changed since the run began (first: 'b.h5ad')" in said
+        code, output = command(*resumed)
+    assert (code, len(output.splitlines())) == (1, 1)
+    assert "1 of 2 files have changed since the run began (first: 'b.h5ad')" in output
     (data / "b.h5ad").write_bytes((files / "b.h5ad").read_bytes())
     assert "min_genes: 1 then, 2 now" in command(*resumed, "--min_genes", "2")[1]
     assert command(*resumed)[0] == 0

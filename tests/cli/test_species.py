@@ -34,9 +34,9 @@ def test_a_table_is_read_from_a_file(rat, cells, small):
         expected.var["human"] = ["", *expected.var_names[1:]]
         sd.pp.match_genes(expected, gene_ids="human")
         sd.tl.embed(expected, small)
-        found = ad.read_h5ad(out)
-        np.testing.assert_array_equal(found.obsm["X_scdiva"], expected.obsm["X_scdiva"])
-        assert found.uns["scdiva"]["X_scdiva"]["species"] == "table"
+        embedded = ad.read_h5ad(out)
+        np.testing.assert_array_equal(embedded.obsm["X_scdiva"], expected.obsm["X_scdiva"])
+        assert embedded.uns["scdiva"]["X_scdiva"]["species"] == "table"
 
 
 def test_a_file_that_went_through_match_genes_is_read_so(rat, cells, small):
@@ -47,12 +47,12 @@ def test_a_file_that_went_through_match_genes_is_read_so(rat, cells, small):
     for file, out in ((cells / "cells.h5ad", "human.h5ad"), (rat / "rat.h5ad", "own.h5ad")):
         words = ["integrate", str(file), "-o", str(rat / out), "--batch_key", "batch", "--steps", "2"]
         assert cli.main([*words, "--model", str(small)]) == 0
-    expected, found = (ad.read_h5ad(rat / out).obsm["X_scdiva_integrated"] for out in ("human.h5ad", "own.h5ad"))
-    np.testing.assert_array_equal(found, expected)
+    expected, actual = (ad.read_h5ad(rat / out).obsm["X_scdiva_integrated"] for out in ("human.h5ad", "own.h5ad"))
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
-    ("species", "content", "said"),
+    ("species", "content", "message"),
     [
         (
             "mause",
@@ -64,10 +64,10 @@ def test_a_file_that_went_through_match_genes_is_read_so(rat, cells, small):
         ("twice.tsv", "Rt1\tCD4\nRt1\tCD8A\n", "gives 'Rt1' two human genes"),
     ],
 )
-def test_what_is_no_table_is_refused(rat, capsys, monkeypatch, species, content, said):
+def test_what_is_no_table_is_refused(rat, capsys, monkeypatch, species, content, message):
     monkeypatch.chdir(rat)
     if content is not None:
         (rat / species).write_text(content)
     assert cli.main(["embed", "rat.h5ad", "-o", "out.h5ad", "--species", species]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (rat / "out.h5ad").exists()

@@ -16,9 +16,9 @@ from scdiva.tokenizer.vocabulary import Vocabulary
 def vocabulary() -> Vocabulary:
     """200 real genes with entropies that have ties and a gap."""
     human = Vocabulary.human()
-    named = human.table
-    named = named[(named["biotype"] == "protein_coding") & (named["symbol"] != named["ensembl_id"])]
-    small = human.subset(named.index[:200].to_numpy())
+    table = human.table
+    table = table[(table["biotype"] == "protein_coding") & (table["symbol"] != table["ensembl_id"])]
+    small = human.subset(table.index[:200].to_numpy())
     entropy = np.round(np.random.default_rng(0).uniform(0, 2, 200), 1).astype(np.float32)
     entropy[7] = np.nan
     return small.with_entropy(entropy)

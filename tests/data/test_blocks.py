@@ -22,7 +22,7 @@ def random_counts(n_obs: int = 23, n_vars: int = 11, seed: int = 0) -> np.ndarra
     return x
 
 
-def read(matrix, block_rows: int = 5) -> np.ndarray:
+def join_blocks(matrix, block_rows: int = 5) -> np.ndarray:
     """Blocks put together densely, checked to be canonical on the way."""
     parts, expected_start = [], 0
     for start, block in row_blocks(matrix, block_rows):
@@ -57,8 +57,8 @@ def x() -> np.ndarray:
 )
 def test_every_storage_gives_the_same_blocks(x, store, block_rows):
     matrix = store(x)
-    np.testing.assert_array_equal(read(matrix, block_rows), x)
-    np.testing.assert_array_equal(read(matrix, block_rows), x)
+    np.testing.assert_array_equal(join_blocks(matrix, block_rows), x)
+    np.testing.assert_array_equal(join_blocks(matrix, block_rows), x)
 
 
 @pytest.mark.parametrize("backend", ["h5ad", "zarr"])
@@ -71,13 +71,13 @@ def test_files_read_by_rows_equal_memory(x, store, backend, tmp_path):
     sources = [path, str(path)]
     if backend == "h5ad":
         sources.append(ad.read_h5ad(path, backed="r"))
-        np.testing.assert_array_equal(read(open_matrix(sources[-1][4:17, [1, 2, 8]]).matrix), x[4:17, [1, 2, 8]])
+        np.testing.assert_array_equal(join_blocks(open_matrix(sources[-1][4:17, [1, 2, 8]]).matrix), x[4:17, [1, 2, 8]])
     for source in sources:
         for factor, reading in ((1, {}), (2, {"layer": "doubled"}), (3, {"use_raw": True})):
             with open_matrix(source, **reading) as opened:
                 assert list(opened.obs_names) == list(adata.obs_names)
                 assert list(opened.var.index) == list(adata.var_names)
-                np.testing.assert_array_equal(read(opened.matrix), factor * x)
+                np.testing.assert_array_equal(join_blocks(opened.matrix), factor * x)
 
 
 def test_broken_indices_are_mended_on_a_copy(x):
@@ -91,7 +91,7 @@ def test_broken_indices_are_mended_on_a_copy(x):
     broken.has_sorted_indices = True  # what scipy would believe after a careless in-place edit
     broken.has_canonical_format = True
     before = broken.data.copy(), broken.indices.copy(), broken.indptr.copy()
-    np.testing.assert_array_equal(read(broken), expected)
+    np.testing.assert_array_equal(join_blocks(broken), expected)
     for now, then in zip((broken.data, broken.indices, broken.indptr), before, strict=True):
         np.testing.assert_array_equal(now, then)
 
@@ -102,12 +102,12 @@ def test_ranges_and_values(x):
     ((_, block),) = row_blocks(np.array([[0, np.nan], [np.inf, 1e300]]))
     np.testing.assert_array_equal(block.toarray(), np.array([[0, np.nan], [np.inf, np.inf]], dtype=np.float32))
     twice = sp.csr_matrix((np.full(4, 200, np.uint8), np.array([1, 1, 2, 2]), np.array([0, 4])), shape=(1, 5))
-    np.testing.assert_array_equal(read(twice), [[0, 400, 400, 0, 0]])
-    np.testing.assert_array_equal(read(x.astype(np.float16)), x.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(join_blocks(twice), [[0, 400, 400, 0, 0]])
+    np.testing.assert_array_equal(join_blocks(x.astype(np.float16)), x.astype(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize(
-    ("made", "error", "said"),
+    ("build", "error", "message"),
     [
         (lambda x: np.ma.masked_array(x, mask=False), TypeError, "has a mask"),
         (lambda x: np.array([["a"]]), TypeError, "dtype <U1, which is not a dtype of real numbers"),
@@ -116,9 +116,9 @@ def test_ranges_and_values(x):
         (lambda x: x.astype(bool), ValueError, "is binary"),
     ],
 )
-def test_what_is_no_matrix_of_numbers_is_refused(x, made, error, said):
-    with pytest.raises(error, match=said):
-        next(row_blocks(made(x)))
+def test_what_is_no_matrix_of_numbers_is_refused(x, build, error, message):
+    with pytest.raises(error, match=message):
+        next(row_blocks(build(x)))
     with pytest.raises(ValueError, match=r"block_rows .*got 0"):
         next(row_blocks(x, 0))
 
@@ -141,8 +141,8 @@ def test_damaged_sparse_arrays_are_refused(x, tmp_path, kind, part, value, in_fi
 
 
 @pytest.mark.parametrize("kind", ["object", "text", "nullable", "mask", "stray text", "missing"])
-@pytest.mark.parametrize("place", ["X", "layers['a of b']", "raw.X"])
-def test_the_remedy_for_other_dtypes_gives_the_numbers(kind, place):
+@pytest.mark.parametrize("element", ["X", "layers['a of b']", "raw.X"])
+def test_the_remedy_for_other_dtypes_gives_the_numbers(kind, element):
     counts = np.arange(12.0).reshape(3, 4)
     matrix = {
         "text": counts.astype(str),
@@ -151,23 +151,23 @@ def test_the_remedy_for_other_dtypes_gives_the_numbers(kind, place):
     }.get(kind, counts.astype(object))
     matrix[0, 0] = {"stray text": "T cell", "missing": pd.NA}.get(kind, matrix[0, 0])
     names = pd.DataFrame(index=list("abc")), pd.DataFrame(index=[f"g{i}" for i in range(4)])
-    adata = ad.AnnData(matrix if place == "X" else counts if place == "raw.X" else None, *names)
-    if place == "raw.X":
+    adata = ad.AnnData(matrix if element == "X" else counts if element == "raw.X" else None, *names)
+    if element == "raw.X":
         adata.raw = ad.AnnData(matrix, *names)
-    elif place != "X":
+    elif element != "X":
         adata.layers["a of b"] = matrix
-    reading = {"use_raw": place == "raw.X", "layer": "a of b" if place[0] == "l" else None}
-    with pytest.raises(TypeError, match=rf"adata\.{re.escape(place)} has ") as said:
+    reading = {"use_raw": element == "raw.X", "layer": "a of b" if element[0] == "l" else None}
+    with pytest.raises(TypeError, match=rf"adata\.{re.escape(element)} has ") as error:
         open_matrix(adata, **reading)
-    assert kind != "stray text" or "'T cell' at cell 'a', gene 'g0'" in str(said.value)
+    assert kind != "stray text" or "'T cell' at cell 'a', gene 'g0'" in str(error.value)
     scope = {"adata": adata, "np": np, "pd": pd}
-    exec(str(said.value).split(": ")[-1].rstrip("."), scope)
-    found = scope["adata"].layers["a of b"] if place[0] == "l" else scope["adata"].X
-    np.testing.assert_array_equal(found, counts[:, 1:] if kind == "stray text" else counts)
+    exec(str(error.value).split(": ")[-1].rstrip("."), scope)
+    actual = scope["adata"].layers["a of b"] if element[0] == "l" else scope["adata"].X
+    np.testing.assert_array_equal(actual, counts[:, 1:] if kind == "stray text" else counts)
 
 
 @pytest.mark.parametrize(
-    ("of", "reading", "error", "said"),
+    ("of", "reading", "error", "message"),
     [
         ("memory", {"layer": "count"}, KeyError, r"layer 'count'.*layer='counts' or layer='spliced'"),
         ("memory", {"use_raw": True}, ValueError, "adata has no raw"),
@@ -181,7 +181,7 @@ def test_the_remedy_for_other_dtypes_gives_the_numbers(kind, place):
         ("text", {}, ValueError, "is not an HDF5 file"),
     ],
 )
-def test_choosing_a_matrix_names_what_exists(x, tmp_path, of, reading, error, said):
+def test_choosing_a_matrix_names_what_exists(x, tmp_path, of, reading, error, message):
     adata = ad.AnnData(None, *(pd.DataFrame(index=list(map(str, range(n)))) for n in x.shape))
     adata.layers["counts"] = adata.layers["spliced"] = x
     path = tmp_path / f"{of}.h5ad"
@@ -189,5 +189,5 @@ def test_choosing_a_matrix_names_what_exists(x, tmp_path, of, reading, error, sa
         adata.write_h5ad(path)
     elif of == "text":
         path.write_text("cells")
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         open_matrix({"memory": adata, "array": x}.get(of, path), **reading)

@@ -49,11 +49,11 @@ def test_windows_equal_the_slow_way(cells, vocabulary, max_length):
     for row, (tokens, values) in enumerate(slow_cells(cells, vocabulary, max_length)):
         assert got[row][0] == tokens.tolist()
         np.testing.assert_allclose(got[row][1], values, rtol=2e-7)
-    known = ~cells.var_names.isin(["NOGENE1", "NOGENE2"])
-    np.testing.assert_array_equal(vocabulary.symbols[source.tokens[known] - 3], cells.var_names[known])
-    assert (source.tokens[~known] == -1).all()
-    np.testing.assert_array_equal(source.measured_tokens, np.sort(source.tokens[known]))
-    np.testing.assert_array_equal(source.lengths, (cells.X[:, known] > 0).sum(1).A1)
+    matched = ~cells.var_names.isin(["NOGENE1", "NOGENE2"])
+    np.testing.assert_array_equal(vocabulary.symbols[source.tokens[matched] - 3], cells.var_names[matched])
+    assert (source.tokens[~matched] == -1).all()
+    np.testing.assert_array_equal(source.measured_tokens, np.sort(source.tokens[matched]))
+    np.testing.assert_array_equal(source.lengths, (cells.X[:, matched] > 0).sum(1).A1)
 
 
 @pytest.mark.parametrize("n_cells", [1, 7, 1000])
@@ -102,7 +102,7 @@ def test_empty_cells_are_refused_by_name_or_left_out(cells, vocabulary):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"gene_ids": "symbol"}, KeyError, "no column 'symbol'"),
         ({"empty": "drop"}, ValueError, "empty must be"),
@@ -110,9 +110,9 @@ def test_empty_cells_are_refused_by_name_or_left_out(cells, vocabulary):
         ({"data": "nowhere.h5ad"}, FileNotFoundError, "nowhere"),
     ],
 )
-def test_wrong_calls_say_what_to_do_and_change_nothing(cells, vocabulary, options, error, said):
+def test_wrong_calls_say_what_to_do_and_change_nothing(cells, vocabulary, options, error, message):
     before = cells.copy()
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         open_cells(options.pop("data", cells), vocabulary, **options)
     with pytest.raises(ValueError, match="n_cells must be at least 1"):
         next(open_cells(cells, vocabulary).windows(0))
@@ -127,9 +127,9 @@ def test_expression_needs_no_entropy(cells):
     with pytest.raises(ValueError, match="holds no entropies"):
         open_cells(cells, human)
     source = open_cells(cells, human, ranked=False)
-    (start, block), *rest = source.expression_blocks()
+    (start, block), *later_blocks = source.expression_blocks()
     assert start == 0
-    assert not rest
+    assert not later_blocks
     assert block.shape == (60, human.n_genes + 3)
     with pytest.raises(ValueError, match="opened to be counted"):
         source.read(0, 1)
@@ -139,11 +139,11 @@ def test_cells_of_another_species_among_human_ones_are_told_of(cells, vocabulary
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_cells(cells, vocabulary)
-    foreign = np.zeros((61, 40), dtype=np.float32)
-    foreign[60] = 1  # 40 mouse genes, and two human ones
+    mouse_counts = np.zeros((61, 40), dtype=np.float32)
+    mouse_counts[60] = 1  # 40 mouse genes, and two human ones
     x = sp.vstack([cells.X, sp.csr_matrix((np.ones(2), ([0, 0], [3, 7])), shape=(1, cells.n_vars))])
     names = [*cells.var_names, *(f"foreign{i}" for i in range(40))]
-    mixed = ad.AnnData(sp.hstack([x, sp.csr_matrix(foreign)]).tocsr(), var=pd.DataFrame(index=names))
+    mixed = ad.AnnData(sp.hstack([x, sp.csr_matrix(mouse_counts)]).tocsr(), var=pd.DataFrame(index=names))
     with pytest.warns(UserWarning, match="1 of 61 cells.*'60'.*half"):
         open_cells(mixed, vocabulary)
 
@@ -188,14 +188,14 @@ def test_restricted_cells_are_those_of_data_without_the_other_columns(cells, voc
     tokens = np.random.default_rng(seed).choice(source.measured_tokens, n, replace=False)
     part = restricted(source, tokens)
     columns = data[:, np.isin(source.tokens, tokens)].copy()
-    known = columns.X.astype(bool).sum(axis=1).A1
-    np.testing.assert_array_equal(part.lengths, known)
+    n_genes = columns.X.astype(bool).sum(axis=1).A1
+    np.testing.assert_array_equal(part.lengths, n_genes)
     np.testing.assert_array_equal(part.measured_tokens, np.sort(tokens))
     assert (part.n_obs, part.kind) == (source.n_obs, source.kind)
     if n > 10:  # fewer counts may look like another scale
         expected = open_cells(columns, vocabulary, **how, input="lognorm" if lognorm else "counts")
         assert as_lists(part) == as_lists(expected)
-        whole = restricted(expected, expected.measured_tokens)
-        assert whole is expected
-    assert set(as_lists(part)) == set(np.flatnonzero(known).tolist())
+        unrestricted = restricted(expected, expected.measured_tokens)
+        assert unrestricted is expected
+    assert set(as_lists(part)) == set(np.flatnonzero(n_genes).tolist())
     assert as_lists(source) == before

@@ -34,10 +34,10 @@ def counts(n_genes, seed=0):
 
 def opened(adata, **reading):
     """The opened cells, and the warnings."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cells = open_cells(adata, "human", ranked=False, empty="nan", **reading)
-    return cells, [str(one.message) for one in said]
+    return cells, [str(one.message) for one in caught]
 
 
 # --- proteins ---------------------------------------------------------------------------------------------------------
@@ -72,20 +72,20 @@ def test_proteins_change_no_value_of_the_rna(symbols, panel, read_as):
         x = np.log1p(1e4 * x / x.sum(axis=1, keepdims=True))
     alone, _ = opened(ad.AnnData(rna, var=pd.DataFrame(index=symbols)))
     adata = ad.AnnData(x, var=pd.DataFrame(index=symbols + names))
-    both, said = opened(adata)
-    (said,) = [one for one in said if "human orthologs" not in one]
-    assert f"{len(names)} columns hold the counts of antibodies" in said
-    assert all(repr(name) in said for name in names)
-    np.testing.assert_allclose(both.expression(0, N).toarray(), alone.expression(0, N).toarray(), rtol=2e-6)
-    np.testing.assert_array_equal(both.lengths, alone.lengths)
-    log = both.log_normalised().toarray()
+    combined, messages = opened(adata)
+    (message,) = [one for one in messages if "human orthologs" not in one]
+    assert f"{len(names)} columns hold the counts of antibodies" in message
+    assert all(repr(name) in message for name in names)
+    np.testing.assert_allclose(combined.expression(0, N).toarray(), alone.expression(0, N).toarray(), rtol=2e-6)
+    np.testing.assert_array_equal(combined.lengths, alone.lengths)
+    log = combined.log_normalised().toarray()
     assert not log[:, len(symbols) :].any()
     if "log1p" not in read_as:
         np.testing.assert_allclose(log[:, : len(symbols)], alone.log_normalised().toarray(), rtol=2e-6)
-    assert both.report["share_counts"] == pytest.approx(alone.report["share_counts"])
+    assert combined.report["share_counts"] == pytest.approx(alone.report["share_counts"])
     if panel == "made unique":
         mended = {"adata": adata}
-        exec(said.split("Leave them out: ")[1].split(". If")[0], mended)
+        exec(message.split("Leave them out: ")[1].split(". If")[0], mended)
         assert list(mended["adata"].var_names) == symbols
 
 
@@ -99,8 +99,8 @@ def test_a_second_column_of_rna_is_summed(symbols, name, gene, mean):
     names = [*symbols, *(f"LINC{i:05d}" for i in range(399)), gene or "no gene"]
     rna[:, -1] = 0
     second = np.random.default_rng(2).poisson(mean, (N, 1)) * (np.arange(N)[:, None] % 9 == 0)
-    cells, said = opened(ad.AnnData(np.hstack([rna, second]), var=pd.DataFrame(index=[*names, name])))
-    assert not [one for one in said if "antibodies" in one]
+    cells, messages = opened(ad.AnnData(np.hstack([rna, second]), var=pd.DataFrame(index=[*names, name])))
+    assert not [one for one in messages if "antibodies" in one]
     assert cells.dropped is None
 
 
@@ -124,11 +124,11 @@ def proteins(adata):
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_an_antibody_makes_none_of_a_gene(symbols, first):
     """CD5L and CD207 are genes, whether or not a model knows them; a gene's second column is RNA far from a panel."""
-    some = [*symbols, "CD5L", "UQCR11", "UQCR11"]
-    adata = with_columns(some, ["ADT_CD3", "ADT_CD4", "ADT_CD8"], 40, first)
+    genes = [*symbols, "CD5L", "UQCR11", "UQCR11"]
+    adata = with_columns(genes, ["ADT_CD3", "ADT_CD4", "ADT_CD8"], 40, first)
     adata.X = adata.X.multiply(adata.var_names != "UQCR11").tocsr()
-    known = Vocabulary.human().table
-    lacks = Vocabulary(known[known["symbol"] != "CD5L"])
+    table = Vocabulary.human().table
+    lacks = Vocabulary(table[table["symbol"] != "CD5L"])
     with pytest.warns(UserWarning, match="3 columns hold the counts of antibodies"):
         dropped = open_cells(adata, lacks, ranked=False).dropped
     assert adata.var_names[dropped].tolist() == ["ADT_CD3", "ADT_CD4", "ADT_CD8"]
@@ -150,14 +150,16 @@ def test_a_panel_is_found_by_few_counts_and_around_what_is_not_measured(symbols,
 def test_heavy_genes_beside_proteins_are_rna(symbols):
     """In the order of the alphabet proteins stand one by one among genes."""
     names = ["CD4", "CD4-1", "CD74", "CD8A", "CD8A-1"]
-    rest = [name for name in symbols if name not in names]
-    x = np.hstack([counts(len(rest)), np.random.default_rng(4).poisson([1, 40, 90, 1, 40], (N, 5))])
-    assert proteins(ad.AnnData(x, var=pd.DataFrame(index=rest + names))) == ["CD4-1", "CD8A-1"]
+    rna_genes = [name for name in symbols if name not in names]
+    x = np.hstack([counts(len(rna_genes)), np.random.default_rng(4).poisson([1, 40, 90, 1, 40], (N, 5))])
+    assert proteins(ad.AnnData(x, var=pd.DataFrame(index=rna_genes + names))) == ["CD4-1", "CD8A-1"]
     names = ["CD44", "CD45RA", "CD45RO", "CD47", "CD48", "CD49F"]
-    x = np.hstack([np.random.default_rng(4).poisson([20, 40, 30, 20, 20, 40], (N, 6)), counts(4), counts(len(rest))])
+    x = np.hstack(
+        [np.random.default_rng(4).poisson([20, 40, 30, 20, 20, 40], (N, 6)), counts(4), counts(len(rna_genes))]
+    )
     among = ["CD40", "CD40LG", "CD41", "CD43", *names, "CD5", "CD52", "CD53", "CD58"]
     x = np.hstack([counts(4, 1), x])
-    assert proteins(ad.AnnData(x, var=pd.DataFrame(index=among + rest))) == ["CD45RA", "CD45RO", "CD49F"]
+    assert proteins(ad.AnnData(x, var=pd.DataFrame(index=among + rna_genes))) == ["CD45RA", "CD45RO", "CD49F"]
 
 
 @pytest.mark.parametrize("mean", [0.1, 1])
@@ -175,9 +177,9 @@ def test_second_columns_of_as_many_counts_are_rna(symbols, mean):
 )
 def test_names_of_antibodies_as_makers_give_them(symbols, form, mean):
     panel = [form.format(name) for name in ("CD3", "CD4", "CD8", "CD45RA", "CD56", "CD11b")]
-    _, said = opened(with_columns(symbols, panel, mean))
-    assert len(said) == 1
-    assert "6 columns hold the counts of antibodies" in said[0]
+    _, messages = opened(with_columns(symbols, panel, mean))
+    assert len(messages) == 1
+    assert "6 columns hold the counts of antibodies" in messages[0]
 
 
 @pytest.mark.parametrize("form", ["{}-201", "{}-AS1"])
@@ -225,20 +227,20 @@ def test_cells_of_two_species_are_counted_and_split(symbols, n_mouse, reading, h
     elif "gene_ids" in reading:
         adata.var = pd.DataFrame({"id": adata.var_names}, index=[f"g{i}" for i in range(adata.n_vars)])
     try:
-        said = " ".join(one for one in opened(adata, **reading)[1] if "human orthologs" not in one)
+        message = " ".join(one for one in opened(adata, **reading)[1] if "human orthologs" not in one)
     except ValueError as error:
-        said = str(error)
-    assert "antibodies" not in said
-    assert f"{N - n_mouse} of {N} cells are human and {n_mouse} mouse" in said
+        message = str(error)
+    assert "antibodies" not in message
+    assert f"{N - n_mouse} of {N} cells are human and {n_mouse} mouse" in message
     names = {"adata": adata, "np": np, "scdiva": scdiva}
-    exec(said.split("be read alike: ")[1], names)
+    exec(message.split("be read alike: ")[1], names)
     parts = (names["adata"], adata.obs_names[: N - n_mouse]), (names["mouse"], adata.obs_names[N - n_mouse :])
     reading = {key: value for key, value in reading.items() if key in ("layer", "gene_ids")}
     for cells, expected in parts:
         assert cells.obs_names.equals(expected)
-        found, said = opened(cells, **reading)
-        assert ("read as their human orthologs" in " ".join(said)) == (cells is names["mouse"])
-        assert found.report["share_counts"] > 0.95
+        part, messages = opened(cells, **reading)
+        assert ("read as their human orthologs" in " ".join(messages)) == (cells is names["mouse"])
+        assert part.report["share_counts"] > 0.95
 
 
 def test_other_species_are_no_mixture(symbols):
@@ -250,10 +252,10 @@ def test_other_species_are_no_mixture(symbols):
 
 def test_mouse_genes_that_bear_a_genome_are_no_mixture(symbols):
     mice = barnyard(symbols, N, mouse="mm10_{}")[:, len(symbols) :].copy()
-    with pytest.raises(ValueError, match="begin with a genome") as said:
+    with pytest.raises(ValueError, match="begin with a genome") as error:
         opened(mice)
     names = {"adata": mice}
-    exec(str(said.value).split("with its genes: ")[1], names)
+    exec(str(error.value).split("with its genes: ")[1], names)
     assert opened(names["adata"])[0].report["share_counts"] > 0.95
 
 
@@ -262,10 +264,10 @@ def test_mouse_genes_that_bear_a_genome_are_no_mixture(symbols):
 def test_genes_in_rows_are_seen(symbols, spell, tmp_path):
     names = [spell(name) for name in symbols]
     adata = ad.AnnData(sp.csr_matrix(counts(len(names))), var=pd.DataFrame(index=names)).T.copy()
-    with pytest.raises(ValueError, match=rf"9[34] of {len(names)} adata.obs_names are genes") as said:
+    with pytest.raises(ValueError, match=rf"9[34] of {len(names)} adata.obs_names are genes") as error:
         opened(adata)
     mended = {"adata": adata}
-    exec(str(said.value).split("columns: ")[1], mended)
+    exec(str(error.value).split("columns: ")[1], mended)
     assert list(mended["adata"].var_names) == names
     adata.write_h5ad(tmp_path / "rows.h5ad")
     with pytest.raises(ValueError, match="the genes are in the rows"):

@@ -66,23 +66,23 @@ def test_an_epoch_holds_every_cell_once(train, study_files, vocabulary, expected
     assert (data.n_cells, data.n_studies) == (214, 3)
     batches = [as_cells(batch) for batch in data.train_dataloader()]
     assert {len(batch) for batch in batches} == {7, 8}
-    seen = list(itertools.chain.from_iterable(batches))
-    assert Counter(seen[:214]) == Counter(seen[214:]) == expected
-    assert seen[:214] != seen[214:]
+    cells = list(itertools.chain.from_iterable(batches))
+    assert Counter(cells[:214]) == Counter(cells[214:]) == expected
+    assert cells[:214] != cells[214:]
     data.close()
     # of any mixture, and of objects, the same stream
-    for other in (study_files, [ad.read_h5ad(path) for path in study_files]):
-        assert [as_cells(batch) for batch in module_of(other, vocabulary, max_steps=54).train_dataloader()] == batches
+    for files in (study_files, [ad.read_h5ad(path) for path in study_files]):
+        assert [as_cells(batch) for batch in module_of(files, vocabulary, max_steps=54).train_dataloader()] == batches
 
 
 @pytest.mark.parametrize("start_step", [1, 26, 40])
 def test_a_resumed_stream_goes_on_where_it_stopped(study_files, vocabulary, start_step):
-    whole = [as_cells(batch) for batch in module_of(study_files, vocabulary, max_steps=45).train_dataloader()]
+    batches = [as_cells(batch) for batch in module_of(study_files, vocabulary, max_steps=45).train_dataloader()]
     resumed = module_of(study_files, vocabulary, max_steps=45)
     resumed.setup()
     resumed.start_step = start_step
     for data in (module_of(study_files, vocabulary, max_steps=45, start_step=start_step), resumed):
-        assert [as_cells(batch) for batch in data.train_dataloader()] == whole[start_step:]
+        assert [as_cells(batch) for batch in data.train_dataloader()] == batches[start_step:]
 
 
 def test_validation_is_fixed_and_in_order(study_files, vocabulary):
@@ -93,9 +93,9 @@ def test_validation_is_fixed_and_in_order(study_files, vocabulary):
         assert first == second
         return first
 
-    found = batches()
-    assert [len(batch) for batch in found] == [10] * 15 + [4]
-    cells = list(itertools.chain.from_iterable(found))
+    batches_of_ten = batches()
+    assert [len(batch) for batch in batches_of_ten] == [10] * 15 + [4]
+    cells = list(itertools.chain.from_iterable(batches_of_ten))
     assert {cell[0] for cell in cells} == {UNSEEN_STUDY}
     indptr, tokens, values = open_cells(study_files[1], vocabulary, max_length=20).read(0, 25)
     plain = [(-1, *tokens[a:b].tolist(), *values[a:b].tolist()) for a, b in itertools.pairwise(indptr)]
@@ -122,7 +122,7 @@ def test_cells_left_out_are_told_of(study_files, vocabulary):
 
 
 @pytest.mark.parametrize(
-    ("train", "options", "said"),
+    ("train", "options", "message"),
     [
         (slice(3), {"validation_cells": -3}, r"validation_cells .*got -3"),
         (slice(3), {"batch_size": 0}, r"batch_size .*got 0"),
@@ -137,7 +137,7 @@ def test_cells_left_out_are_told_of(study_files, vocabulary):
         ("absent", {}, r"absent\.h5ad"),
     ],
 )
-def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path, train, options, said):
+def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path, train, options, message):
     if isinstance(train, slice):
         train = study_files[train]
     elif train == "absent":
@@ -145,7 +145,7 @@ def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path, train, op
     else:
         pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
         train = [tmp_path / "corpus.h5"] + study_files[:1] * (train == "both")
-    with pytest.raises((ValueError, FileNotFoundError), match=said):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         module_of(train, vocabulary, **options).setup()
 
 
@@ -159,30 +159,30 @@ def test_the_cells_of_a_batch_are_found(study_files, vocabulary, tmp_path, batch
     data = module_of(files, vocabulary, context=16, **batches)
     stream = data.training_stream()
     for number in (0, 3, 17):
-        batch, found = stream.batch(number), data.cells_of_batch(number)
-        assert len(found) == batch.n_cells > 1
-        for i, (study, file, row, cell) in enumerate(found):
+        batch, cells = stream.batch(number), data.cells_of_batch(number)
+        assert len(cells) == batch.n_cells > 1
+        for i, (study, file, row, cell) in enumerate(cells):
             assert study == data.study_names[int(batch.study[i])]
             (source,) = [source for source in data._pool.sources if str(source.path) == file]
             assert cell == ("" if packed else str(source.obs_names[row]))
-            own = batch.tokens[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
-            np.testing.assert_array_equal(source.read(row, row + 1)[1][:16], own.numpy())
+            tokens = batch.tokens[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
+            np.testing.assert_array_equal(source.read(row, row + 1)[1][:16], tokens.numpy())
     data.close()
 
 
 @pytest.mark.parametrize("batches", [{}, {"batch_tokens": 100}])
 def test_a_run_goes_on_with_another_number_of_lanes(study_files, vocabulary, expected, batches, caplog):
     """As a checkpoint carries it over: from 2 to 1 to 4 batches a step, in the middle of an epoch."""
-    state, seen, start = None, [], 0
+    state, steps, start = None, [], 0
     for lanes, stop in ((2, 10), (1, 17), (4, 17 + 4 * 30)):
         data = module_of(study_files, vocabulary, lanes=lanes, start_step=start, max_steps=stop, **batches)
         if state is not None:
             data.load_state_dict(state)
-        seen += [as_cells(batch) for batch in data.train_dataloader()]
+        steps += [as_cells(batch) for batch in data.train_dataloader()]
         state, start = data.state_dict(), stop
     assert state["lanes"] == [[0, 2], [10, 1], [17, 4]]
     assert "Until batch 17 an optimiser step had 1 batches; from there on it has 4." in caplog.text
-    cells = list(itertools.chain.from_iterable(seen))
+    cells = list(itertools.chain.from_iterable(steps))
     assert len(cells) > 2 * 214
     assert Counter(cells[:214]) == Counter(cells[214 : 2 * 214]) == expected
     # of another Python, with the checkpoint alone
@@ -191,8 +191,8 @@ def test_a_run_goes_on_with_another_number_of_lanes(study_files, vocabulary, exp
     stream = data.training_stream()
     for number in (3, 12, 40):
         assert later.cells_of_batch(number) == data.cells_of_batch(number)
-        assert as_cells(stream.batch(number)) == seen[number]
-        assert len(later.cells_of_batch(number)) == len(seen[number])
+        assert as_cells(stream.batch(number)) == steps[number]
+        assert len(later.cells_of_batch(number)) == len(steps[number])
 
 
 def test_held_out_studies_validate_and_are_not_trained_on(train, vocabulary):
@@ -245,17 +245,17 @@ def test_names_of_studies_that_validate(study_files, vocabulary):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"min_genes": 2}, "min_genes: 1 then, 2 now"),
         ({"validation_studies": ["study1"]}, r"validation_studies: None then, \['study1'\] now"),
         ({"block_rows": 6}, "block_rows: 5 then, 6 now"),
     ],
 )
-def test_a_resumed_run_must_keep_its_order(study_files, vocabulary, options, said):
+def test_a_resumed_run_must_keep_its_order(study_files, vocabulary, options, message):
     noted = module_of(study_files, vocabulary).state_dict()
     module_of(study_files, vocabulary).load_state_dict(noted)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         module_of(study_files, vocabulary, **options).load_state_dict(noted)
 
 
@@ -271,8 +271,8 @@ def test_the_manifest_says_what_is_trained_on(train, study_files, vocabulary, ca
     sizes = (60, 25, 131 if len(train) > 1 else 129)
     for study, name, n, file in zip(manifest["studies"], SIZES, sizes, study_files, strict=True):
         assert (study["study"], study["cells"] + study["cells_dropped"]) == (name, n)
-        known = vocabulary.match(ad.read_h5ad(file).var_names).tokens
-        assert study["genes_matched"] == len(np.unique(known[known >= 0]))
+        tokens = vocabulary.match(ad.read_h5ad(file).var_names).tokens
+        assert study["genes_matched"] == len(np.unique(tokens[tokens >= 0]))
         assert (study["columns"] is None) == (len(train) == 1)
     dropped = sum(one["cells_dropped"] for one in manifest["studies"])
     assert f"{data.n_cells} cells of 2 studies to train on" in caplog.text

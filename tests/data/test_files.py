@@ -57,8 +57,8 @@ def test_a_note_is_of_content_alone(folder, tmp_path, monkeypatch, large):
         for name, value in {"WHOLE": 100, "PIECES": 3, "PIECE": 64}.items():
             monkeypatch.setattr(f"scdiva.data.corpus.{name}", value)
     else:
-        whole = hashlib.sha256(file.read_bytes()).hexdigest()
-        assert file_note(file) == {"size": file.stat().st_size, "sha256": whole}
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert file_note(file) == {"size": file.stat().st_size, "sha256": digest}
     before = file_note(file), file_note(store)
     assert before[0].keys() == before[1].keys() == {"size", "sampled_sha256" if large else "sha256"}
     os.utime(file, (0, 0))
@@ -76,7 +76,7 @@ def test_a_note_is_of_content_alone(folder, tmp_path, monkeypatch, large):
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("files", "message"),
     [
         ({"a": "1", "b": "3"}, "1 of 2 files have changed .*'b'"),
         ({"a": "1"}, r"1 of 2 files are no longer given .*'b'"),
@@ -84,10 +84,10 @@ def test_a_note_is_of_content_alone(folder, tmp_path, monkeypatch, large):
         ({"b": "2", "a": "1"}, r"2 of 2 files stand in another order"),
     ],
 )
-def test_what_differs_is_named(found, said):
+def test_what_differs_is_named(files, message):
     check_manifest({"a": "1", "b": "2"}, {"a": "1", "b": "2"})
-    with pytest.raises(ValueError, match=said):
-        check_manifest({"a": "1", "b": "2"}, found)
+    with pytest.raises(ValueError, match=message):
+        check_manifest({"a": "1", "b": "2"}, files)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -127,7 +127,7 @@ def test_a_share_is_drawn_from_the_seed_whatever_the_order_of_files(share, seed,
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("selection", "message"),
     [
         (["blod"], "study 'blod' .*'blood'"),
         (["liver x"], r"no study 'liver x'\.$"),
@@ -139,6 +139,6 @@ def test_a_share_is_drawn_from_the_seed_whatever_the_order_of_files(share, seed,
         (True, "got True"),
     ],
 )
-def test_impossible_splits_are_refused(asked, said):
-    with pytest.raises(ValueError, match=said):
-        held_out_studies(NAMES, asked, 0)
+def test_impossible_splits_are_refused(selection, message):
+    with pytest.raises(ValueError, match=message):
+        held_out_studies(NAMES, selection, 0)

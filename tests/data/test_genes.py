@@ -48,12 +48,12 @@ def test_a_mixture_of_names(human):
 def test_share_of_counts_decides(human, unknown, outcome):
     # Two of three names are unknown: only counts matter.
     names, counts = ["CD3E", "xyz1", "xyz2"], [100 - unknown, unknown - 1, 1]
-    said = {
+    expectation = {
         "error": pytest.raises(ValueError, match=r"49.0% of .*1 of 3 names.*'xyz1', 'xyz2'"),
         "warning": pytest.warns(UserWarning, match=rf"only {100 - unknown}.0% of the counts"),
         "pass": contextlib.nullcontext(),
     }[outcome]
-    with said:
+    with expectation:
         resolve_genes(names, human, counts)
 
 
@@ -117,38 +117,38 @@ def test_gene_names():
 def test_columns_that_are_no_genes_are_refused(column, kind):
     """An antibody against CD4 is called CD4, or CD4-1 once names are made unique, and would be added to its RNA."""
     var = pd.DataFrame({column: ["Gene Expression", "Gene Expression", kind]}, index=["CD4", "CD3E", "CD4-1"])
-    said = kind if isinstance(kind, str) else kind.decode()
-    with pytest.raises(ValueError, match=rf"1 of 3 columns are not genes, but {said} .first: 'CD4-1'") as error:
+    kind_text = kind if isinstance(kind, str) else kind.decode()
+    with pytest.raises(ValueError, match=rf"1 of 3 columns are not genes, but {kind_text} .first: 'CD4-1'") as error:
         gene_names(var)
     mended = {"adata": ad.AnnData(np.ones((2, 3), np.float32), var=var)}
     exec(str(error.value).split("Leave them out: ")[1], mended)
     assert gene_names(mended["adata"].var)[0] == ["CD4", "CD3E"]
     with pytest.raises(ValueError, match=r"adata\.raw\.to_adata\(\); adata = adata\["):
         gene_names(var, InputOptions(use_raw=True))
-    with pytest.raises(ValueError, match=f"all 1 are {said}"):
+    with pytest.raises(ValueError, match=f"all 1 are {kind_text}"):
         gene_names(var.iloc[2:])
     assert gene_names(var.assign(**{column: "protein_coding"}))[0] == ["CD4", "CD3E", "CD4-1"]
 
 
-@pytest.mark.parametrize("other", ["", "mm10___"])
+@pytest.mark.parametrize("mouse_prefix", ["", "mm10___"])
 @pytest.mark.parametrize("prefix", ["GRCh38_", "hg19_", "GRCh38______"])
-def test_names_with_a_genome_are_told_how_to_take_it_off(human, prefix, other):
+def test_names_with_a_genome_are_told_how_to_take_it_off(human, prefix, mouse_prefix):
     symbols = list(human.symbols[:40])
-    names = [prefix + name for name in symbols] + [other + name.capitalize() for name in symbols if other]
-    with pytest.raises(ValueError, match="begin with a genome") as said:
+    names = [prefix + name for name in symbols] + [mouse_prefix + name.capitalize() for name in symbols if mouse_prefix]
+    with pytest.raises(ValueError, match="begin with a genome") as error:
         resolve_genes(names, human, np.ones(len(names)))
     mended = {"adata": ad.AnnData(np.ones((2, len(names)), np.float32), var=pd.DataFrame(index=names)), "np": np}
-    exec(str(said.value).split("with its genes: ")[1], mended)
+    exec(str(error.value).split("with its genes: ")[1], mended)
     assert list(mended["adata"].var_names) == symbols
 
 
 def test_ids_with_more_in_the_name_are_told_how_to_get_them_out(human):
     table = human.table.iloc[:30]
     names = [f"{row.ensembl_id}.3|{row.symbol}" for row in table.itertuples()]
-    with pytest.raises(ValueError, match="gene_ids='id'") as said:
+    with pytest.raises(ValueError, match="gene_ids='id'") as error:
         resolve_genes(names, human, np.ones(30))
     adata = ad.AnnData(np.ones((2, 30), np.float32), var=pd.DataFrame(index=names))
-    exec(re.split("and more: |; sd.pp", str(said.value))[1], {"adata": adata})
+    exec(re.split("and more: |; sd.pp", str(error.value))[1], {"adata": adata})
     tokens, _ = resolve_genes(gene_names(adata.var, InputOptions(gene_ids="id"))[0], human, np.ones(30))
     assert (tokens == table.index).all()
 
@@ -161,8 +161,8 @@ def test_spikes_and_mouse_genes_among_human_ones_are_named(human):
         resolve_genes([*symbols, "ERCC-00002"], human, np.r_[np.ones(30), 100])
     mouse = ["Gapdh", "Actb", "mt-Co1", "Cd8a", "Eef1a1"]
     names = [*symbols, *mouse]
-    with pytest.warns(UserWarning, match="those of a mouse") as said:
+    with pytest.warns(UserWarning, match="those of a mouse") as caught:
         resolve_genes(names, human, np.r_[np.ones(30), np.full(5, 2.0)])
     mended = {"adata": ad.AnnData(np.ones((2, 35), np.float32), var=pd.DataFrame(index=names)), "scdiva": scdiva}
-    exec(str(said[0].message).split("Keep the human ones: ")[1].rstrip("."), mended)
+    exec(str(caught[0].message).split("Keep the human ones: ")[1].rstrip("."), mended)
     assert list(mended["adata"].var_names) == symbols

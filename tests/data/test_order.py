@@ -86,12 +86,12 @@ def test_no_cell_is_lost_or_seen_twice_when_the_number_of_lanes_changes(pool, ho
     epochs: dict[int, Counter] = {}
     for number, cells in enumerate(batches_of(order, range(ends[-1]))):
         epochs.setdefault(order.find(number)[0].epoch, Counter()).update(cells)
-    seen = Counter()
+    counts = Counter()
     for epoch in epochs.values():
-        seen += epoch
+        counts += epoch
     last = max(epochs)
-    assert all(n <= last + 1 for n in seen.values())
-    assert all(seen[cell] >= last - 1 for cell in range(pool.n_cells))
+    assert all(n <= last + 1 for n in counts.values())
+    assert all(counts[cell] >= last - 1 for cell in range(pool.n_cells))
     # what came before is not touched by what follows, and comes again
     short = Order(pool, 3, size, batch_tokens=tokens, n_blocks=3, lanes=lanes[:-1])
     assert batches_of(short, range(ends[-2])) == batches_of(order, range(ends[-2]))
@@ -137,9 +137,10 @@ def test_lanes_change_their_buffers_in_turn(lanes, per_lane, n_blocks):
 )
 def test_blocks_are_of_one_study_and_looked_at_in_any_portions(sizes, block_rows, chunk, seed):
     rng = np.random.default_rng(seed)
-    studies = [np.repeat(np.arange(len(some), dtype=np.int16), some) for some in sizes]
+    studies = [np.repeat(np.arange(len(study_sizes), dtype=np.int16), study_sizes) for study_sizes in sizes]
     numbers = [
-        np.where(rng.random(len(some)) < 0.3, LEFT_OUT, 10 * i + np.arange(len(some))) for i, some in enumerate(sizes)
+        np.where(rng.random(len(study_sizes)) < 0.3, LEFT_OUT, 10 * i + np.arange(len(study_sizes)))
+        for i, study_sizes in enumerate(sizes)
     ]
     sources = [SimpleNamespace(lengths=rng.integers(0, 9, len(study)).astype(np.uint16)) for study in studies]
     pool = CellPool(sources, studies, 2, 5, block_rows, numbers)
@@ -152,15 +153,15 @@ def test_blocks_are_of_one_study_and_looked_at_in_any_portions(sizes, block_rows
     assert pool.n_cells == len(expected) == int(pool.sizes.sum())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK", chunk)
-        other = CellPool(sources, studies, 2, 5, block_rows, numbers)
+        chunked = CellPool(sources, studies, 2, 5, block_rows, numbers)
     for column in ("_source", "_first", "_span", "sizes", "tokens", "starts"):
-        np.testing.assert_array_equal(getattr(pool, column), getattr(other, column))
+        np.testing.assert_array_equal(getattr(pool, column), getattr(chunked, column))
     if not expected:
         return
     cells = rng.permutation(len(expected))
     source, row, study = pool.rows_of(cells)
-    found = list(zip(*(one.tolist() for one in (source, row, study, pool.n_tokens(cells))), strict=True))
-    assert found == [expected[cell] for cell in cells]
+    actual = list(zip(*(one.tolist() for one in (source, row, study, pool.n_tokens(cells))), strict=True))
+    assert actual == [expected[cell] for cell in cells]
     assert pool.longest == max(tokens for *_, tokens in expected)
     for start, n, tokens in zip(pool.starts, pool.sizes, pool.tokens, strict=True):
         block = expected[start : start + n]

@@ -84,12 +84,12 @@ def test_annotation_comes_through(tmp_path, source, target):
     with open_store(tmp_path / source, "w") as file:
         for name, one in frames.items():
             ad.io.write_elem(file, name, one)
-    with open_store(tmp_path / source) as file, open_store(tmp_path / target, "w") as other:
+    with open_store(tmp_path / source) as file, open_store(tmp_path / target, "w") as copied:
         for name in frames:
-            copy_frame(file[name], other, name)
-    with open_store(tmp_path / target) as other:
+            copy_frame(file[name], copied, name)
+    with open_store(tmp_path / target) as copied:
         for name, one in frames.items():
-            pd.testing.assert_frame_equal(ad.io.read_elem(other[name]), one, check_column_type=name == "obs")
+            pd.testing.assert_frame_equal(ad.io.read_elem(copied[name]), one, check_column_type=name == "obs")
 
 
 @pytest.mark.parametrize("name", ["deep/er/cells.h5ad", "deep/cells.zarr"])
@@ -97,14 +97,14 @@ def test_cells_are_written_whole_into_folders_that_are_made(tmp_path, name, monk
     adata = sd.datasets.toy(12, 30)
     out = tmp_path / name
     assert write_cells(adata, out) == out
-    read = ad.read_zarr if name.endswith("zarr") else ad.read_h5ad
-    assert (read(out).X != adata.X).nnz == 0
+    load = ad.read_zarr if name.endswith("zarr") else ad.read_h5ad
+    assert (load(out).X != adata.X).nnz == 0
     adata.obsm["wide"] = np.ones((12, 5000))
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=12 * 5000 * 8))
     if name.endswith("h5ad"):  # a .zarr is compressed: what it takes is not known before
         with pytest.raises(OSError, match=r"No space .*0\.5 MiB"):
             write_cells(adata, out)
-        assert "wide" not in read(out).obsm
+        assert "wide" not in load(out).obsm
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 

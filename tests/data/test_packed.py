@@ -32,9 +32,9 @@ def single_path(packed_path):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_ranges_are_those_of_the_whole(packed_path, ranges):
     packed = PackedCells(packed_path)
-    whole = packed.read(0, 214)
+    all_cells = packed.read(0, 214)
     rows = np.concatenate([np.arange(*one) for one in ranges])
-    for a, b in zip(packed.read_ranges(ranges), take_cells(whole, rows), strict=True):
+    for a, b in zip(packed.read_ranges(ranges), take_cells(all_cells, rows), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -53,8 +53,8 @@ def test_packed_cells_equal_the_files(packed_path, study_files, vocabulary):
     packed = PackedCells(packed_path, vocabulary)
     assert (packed.n_obs, packed.max_length, packed.study_names) == (214, 30, ["study0", "study1", "study2"])
     np.testing.assert_array_equal(packed.study, np.repeat([0, 1, 2], [60, 25, 129]))
-    whole = packed.read(0, 214)
-    assert [part.dtype for part in whole] == [np.int64, np.int32, np.float32]
+    all_cells = packed.read(0, 214)
+    assert [part.dtype for part in all_cells] == [np.int64, np.int32, np.float32]
     at = 0
     for number, path in enumerate(study_files):
         source = open_cells(path, vocabulary, max_length=30, empty="nan")
@@ -66,10 +66,10 @@ def test_packed_cells_equal_the_files(packed_path, study_files, vocabulary):
         at += len(rows)
         source.close()
     assert at == packed.n_obs
-    np.testing.assert_array_equal(packed.lengths, np.diff(whole[0]))
+    np.testing.assert_array_equal(packed.lengths, np.diff(all_cells[0]))
     assert packed.lengths.max() == 30
     packed.close()
-    for a, b in zip(packed.read(0, 214), whole, strict=True):  # opened anew
+    for a, b in zip(packed.read(0, 214), all_cells, strict=True):  # opened anew
         np.testing.assert_array_equal(a, b)
 
 
@@ -86,19 +86,19 @@ def test_a_failed_pack_leaves_nothing(study_files, vocabulary, tmp_path):
 def test_another_vocabulary_is_refused(packed_path, vocabulary):
     with pytest.raises(ValueError, match="packed with another vocabulary"):
         PackedCells(packed_path, vocabulary.subset(vocabulary.tokens[:-1]))
-    other = vocabulary.with_entropy(vocabulary.entropy[3:] + 1)
+    altered = vocabulary.with_entropy(vocabulary.entropy[3:] + 1)
     with pytest.raises(ValueError, match="packed with entropies of another vocabulary"):
-        PackedCells(packed_path, other)
+        PackedCells(packed_path, altered)
 
 
 def test_a_file_that_is_read_is_not_written(study_files, vocabulary, tmp_path):
-    own = tmp_path / "own.h5ad"
-    own.write_bytes(study_files[0].read_bytes())
+    file = tmp_path / "own.h5ad"
+    file.write_bytes(study_files[0].read_bytes())
     with pytest.raises(NotADirectoryError, match=r"own.h5ad' is not a folder"):
-        pack_files([study_files[1], tmp_path], vocabulary, own)
+        pack_files([study_files[1], tmp_path], vocabulary, file)
     with pytest.raises(FileExistsError, match=r"is a folder with 'own.h5ad' and is not a corpus"):
         pack_files([study_files[1]], vocabulary, tmp_path)
-    assert own.read_bytes() == study_files[0].read_bytes()
+    assert file.read_bytes() == study_files[0].read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["own.h5ad"]
 
 
@@ -127,7 +127,7 @@ def set_to(part, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (set_to("study", 3), "its columns do not fit"),
         (set_to("study", -1), "its columns do not fit"),
@@ -137,13 +137,13 @@ def set_to(part, value):
         (None, "can't be opened: it is truncated"),
     ],
 )
-def test_damaged_files_are_refused(single_path, tmp_path, vocabulary, change, said):
+def test_damaged_files_are_refused(single_path, tmp_path, vocabulary, change, message):
     damaged = tmp_path / "damaged.h5"
     damaged.write_bytes(single_path.read_bytes()[: None if change else single_path.stat().st_size // 2])
     if change:
         with h5py.File(damaged, "r+") as file:
             change(file)
-    with pytest.raises(ValueError, match=rf"damaged\.h5' .*{said}"):
+    with pytest.raises(ValueError, match=rf"damaged\.h5' .*{message}"):
         CellDataModule(damaged, vocabulary=vocabulary).setup()
 
 
@@ -156,8 +156,8 @@ def test_a_damaged_folder_is_named(packed_path, tmp_path, name, cut):
     file.unlink()
     if cut:
         file.write_bytes(content[: len(content) // 2])
-    said = "corpus'.* or it is of another version" if cut or name != "index.json" else "not a packed corpus"
-    with pytest.raises(ValueError, match=said):
+    message = "corpus'.* or it is of another version" if cut or name != "index.json" else "not a packed corpus"
+    with pytest.raises(ValueError, match=message):
         PackedCells(tmp_path / "corpus").read(0, 60)
 
 
@@ -168,13 +168,13 @@ def test_foreign_files_and_wrong_calls_are_refused(packed_path, study_files, voc
         PackedCells(study_files[0])
     with pytest.raises(FileNotFoundError, match="no file"):
         PackedCells(tmp_path / "absent.h5")
-    for files, options, said in (
+    for files, options, message in (
         ([], {}, "no files were given"),
         ([study_files[0]] * 2, {}, r"1 names .*file.*'study0'"),
         (study_files, {"min_genes": 0}, "min_genes must be at least 1"),
         (study_files, {"out": "s3://bucket/corpus"}, "is a URL"),
         (study_files, {"shard": (3, 3)}, r"shard must be .* got \(3, 3\)"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             pack_files(files, vocabulary, **{"out": tmp_path / "x.h5"} | options)
     assert list(tmp_path.iterdir()) == []

@@ -73,8 +73,8 @@ def test_a_call_goes_on_where_it_was_cut_off(files, vocabulary, straight, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         pack_files(files, vocabulary, out, **HOW)
     monkeypatch.setattr(packing, "whole_or_not", write)
-    found = {name: (out / name).stat().st_ino for name in packed_now}
-    assert len(found) == 3
+    inodes = {name: (out / name).stat().st_ino for name in packed_now}
+    assert len(inodes) == 3
     left = ["index.json", "lengths-0123456789ab.npy", "denominator-0123456789ab.npy"]  # by a kill
     left = [out / f".{'0f' * 16}.{name}" for name in left]
     for file in (*left, out / ".mine"):
@@ -84,23 +84,23 @@ def test_a_call_goes_on_where_it_was_cut_off(files, vocabulary, straight, tmp_pa
         assert len(packed_now) == len(set(packed_now)) == n
         assert not any(file.exists() for file in left)
         assert {name: sums for name, sums in content(out).items() if name != ".mine"} == straight
-    assert {name: (out / name).stat().st_ino for name in found} == found
+    assert {name: (out / name).stat().st_ino for name in inodes} == inodes
     assert (out / ".mine").exists()
 
 
 def test_what_has_changed_is_packed_anew(files, vocabulary, tmp_path, packed_now):
-    own = [Path(shutil.copy(path, tmp_path)) for path in files]
-    pack_files(own, vocabulary, tmp_path / "corpus", **HOW)
+    copies = [Path(shutil.copy(path, tmp_path)) for path in files]
+    pack_files(copies, vocabulary, tmp_path / "corpus", **HOW)
     before = PackedCells(tmp_path / "corpus").read(0, 60)
     packed_now.clear()
-    cells = ad.read_h5ad(own[1])
-    cells[:20].copy().write_h5ad(own[1])
-    packed = pack_files(own, vocabulary, tmp_path / "corpus", **HOW)
+    cells = ad.read_h5ad(copies[1])
+    cells[:20].copy().write_h5ad(copies[1])
+    packed = pack_files(copies, vocabulary, tmp_path / "corpus", **HOW)
     assert [name[:11] for name in packed_now] == ["part-study1"]
     assert np.bincount(packed.study).tolist() == [60, 20, 129]
     assert all(np.array_equal(*pair) for pair in zip(packed.read(0, 60), before, strict=True))
     packed_now.clear()
-    pack_files(own, vocabulary, tmp_path / "corpus", **HOW | {"max_length": 20})
+    pack_files(copies, vocabulary, tmp_path / "corpus", **HOW | {"max_length": 20})
     assert len(packed_now) == 7
     assert len(list((tmp_path / "corpus").iterdir())) == 7 + 5  # parts, the index, its four arrays
 
@@ -108,12 +108,12 @@ def test_what_has_changed_is_packed_anew(files, vocabulary, tmp_path, packed_now
 def test_studies_are_appended(files, vocabulary, straight, tmp_path, packed_now):
     out = tmp_path / "corpus"
     first = pack_files(files[:2], vocabulary, out, append=True, **HOW)
-    before, whole = content(out), first.read(0, 85)
-    both = pack_files(files[2], vocabulary, out, append=True, **HOW)
+    before, cells = content(out), first.read(0, 85)
+    appended = pack_files(files[2], vocabulary, out, append=True, **HOW)
     assert content(out) == straight
     assert {name for name in before if name.startswith("part-")} < straight.keys()
-    assert both.study_names == ["study0", "study1", "study2"]
-    for a, b in zip(first.read(0, 85), whole, strict=True):  # who had it open still reads it
+    assert appended.study_names == ["study0", "study1", "study2"]
+    for a, b in zip(first.read(0, 85), cells, strict=True):  # who had it open still reads it
         np.testing.assert_array_equal(a, b)
     assert len(packed_now) == 7
     assert pack_files(files[1:], vocabulary, out, append=True, **HOW).n_obs == 214  # they are there
@@ -128,9 +128,9 @@ def test_studies_are_appended(files, vocabulary, straight, tmp_path, packed_now)
 
 def test_a_file_that_changes_meanwhile_is_no_part(files, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setattr(packing, "file_note", lambda path: path.touch() or {})
-    own = Path(shutil.copy(files[0], tmp_path))
+    file = Path(shutil.copy(files[0], tmp_path))
     with pytest.raises(ValueError, match=r"study0.h5ad' was changed while it was packed"):
-        pack_files(own, vocabulary, tmp_path / "corpus")
+        pack_files(file, vocabulary, tmp_path / "corpus")
     assert not list((tmp_path / "corpus").iterdir())
 
 
@@ -145,8 +145,8 @@ def test_the_index_says_what_there_is(files, vocabulary, tmp_path):
     assert sum(part["cells_dropped"] for part in index["parts"]) == 216 - packed.n_obs > 2
     first = index["parts"][0]
     indptr, tokens, values = PackedCells(tmp_path / "corpus" / first["file"]).read(0, 40)
-    whole = b"".join(array.tobytes() for array in (indptr, tokens.astype(np.uint16), values))
-    assert hashlib.sha256(whole).hexdigest() == first["sha256"]
+    data = b"".join(array.tobytes() for array in (indptr, tokens.astype(np.uint16), values))
+    assert hashlib.sha256(data).hexdigest() == first["sha256"]
     source = {"size": files[0].stat().st_size, "sha256": hashlib.sha256(files[0].read_bytes()).hexdigest()}
     assert first["source"] == {"file": files[0].name, "first": 0} | source
     note = CellDataModule(tmp_path / "corpus", vocabulary=vocabulary, context=20).manifest()["files"]["train"]

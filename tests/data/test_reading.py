@@ -71,8 +71,8 @@ def test_a_table_decides_alone(human):
     names = ["Rt1", " Rt2 ", "ENSRNOG00000000007.2", "Rt3", "Rt4", "CD4", "CD8A", "Cd3d", "Rt1.1"]
     for species in (table, pd.Series(table), pd.Series(table, dtype="object").astype("string")):
         match = human.match(names, species)
-        found = [human.symbols[token - 3] if token >= 0 else None for token in match.tokens]
-        assert found == ["CD3D", "CD3D", "CCL3", *[None] * 6]
+        symbols = [human.symbols[token - 3] if token >= 0 else None for token in match.tokens]
+        assert symbols == ["CD3D", "CD3D", "CCL3", *[None] * 6]
         assert list(match.how) == ["ortholog"] * 3 + ["unknown"] * 6
     matched = match_columns(pd.DataFrame(index=names[:3]), human, InputOptions(species=table))
     assert judge_genes(matched, human, np.ones(3), InputOptions(species=table))["n_duplicates"] == 1
@@ -81,7 +81,7 @@ def test_a_table_decides_alone(human):
 
 
 @pytest.mark.parametrize(
-    ("species", "said"),
+    ("species", "message"),
     [
         ("mause", "species .*got .mause. .*.mouse."),
         (3, "got int"),
@@ -92,39 +92,39 @@ def test_a_table_decides_alone(human):
         (pd.Series(["CD3D", "CD4"], ["Rt1", "Rt1"]), "'Rt1' two.*'CD3D' and 'CD4'"),
     ],
 )
-def test_what_is_no_species_is_refused_before_anything_is_read(species, said, rat):
+def test_what_is_no_species_is_refused_before_anything_is_read(species, message, rat):
     cells = rat.copy()
     for call in (sd.pp.match_genes, sd.pp.corpus_entropy, open_cells):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             call(cells, species=species)
     assert "scdiva" not in cells.uns
     assert cells.var.equals(rat.var)
 
 
 def test_species_that_the_names_are_not(rat, mouse, table):
-    for cells, species, said in (
+    for cells, species, message in (
         (rat, {"a": "CD3D"}, r"none of the 200 .*'a'.*'Rt0-ps', 'Rt1-ps'"),
         (rat, dict(list(table.items())[:1]), "table given as species"),
         (mouse, "human", r"species='human'.*names"),
         (sd.datasets.toy(), "mouse", r"species='mouse'.*names"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             sd.pp.match_genes(cells, species=species)
         assert "scdiva" not in cells.uns
 
 
 def test_notes_say_how_much_is_read(rat, mouse, table):
-    for cells, species, said, n in (
+    for cells, species, message, n in (
         (mouse, "mouse", "mouse genes.*human orthologs.* 100%", mouse.n_vars),
         (rat, table, "another species.*'Rt1-ps'.*199 of 200", 199),
         (rat, pd.Series(table), "another species", 199),
     ):
-        with pytest.warns(UserWarning, match=said):
-            found = sd.pp.match_genes(cells, species=species, copy=True)
-        report = found.uns["scdiva"]["match"]
+        with pytest.warns(UserWarning, match=message):
+            matched = sd.pp.match_genes(cells, species=species, copy=True)
+        report = matched.uns["scdiva"]["match"]
         assert report["how"]["ortholog"] == report["n_mapped"] == n
         assert report["params"]["species"] == ("mouse" if isinstance(species, str) else "table")
-        assert found.var_names.equals(cells.var_names)
+        assert matched.var_names.equals(cells.var_names)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -154,15 +154,15 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
     human = mouse.copy()
     human.var_names = human.var["human"].astype(str)
     human.var.index.name = None
-    both = [tmp_path / "a_human.h5ad", tmp_path / "b_mouse.h5ad"]
-    for cells, file in zip((human, mouse), both, strict=True):
+    files = [tmp_path / "a_human.h5ad", tmp_path / "b_mouse.h5ad"]
+    for cells, file in zip((human, mouse), files, strict=True):
         cells.write_h5ad(file)
     np.testing.assert_array_equal(*(column_tokens(cells.var, vocabulary) for cells in (human, mouse)))
-    assert sd.pp.corpus_entropy(both, vocabulary) == sd.pp.corpus_entropy([human, human], vocabulary)
+    assert sd.pp.corpus_entropy(files, vocabulary) == sd.pp.corpus_entropy([human, human], vocabulary)
     packed = pack_files([tmp_path], vocabulary, tmp_path / "corpus.h5")
     assert packed.study_names == ["a_human", "b_mouse"]
     np.testing.assert_array_equal(*packed.measured)
-    for one, other in zip(packed.read(0, 60), packed.read(60, 120), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for human_part, mouse_part in zip(packed.read(0, 60), packed.read(60, 120), strict=True):
+        np.testing.assert_array_equal(human_part, mouse_part)
     with pytest.raises(ValueError, match=r"a_human: .*species='mouse'"):
-        CellDataModule(both, vocabulary=vocabulary, species="mouse").setup()
+        CellDataModule(files, vocabulary=vocabulary, species="mouse").setup()

@@ -75,11 +75,11 @@ def site(folder):
             self.send_error(404)
 
         def do_GET(self):
-            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or "")
+            byte_range = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or "")
             path = Path(self.translate_path(self.path))
-            if asked is None or "deaf" in self.path or not path.is_file():
+            if byte_range is None or "deaf" in self.path or not path.is_file():
                 return super().do_GET()
-            first, last = map(int, asked.groups())
+            first, last = map(int, byte_range.groups())
             content = path.read_bytes()
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
@@ -201,14 +201,14 @@ def test_a_note_tells_another_content_of_the_same_size(s3, bucket, folder):
 @pytest.mark.parametrize("where", ["bucket", "site"])
 @pytest.mark.parametrize("name", ["study0.zarr", "study1.zarr"])
 def test_a_chunk_that_is_gone_is_no_zero(where, name, folder, s3, bucket, vocabulary, request):
-    lost = f"train/{name}/X/data/{'0' if name == 'study0.zarr' else 'c/0'}"
+    chunk = f"train/{name}/X/data/{'0' if name == 'study0.zarr' else 'c/0'}"
     with contextlib.ExitStack() as back:
         if where == "bucket":
             files = s3()
-            back.callback(files.pipe, f"{bucket}/{lost}", files.cat(f"{bucket}/{lost}"))
-            files.rm(f"{bucket}/{lost}")
+            back.callback(files.pipe, f"{bucket}/{chunk}", files.cat(f"{bucket}/{chunk}"))
+            files.rm(f"{bucket}/{chunk}")
         else:
-            path = folder.parent / lost
+            path = folder.parent / chunk
             path.rename(path.with_name("away"))
             back.callback(path.with_name("away").rename, path)
         with pytest.raises(ValueError, match=r"(s3|http)://.*is damaged"):

@@ -27,8 +27,8 @@ PRIMARY = "is_primary_data == True"
 @pytest.fixture(scope="module")
 def cells() -> ad.AnnData:
     """700 blood cells that scanpy brings, log-normalised; of three donors, one of which lacks genes."""
-    found = Path(find_spec("scanpy").origin).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"
-    adata = ad.read_h5ad(found).raw.to_adata()
+    path = Path(find_spec("scanpy").origin).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"
+    adata = ad.read_h5ad(path).raw.to_adata()
     adata = ad.AnnData(sp.csr_matrix(adata.X), obs=adata.obs[["bulk_labels"]].copy(), var=adata.var[[]].copy())
     adata.obs["dataset_id"] = pd.Categorical(np.array(["b", "a", "c", "a"])[np.arange(adata.n_obs) % 4])
     adata.obs["is_primary_data"] = np.arange(adata.n_obs) % 5 != 0
@@ -77,17 +77,17 @@ def test_cells_are_those_of_the_file(kind, cells, request):
 
 def test_the_filter_chooses_and_a_column_divides(uri, cells):
     chosen = sd.data.open_soma(uri, obs_filter=f"{PRIMARY} and depth > 430")
-    kept = cells[cells.obs["is_primary_data"] & (cells.obs["depth"] > 430)].copy()
-    assert 0 < kept.n_obs < 560
-    same(open_cells(chosen, MINI).read(0, kept.n_obs), open_cells(kept, MINI).read(0, kept.n_obs))
+    filtered = cells[cells.obs["is_primary_data"] & (cells.obs["depth"] > 430)].copy()
+    assert 0 < filtered.n_obs < 560
+    same(open_cells(chosen, MINI).read(0, filtered.n_obs), open_cells(filtered, MINI).read(0, filtered.n_obs))
     studies = chosen.by("dataset_id")
     assert [one.stem for one in studies] == ["a", "b", "c"]
     for one in studies:
-        part = kept[kept.obs["dataset_id"] == one.stem].copy()
+        part = filtered[filtered.obs["dataset_id"] == one.stem].copy()
         source = open_cells(one, MINI)
         same(source.read(0, part.n_obs), open_cells(part, MINI).read(0, part.n_obs))
-        seen = np.asarray(part.X.sum(axis=0)).ravel() > 0
-        assert len(source.measured_tokens) == (open_cells(part, MINI).tokens[seen] >= 0).sum()
+        expressed = np.asarray(part.X.sum(axis=0)).ravel() > 0
+        assert len(source.measured_tokens) == (open_cells(part, MINI).tokens[expressed] >= 0).sum()
         assert list(one.obs()["observation_joinid"]) == list(part.obs_names)
 
 
@@ -96,7 +96,7 @@ def test_it_is_packed_and_counted_as_files_are(uri, cells, tmp_path):
     files = [tmp_path / f"{name}.h5ad" for name in "abc"]
     for file in files:
         cells[cells.obs["is_primary_data"] & (cells.obs["dataset_id"] == file.stem)].copy().write_h5ad(file)
-    far, near = (pack_files(given, MINI, tmp_path / out) for given, out in ((studies, "far"), (files, "near")))
+    far, near = (pack_files(source, MINI, tmp_path / out) for source, out in ((studies, "far"), (files, "near")))
     assert far.study_names == near.study_names == ["a", "b", "c"]
     same(far.read(0, far.n_obs), near.read(0, near.n_obs))
     same([far.study], [near.study])
@@ -107,8 +107,12 @@ def test_it_is_packed_and_counted_as_files_are(uri, cells, tmp_path):
 def test_the_page_leads_from_an_experiment_to_a_corpus(uri, cells, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "large_data.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"```python\n(# census\.py\n.*?)```", page, flags=re.DOTALL)
-    for shown, here in ((r'uri = "s3:.*"', f"uri = {uri!r}"), (r" and suspension_type == 'cell'", ""), ("=200", "=1")):
-        script, n = re.subn(shown, here, script)
+    for pattern, replacement in (
+        (r'uri = "s3:.*"', f"uri = {uri!r}"),
+        (r" and suspension_type == 'cell'", ""),
+        ("=200", "=1"),
+    ):
+        script, n = re.subn(pattern, replacement, script)
         assert n
     monkeypatch.chdir(tmp_path)
     exec(compile(script, "census.py", "exec"), {})
@@ -118,8 +122,8 @@ def test_the_page_leads_from_an_experiment_to_a_corpus(uri, cells, tmp_path, mon
 
 
 def test_an_embedding_is_that_of_the_file(uri, cells, tmp_path):
-    kept = cells[cells.obs["is_primary_data"]].copy()
-    kept.write_h5ad(tmp_path / "cells.h5ad")
+    primary = cells[cells.obs["is_primary_data"]].copy()
+    primary.write_h5ad(tmp_path / "cells.h5ad")
     chosen = sd.data.open_soma(uri, obs_filter=PRIMARY)
     far = ad.read_h5ad(sd.tl.embed_file(chosen, tmp_path / "far.h5ad"))
     near = ad.read_h5ad(sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "near.h5ad"))
@@ -135,7 +139,7 @@ def test_what_is_wrong_is_named(uri, cells, tmp_path):
         sd.data.open_soma(str(tmp_path / "absent"))
     dense = tiledbsoma.from_anndata(str(tmp_path / "dense.soma"), cells[:20].copy(), "RNA", X_kind=DenseNDArray)
     chosen, wrong = sd.data.open_soma(uri), "is_primary == True"
-    for call, said in (
+    for call, message in (
         (lambda: sd.data.open_soma(f"{uri}/ms"), r"ms' can't be read: .*not a SOMAExperiment"),
         (lambda: sd.data.open_soma(uri, obs_filter=wrong), f"can't be read: .*is_primary.*obs_filter='{wrong}'"),
         (lambda: sd.data.open_soma(uri, obs_filter="depth < 0"), r"no cell .*obs_filter='depth < 0'"),
@@ -145,5 +149,5 @@ def test_what_is_wrong_is_named(uri, cells, tmp_path):
         (lambda: open_cells(chosen, MINI, layer="counts"), "no item 'counts'"),
         (lambda: open_cells(chosen, MINI, use_raw=True), "has no raw"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             call()

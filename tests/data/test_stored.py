@@ -106,7 +106,7 @@ def short_names(root):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (without("var"), "has no obs and var"),
         (lambda root: root["obs"].attrs.pop("_index"), "has no names of its cells"),
@@ -120,11 +120,11 @@ def short_names(root):
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )
-def test_what_is_no_sound_file_is_refused_by_name(change, said, tmp_path):
+def test_what_is_no_sound_file_is_refused_by_name(change, message, tmp_path):
     path = broken(tmp_path, change)
     with pytest.raises(ValueError, match="broken") as caught, open_matrix(path) as opened:
         list(row_blocks(opened.matrix, 20))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ValueError, match=r"broken\.h5ad'.*truncated"):
         open_matrix(path)

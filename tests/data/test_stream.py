@@ -91,8 +91,8 @@ def test_ranks_together_see_each_epoch_once(sizes, block_rows, n_blocks, seed, w
     per_epoch = lanes * order.deal(0, 0).n_batches
     by_number: dict[int, list[int]] = {}
     for rank in range(world_size):
-        seen = read_by(TrainingStream(order, stop=2 * per_epoch, prefetch=prefetch), rank, world_size)
-        by_number |= dict(zip(range(rank, 2 * per_epoch, world_size), seen, strict=True))
+        batches = read_by(TrainingStream(order, stop=2 * per_epoch, prefetch=prefetch), rank, world_size)
+        by_number |= dict(zip(range(rank, 2 * per_epoch, world_size), batches, strict=True))
     cells = [[cell for n in range(e * per_epoch, (e + 1) * per_epoch) for cell in by_number[n]] for e in range(2)]
     assert sorted(cells[0]) == sorted(cells[1]) == usable(pool)
     alone = TrainingStream(order, stop=2 * per_epoch)
@@ -105,8 +105,8 @@ def test_ranks_read_no_more_than_they_use(options, world_size):
     pool = pool_of([9000, 4000], 16, 3)
     order = Order(pool, 0, **options, n_blocks=8, lanes=[(0, 8)])
     per_epoch = 8 * order.deal(0, 0).n_batches
-    read = [len(read_by(TrainingStream(order, stop=per_epoch), rank, world_size)) for rank in range(world_size)]
-    assert sum(read) == per_epoch
+    n_batches = [len(read_by(TrainingStream(order, stop=per_epoch), rank, world_size)) for rank in range(world_size)]
+    assert sum(n_batches) == per_epoch
     used = pool.n_cells + sum(int((source.lengths == 0).sum()) for source in pool.sources)
     assert sum(source.n_rows for source in pool.sources) <= 1.01 * used
 

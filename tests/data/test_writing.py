@@ -24,14 +24,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", [name for name in CALLS if name != "entropy_serialize"])
-@pytest.mark.parametrize("theirs", ["a string", ["a"]])
-def test_what_the_user_keeps_under_our_name_stays(adata, call, theirs):
-    adata.uns["scdiva"] = theirs
+@pytest.mark.parametrize("user_entry", ["a string", ["a"]])
+def test_what_the_user_keeps_under_our_name_stays(adata, call, user_entry):
+    adata.uns["scdiva"] = user_entry
     before = (list(adata.obsm), list(adata.var), list(adata.uns))
     with pytest.raises(ValueError, match=r"adata.uns\['scdiva'\].*adata.uns.pop"):
         CALLS[call](adata)
     assert (list(adata.obsm), list(adata.var), list(adata.uns)) == before
-    assert adata.uns["scdiva"] == theirs
+    assert adata.uns["scdiva"] == user_entry
 
 
 @pytest.mark.parametrize("call", CALLS)

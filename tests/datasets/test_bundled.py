@@ -56,10 +56,10 @@ def test_toy_is_what_it_says(tmp_path):
 
 
 def test_the_same_seed_gives_the_same_cells():
-    first, second, other = datasets.toy(20, 40), datasets.toy(20, 40), datasets.toy(20, 40, rng=1)
+    first, second, reseeded = datasets.toy(20, 40), datasets.toy(20, 40), datasets.toy(20, 40, rng=1)
     assert (first.X != second.X).nnz == 0
     assert first.obs.equals(second.obs)
-    assert not first.var_names.equals(other.var_names)
+    assert not first.var_names.equals(reseeded.var_names)
     by_generator = datasets.toy(20, 40, rng=np.random.default_rng(0))
     assert (first.X != by_generator.X).nnz == 0
 
@@ -79,10 +79,10 @@ def test_counts_follow_the_truth():
             cells = (codes == t) & (batch == b)
             weight = np.exp(truth["baseline"] + truth["program"][t] + truth["batch_effect"][b])
             expected = weight / weight.sum()
-            seen = counts[cells].sum(axis=0) / total[cells].sum()
+            share = counts[cells].sum(axis=0) / total[cells].sum()
             large = expected > 0.01
             assert large.sum() > 10
-            np.testing.assert_allclose(seen[large], expected[large], rtol=0.15)
+            np.testing.assert_allclose(share[large], expected[large], rtol=0.15)
     # overdispersion: variance m + m²/4 (and that of depth), not a Poisson's
     cells = (codes == 0) & (batch == 0)
     mean, variance = counts[cells].mean(axis=0), counts[cells].var(axis=0)
@@ -148,8 +148,8 @@ def test_families(name, n, inside, outside):
 
 
 def test_classes_are_parts_of_hla_and_no_other_is_one():
-    one, two, both = (set(gene_family(name)) for name in ("HLA class I", "HLA class II", "HLA"))
-    assert one | two == both
-    assert not one & two
+    class_1, class_2, hla = (set(gene_family(name)) for name in ("HLA class I", "HLA class II", "HLA"))
+    assert class_1 | class_2 == hla
+    assert not class_1 & class_2
     with pytest.raises(ValueError, match=r"name must be .*'HLA-DR'"):
         gene_family("HLA-DR")

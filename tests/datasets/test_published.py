@@ -90,7 +90,7 @@ def server(tmp_path, monkeypatch):
     """Small files under the paths of the public addresses, a table of theirs, and an empty data folder."""
     pbmc3k = cells(x=[0, 0, 0])
     pbmc3k.obs_names = ["AAACATTGAGCTAC-1", "AAACATACAACCAC-1", "TTTTTTTTTTTTTT-1"]
-    made = {
+    contents = {
         "pbmc3k": pbmc3k,
         "kang": cells(label=["ctrl", "stim"], replicate=["patient_101", "patient_1488"], cell_type=["B", "T"]),
         "norman": cells(guide_identity=["A_NegCtrl0__A_NegCtrl0", "B_A__B_A"]),
@@ -98,18 +98,18 @@ def server(tmp_path, monkeypatch):
         "adamson": cells(perturbation=["SPI1_pDS255", "63(mod)_pBA580"]),
         "mouse_pancreas": spliced(),
     }
-    there = tmp_path / "there"
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: Handler(*a, directory=there))
-    found.asked, found.fault, found.go_on = [], None, threading.Event()
-    found.address = f"http://127.0.0.1:{found.server_port}"
-    found.files, rows = {}, []
+    folder = tmp_path / "there"
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: Handler(*a, directory=folder))
+    httpd.asked, httpd.fault, httpd.go_on = [], None, threading.Event()
+    httpd.address = f"http://127.0.0.1:{httpd.server_port}"
+    httpd.files, rows = {}, []
     for row in (row | {} for row in TABLE):
         path = re.sub("^https://[^/]+/", "", row["address"])
-        row["address"] = f"{found.address}/{path}"
-        if row == FIRST[row["name"]] | {"address": row["address"]} and row["name"] in made:
-            file = found.files[row["name"]] = there / path
+        row["address"] = f"{httpd.address}/{path}"
+        if row == FIRST[row["name"]] | {"address": row["address"]} and row["name"] in contents:
+            file = httpd.files[row["name"]] = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            made[row["name"]].write_h5ad(file)
+            contents[row["name"]].write_h5ad(file)
             row["sha256"] = row["sha256"] and hashlib.sha256(file.read_bytes()).hexdigest()
         rows.append(row)
     table = tmp_path / "published.tsv"
@@ -122,10 +122,10 @@ def server(tmp_path, monkeypatch):
     monkeypatch.delenv("SCDIVA_DATA_DIR", raising=False)
     for name, value in {"data_url": None, "data_dir": tmp_path / "data", "progress": False}.items():
         monkeypatch.setattr(sd.settings, name, value)
-    threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
-    yield found
-    found.go_on.set()
-    found.shutdown()
+    threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+    yield httpd
+    httpd.go_on.set()
+    httpd.shutdown()
 
 
 def files(folder: Path) -> list[str]:
@@ -166,12 +166,12 @@ def test_columns_and_counts_of_what_is_downloaded(server, tmp_path):
     assert "log1p" not in adata.uns
     assert sd.datasets.norman(download=True).obs["perturbation"].tolist() == ["A", "A+B"]
     assert sd.datasets.adamson(download=True).obs["perturbation"].tolist() == ["SPI1", "control"]
-    adata, other = sd.datasets.mouse_pancreas(), spliced()
+    adata, original = sd.datasets.mouse_pancreas(), spliced()
     assert adata.obs["cell_type"].tolist() == ["Ductal", "Beta", "Beta"]
-    assert (other.layers["spliced"] != adata.X).nnz == 0
+    assert (original.layers["spliced"] != adata.X).nnz == 0
     assert not adata.layers
-    del other.layers["spliced"]
-    other.write_h5ad(tmp_path / "other.h5ad")
+    del original.layers["spliced"]
+    original.write_h5ad(tmp_path / "other.h5ad")
     with pytest.raises(ValueError, match=r'layers\["spliced"\]'):
         sd.datasets.mouse_pancreas(tmp_path / "other.h5ad")
 
@@ -271,14 +271,14 @@ def test_without_a_public_file_the_error_says_where_to_get_it(server, name):
 
 
 @pytest.mark.parametrize(
-    ("column", "given"),
+    ("column", "names"),
     [
         ("perturbation_name", ["control", "KLF1", "SET+KLF1", "CEBPE+RUNX1T1", np.nan]),
         ("guide_identity", ["NegCtrl10_NegCtrl0__N", "NegCtrl0_KLF1__N", "SET_KLF1__SET", "CEBPE_RUNX1T1__C", ""]),
     ],
 )
-def test_labels_of_norman(column, given, tmp_path):
-    cells(**{column: given}).write_h5ad(tmp_path / "norman.h5ad")
+def test_labels_of_norman(column, names, tmp_path):
+    cells(**{column: names}).write_h5ad(tmp_path / "norman.h5ad")
     labels = sd.datasets.norman(tmp_path / "norman.h5ad").obs["perturbation"]
     assert labels.tolist()[:4] == ["control", "KLF1", "KLF1+SET", "CEBPE+RUNX1T1"]
     assert labels.isna().tolist() == [False] * 4 + [True]

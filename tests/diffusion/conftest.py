@@ -54,11 +54,11 @@ def joint_and_table(seed: int) -> tuple[dict[tuple[int, ...], float], Tensor]:
     return joint, table
 
 
-def conditional(table: Tensor, cell: tuple[int, ...], shown: set[int], position: int) -> float:
+def conditional(table: Tensor, cell: tuple[int, ...], visible: set[int], position: int) -> float:
     """log p(gene at position | genes at the shown positions), shown genes excluded; written out by hand."""
-    state = tuple(cell[i] if i in shown else N_GENES for i in range(LENGTH))
+    state = tuple(cell[i] if i in visible else N_GENES for i in range(LENGTH))
     row = table[(*state, position)]
-    free = [gene for gene in range(N_GENES) if gene not in {cell[i] for i in shown}]
+    free = [gene for gene in range(N_GENES) if gene not in {cell[i] for i in visible}]
     total = sum(float(row[gene].exp()) for gene in free)
     return float(row[cell[position]]) - float(torch.tensor(total, dtype=torch.float64).log())
 

@@ -22,12 +22,12 @@ def enumerated_bound(toy, table, cell) -> float:
     per_size = []
     for m in range(1, toy.LENGTH + 1):
         masks = list(itertools.combinations(range(toy.LENGTH), m))
-        shown = [set(range(toy.LENGTH)) - set(mask) for mask in masks]
+        visible = [set(range(toy.LENGTH)) - set(mask) for mask in masks]
         per_size.append(
             np.mean(
                 [
                     np.mean([toy.conditional(table, cell, s, i) for i in mask])
-                    for mask, s in zip(masks, shown, strict=True)
+                    for mask, s in zip(masks, visible, strict=True)
                 ]
             )
         )
@@ -48,14 +48,14 @@ def test_estimate_matches_enumeration_within_its_error(toy):
 def test_the_number_of_masked_genes_is_stratified(toy):
     """With as many strata as genes each number is drawn twice, in every cell."""
     tokens, values, cu = toy.pack([(0, 1, 2), (3, 1, 0)])
-    seen = []
+    n_masked = []
 
     def denoiser(tokens, values, cu_seqlens, value_mask):
-        seen.append(value_mask.view(2, 3).sum(1).tolist())
+        n_masked.append(value_mask.view(2, 3).sum(1).tolist())
         return torch.zeros(int(value_mask.sum()), 4), values
 
     log_likelihood(denoiser, tokens, values, cu, 6, generator=rng(7))
-    assert seen == [[1, 1], [1, 1], [2, 2], [2, 2], [3, 3], [3, 3]]
+    assert n_masked == [[1, 1], [1, 1], [2, 2], [2, 2], [3, 3], [3, 3]]
 
 
 def test_bound_is_exact_for_the_optimal_denoiser(toy):
@@ -73,10 +73,10 @@ def test_ragged_cells_and_empty_ones(toy):
     """A denoiser uniform over 4 genes: with exclusion every order gives 1 / (4 · 3 · ...)."""
     tokens = torch.tensor([3, 5, 6, 4, 3, 6, 5])
     cu = torch.tensor([0, 1, 1, 3, 7], dtype=torch.int32)
-    seen = []
+    n_masked = []
 
     def denoiser(tokens, values, cu_seqlens, value_mask):
-        seen.append((tokens == MASK).sum().item())
+        n_masked.append((tokens == MASK).sum().item())
         assert torch.equal(tokens == MASK, value_mask)
         assert (values[value_mask] == 0).all()
         return torch.zeros(int(value_mask.sum()), 4), values
@@ -86,8 +86,8 @@ def test_ragged_cells_and_empty_ones(toy):
     # any-order with exclusion: the first of L has 4 choices, the next 3, ...
     assert ((bound - exact).abs() <= 5 * error + 1e-12).all()
     assert error[:2].tolist() == [0, 0]
-    assert max(seen) <= 7
-    assert len(seen) == 400
+    assert max(n_masked) <= 7
+    assert len(n_masked) == 400
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,12 @@ def test_rows_of_zeros_below_the_head_change_nothing(monkeypatch):
     expected = [gene_logits(hidden, weight), *masked_cross_entropy(hidden, weight, targets, row_weight, chunk=8)]
     expected += torch.autograd.grad(expected[0].square().sum() + expected[1], (hidden, weight))
     monkeypatch.setitem(ALIGNED, "cpu", 5)
-    found = [gene_logits(hidden, weight), *masked_cross_entropy(hidden, weight, targets, row_weight, chunk=8)]
-    assert found[0].stride() == (25, 1)
-    found += torch.autograd.grad(found[0].square().sum() + found[1], (hidden, weight))
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    actual = [gene_logits(hidden, weight), *masked_cross_entropy(hidden, weight, targets, row_weight, chunk=8)]
+    assert actual[0].stride() == (25, 1)
+    actual += torch.autograd.grad(actual[0].square().sum() + actual[1], (hidden, weight))
+    for computed, reference in zip(actual, expected, strict=True):
+        assert computed.shape == reference.shape
+        torch.testing.assert_close(computed, reference, rtol=1e-12, atol=1e-12)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -80,14 +80,14 @@ class LargestTensor(TorchDispatchMode):
 def test_never_holds_rows_by_vocabulary():
     n, n_genes, dim, chunk = 640, 900, 4, 32
     hidden, weight, targets, row_weight = head(n, n_genes, dim)
-    with LargestTensor() as seen:
+    with LargestTensor() as tracker:
         loss, _ = masked_cross_entropy(hidden, weight, targets, row_weight, chunk=chunk)
         loss.backward()
-    assert seen.largest <= max(chunk * n_genes, n * dim, n_genes * dim)
-    assert seen.matmuls == 3 * n // chunk  # logits and the two gradients: no logit is computed twice
-    with LargestTensor() as seen, torch.no_grad():
+    assert tracker.largest <= max(chunk * n_genes, n * dim, n_genes * dim)
+    assert tracker.matmuls == 3 * n // chunk  # logits and the two gradients: no logit is computed twice
+    with LargestTensor() as tracker, torch.no_grad():
         masked_cross_entropy(hidden, weight, targets, row_weight, chunk=chunk)
-    assert seen.matmuls == n // chunk  # and without gradients, only the logits
+    assert tracker.matmuls == n // chunk  # and without gradients, only the logits
 
 
 def test_no_masked_position_is_a_zero_loss_with_zero_gradients():
@@ -249,32 +249,32 @@ def slow_dual_loss(arguments, scored, logits):
     return torch.stack(identity).mean(), torch.stack(value).mean()
 
 
-@pytest.mark.parametrize("some", [True, False])
-@pytest.mark.parametrize("given", [True, False])
-def test_loss_and_gradients_are_those_of_plain_cross_entropy(case, some, given):
+@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize("with_logits", [True, False])
+def test_loss_and_gradients_are_those_of_plain_cross_entropy(case, partial, with_logits):
     arguments, scored = case
     corrupted = arguments[5]
-    asked = corrupted.masked & scored if some else corrupted.masked
+    targets = corrupted.masked & scored if partial else corrupted.masked
     logits = None
-    if given:
-        logits = torch.randn(int(asked.sum()), N_GENES, generator=torch.Generator().manual_seed(4)).requires_grad_()
-    loss, parts = dual_loss(*arguments, value_weight=2.0, scored=scored if some else None, logits=logits)
-    identity, value = slow_dual_loss(arguments, asked, logits)
+    if with_logits:
+        logits = torch.randn(int(targets.sum()), N_GENES, generator=torch.Generator().manual_seed(4)).requires_grad_()
+    loss, parts = dual_loss(*arguments, value_weight=2.0, scored=scored if partial else None, logits=logits)
+    identity, value = slow_dual_loss(arguments, targets, logits)
     assert float(parts["identity"]) == pytest.approx(float(identity.detach()), rel=1e-5)
     assert float(parts["value"]) == pytest.approx(float(value.detach()), rel=1e-5)
-    assert int(parts["n_masked"]) == int(asked.sum())
-    wanted = [arguments[2], logits] if given else list(arguments[:3])
-    found = torch.autograd.grad(loss, wanted)
-    expected = torch.autograd.grad(identity + 2.0 * value, wanted)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert int(parts["n_masked"]) == int(targets.sum())
+    inputs = [arguments[2], logits] if with_logits else list(arguments[:3])
+    actual = torch.autograd.grad(loss, inputs)
+    expected = torch.autograd.grad(identity + 2.0 * value, inputs)
+    for computed, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(computed, reference, rtol=1e-4, atol=1e-6)
 
 
 def test_scoring_some_is_unbiased(case):
     """Over many draws the scored positions give the loss of all."""
     arguments, _ = case
     with torch.no_grad():
-        whole = float(dual_loss(*arguments)[1]["identity"])
+        full_loss = float(dual_loss(*arguments)[1]["identity"])
         masked, cu = arguments[5].masked, arguments[6]
         draws = []
         for seed in range(400):
@@ -282,9 +282,9 @@ def test_scoring_some_is_unbiased(case):
             scored = torch.zeros_like(masked)
             g = torch.Generator().manual_seed(seed)
             for a, b in itertools.pairwise(cu.tolist()):
-                places = masked[a:b].nonzero().squeeze(1)
-                if len(places):
-                    scored[a + places[torch.randint(len(places), (1,), generator=g)]] = True
+                positions = masked[a:b].nonzero().squeeze(1)
+                if len(positions):
+                    scored[a + positions[torch.randint(len(positions), (1,), generator=g)]] = True
             draws.append(float(dual_loss(*arguments, scored=scored)[1]["identity"]))
     error = torch.tensor(draws)
-    assert abs(float(error.mean()) - whole) < 5 * float(error.std()) / len(draws) ** 0.5
+    assert abs(float(error.mean()) - full_loss) < 5 * float(error.std()) / len(draws) ** 0.5

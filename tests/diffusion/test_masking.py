@@ -47,9 +47,9 @@ def test_marginal_is_the_papers_kernel():
     assert torch.equal(out.tokens, torch.where(out.masked, MASK, tokens))
     assert torch.equal(out.values, torch.where(out.masked, 0.0, values))
     assert torch.equal(out.value_mask, out.masked)
-    again, other = (mask_tokens(tokens, values, cu, times, rng(seed)) for seed in (1, 2))
+    again, redrawn = (mask_tokens(tokens, values, cu, times, rng(seed)) for seed in (1, 2))
     assert torch.equal(out.masked, again.masked)
-    assert not torch.equal(out.masked, other.masked)
+    assert not torch.equal(out.masked, redrawn.masked)
     assert all(map(torch.equal, (tokens, values), before))
 
 
@@ -77,8 +77,8 @@ def test_times_are_stratified_and_each_uniform():
     for cell in (0, 7, 15):
         assert stats.kstest(draws[:, cell].numpy(), "uniform").pvalue > 1e-6
     # anywhere in its stratum
-    place = (draws.double() * n_cells).remainder(1.0).flatten()
-    assert stats.kstest(place.numpy(), "uniform").pvalue > 1e-6
+    offset = (draws.double() * n_cells).remainder(1.0).flatten()
+    assert stats.kstest(offset.numpy(), "uniform").pvalue > 1e-6
     # and the mean over a batch varies far less than that of independent draws, sqrt(1 / 12 / n)
     assert draws.mean(1).std() < 0.1 * np.sqrt(1 / 12 / n_cells)
 
@@ -131,17 +131,17 @@ def packed_counts():
 
 def test_counts_come_back_from_log_normalised_values():
     counts = packed_counts()
-    found = counts_of(log_normalised(counts, BOUNDS), BOUNDS)
-    assert torch.equal(found.of_token, counts.of_token)
-    torch.testing.assert_close(found.of_cell[[0, 2]], counts.of_cell[[0, 2]], rtol=1e-5, atol=0)
+    restored = counts_of(log_normalised(counts, BOUNDS), BOUNDS)
+    assert torch.equal(restored.of_token, counts.of_token)
+    torch.testing.assert_close(restored.of_cell[[0, 2]], counts.of_cell[[0, 2]], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_all_or_nothing_is_kept(share):
     counts = packed_counts()
-    kept = keep_counts(counts, BOUNDS, torch.full((9,), share), torch.Generator().manual_seed(0))
-    assert torch.equal(kept.of_token, counts.of_token * share)
-    torch.testing.assert_close(kept.of_cell, counts.of_cell * share)
+    thinned = keep_counts(counts, BOUNDS, torch.full((9,), share), torch.Generator().manual_seed(0))
+    assert torch.equal(thinned.of_token, counts.of_token * share)
+    torch.testing.assert_close(thinned.of_cell, counts.of_cell * share)
 
 
 def test_counts_are_kept_as_often_as_the_share_says():
@@ -149,18 +149,18 @@ def test_counts_are_kept_as_often_as_the_share_says():
     bounds = torch.tensor([0, 20_000])
     counts = Counts(of_token, torch.tensor([240_000.0], dtype=torch.float64))
     share = torch.full((20_000,), 0.3)
-    kept = keep_counts(counts, bounds, share, torch.Generator().manual_seed(1))
-    assert ((kept.of_token >= 0) & (kept.of_token <= 6)).all()
-    assert kept.of_token.mean() == pytest.approx(1.8, abs=0.05)
-    assert kept.of_token.var() == pytest.approx(6 * 0.3 * 0.7, abs=0.05)
-    assert float(kept.of_cell) == pytest.approx(2 * float(kept.of_token.sum()))  # half is of unknown genes
+    thinned = keep_counts(counts, bounds, share, torch.Generator().manual_seed(1))
+    assert ((thinned.of_token >= 0) & (thinned.of_token <= 6)).all()
+    assert thinned.of_token.mean() == pytest.approx(1.8, abs=0.05)
+    assert thinned.of_token.var() == pytest.approx(6 * 0.3 * 0.7, abs=0.05)
+    assert float(thinned.of_cell) == pytest.approx(2 * float(thinned.of_token.sum()))  # half is of unknown genes
     again = keep_counts(counts, bounds, share, torch.Generator().manual_seed(1))
-    assert torch.equal(again.of_token, kept.of_token)
+    assert torch.equal(again.of_token, thinned.of_token)
 
 
 def test_chosen_positions_keep_their_cells():
-    kept = torch.tensor([1, 0, 1, 1, 0, 0, 0, 0, 1], dtype=torch.bool)
-    numbers, bounds = chosen(torch.arange(9), BOUNDS, kept)
+    mask = torch.tensor([1, 0, 1, 1, 0, 0, 0, 0, 1], dtype=torch.bool)
+    numbers, bounds = chosen(torch.arange(9), BOUNDS, mask)
     assert numbers.tolist() == [0, 2, 3, 8]
     assert bounds.tolist() == [0, 3, 3, 4]
     assert bounds.dtype == BOUNDS.dtype

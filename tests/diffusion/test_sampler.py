@@ -54,21 +54,21 @@ def test_fills_everything_without_repeating_a_gene(n_steps, remasking):
     tokens, values, cu = partly_masked((12, 1, 30, N_GENES), 1.0 if n_steps == 4 else 0.7)
     before = tokens.clone(), values.clone()
     denoiser = Fixed()
-    out, again, other = (
-        sample(made, tokens, values, cu, n_steps=n_steps, remasking=remasking, generator=rng(seed))
-        for made, seed in ((denoiser, 2), (Fixed(), 2), (Fixed(), 3))
+    out, again, redrawn = (
+        sample(denoise, tokens, values, cu, n_steps=n_steps, remasking=remasking, generator=rng(seed))
+        for denoise, seed in ((denoiser, 2), (Fixed(), 2), (Fixed(), 3))
     )
     assert torch.equal(out.tokens, again.tokens)
-    assert torch.equal(out.tokens, other.tokens) == (remasking == "low_confidence")
-    shown = tokens != MASK
-    assert torch.equal(out.tokens[shown], tokens[shown])
-    assert torch.equal(out.values[shown], values[shown])
+    assert torch.equal(out.tokens, redrawn.tokens) == (remasking == "low_confidence")
+    visible = tokens != MASK
+    assert torch.equal(out.tokens[visible], tokens[visible])
+    assert torch.equal(out.values[visible], values[visible])
     for a, b in itertools.pairwise(cu.tolist()):
         cell = out.tokens[a:b]
         assert cell.min() >= N_SPECIAL
         assert cell.unique().numel() == cell.numel()
     assert (out.values >= 0).all()  # the denoiser said -2 for the first positions
-    assert torch.equal(out.values[~shown], (torch.arange(tokens.numel()).float() - 2).clamp_min(0)[~shown])
+    assert torch.equal(out.values[~visible], (torch.arange(tokens.numel()).float() - 2).clamp_min(0)[~visible])
     assert len(denoiser.calls) <= n_steps
     assert torch.equal(tokens, before[0])
     assert torch.equal(values, before[1])
@@ -80,7 +80,7 @@ def test_low_confidence_reveals_the_quota():
     denoiser = Fixed()
     sample(denoiser, tokens, torch.zeros(n), cu, n_steps=n_steps, generator=rng(4))
     # (t_k - t_{k-1}) / t_k of what is hidden leaves t_{k-1} of the whole: 24, 20, 16, ...
-    assert [int((seen == MASK).sum()) for seen, _ in denoiser.calls] == [24, 20, 16, 12, 8, 4]
+    assert [int((state == MASK).sum()) for state, _ in denoiser.calls] == [24, 20, 16, 12, 8, 4]
     first = (denoiser.calls[1][0] != MASK).nonzero().squeeze(1)
     favourites = denoiser.logits.topk(4).indices + N_SPECIAL
     assert set(denoiser.calls[1][0][first].tolist()) == set(favourites.tolist())
@@ -93,7 +93,7 @@ def test_random_reveals_the_posterior_share():
     cu = torch.arange(0, n_cells * length + 1, length)
     denoiser = Fixed(spread=0.5)
     sample(denoiser, tokens, torch.zeros(tokens.numel()), cu, n_steps=n_steps, remasking="random", generator=rng(5))
-    hidden = [int((seen == MASK).sum()) for seen, _ in denoiser.calls] + [0]
+    hidden = [int((state == MASK).sum()) for state, _ in denoiser.calls] + [0]
     assert len(hidden) == n_steps + 1
     for k, (now, then) in enumerate(itertools.pairwise(hidden)):
         t, s = (n_steps - k) / n_steps, (n_steps - k - 1) / n_steps
@@ -188,13 +188,13 @@ def test_likeliest_genes_against_all_assignments(share):
         p = torch.softmax(logits[start : start + length].double(), dim=1).numpy()
         number = round(length * share)
         chosen = sorted(np.argsort(-p.sum(axis=0))[:number].tolist())
-        mine = (rows >= start) & (rows < start + length)
-        assert sorted(genes[mine].tolist()) == chosen
+        in_cell = (rows >= start) & (rows < start + length)
+        assert sorted(genes[in_cell].tolist()) == chosen
         best = max(
-            (math.prod(p[place, gene] for place, gene in zip(places, chosen, strict=True)), places)
-            for places in itertools.permutations(range(length), number)
+            (math.prod(p[position, gene] for position, gene in zip(positions, chosen, strict=True)), positions)
+            for positions in itertools.permutations(range(length), number)
         )[1]
-        assert dict(zip(genes[mine].tolist(), (rows[mine] - start).tolist(), strict=True)) == dict(
+        assert dict(zip(genes[in_cell].tolist(), (rows[in_cell] - start).tolist(), strict=True)) == dict(
             zip(chosen, best, strict=True)
         )
         start += length
@@ -215,7 +215,7 @@ def test_one_row_of_logits_for_a_cell_is_as_good_as_one_for_each_of_its_genes(re
     table, of_genes = (torch.randn(4, N_GENES, generator=rng(number)) for number in (21, 22))
     cells = torch.repeat_interleave(torch.arange(4), cu.diff())
 
-    def made(*, by_cell):
+    def draw(*, by_cell):
         def denoiser(tokens, values, cu_seqlens, value_mask):
             return table if by_cell else table[cells[tokens == MASK]], torch.zeros(len(tokens)), of_genes
 
@@ -225,7 +225,7 @@ def test_one_row_of_logits_for_a_cell_is_as_good_as_one_for_each_of_its_genes(re
             by_cell=by_cell, generator=rng(2),
         )  # fmt: skip
 
-    one, each = made(by_cell=True), made(by_cell=False)
+    one, each = draw(by_cell=True), draw(by_cell=False)
     assert torch.equal(one.tokens, each.tokens)
     assert torch.equal(one.values, each.values)
 
@@ -236,8 +236,8 @@ class OfGenes(Fixed):
 
     table = torch.randn(4, N_GENES, generator=rng(11)) * 5
 
-    def __call__(self, *seen):
-        return *super().__call__(*seen), self.table
+    def __call__(self, *arguments):
+        return *super().__call__(*arguments), self.table
 
 
 @pytest.mark.parametrize("remasking", ["low_confidence", "random"])

@@ -29,7 +29,7 @@ def cells_like_a_users(n_cells=60, n_genes=70, rng=0) -> ad.AnnData:
 
 
 @pytest.fixture(scope="session")
-def given():
+def page_names():
     """Give the names that a page finds there, anew for each page."""
     many = cells_like_a_users(96)
     screen = cells_like_a_users(160, rng=1)

@@ -24,13 +24,13 @@ TINY = {
 
 
 def test_every_command_is_shown_and_named_with_its_call():
-    shown = {line.split()[1] for line in LINES}
-    assert shown == set(COMMANDS)
+    commands = {line.split()[1] for line in LINES}
+    assert commands == set(COMMANDS)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_commands_run_in_their_order(given, folder, capsys):
-    names = given()
+def test_the_commands_run_in_their_order(page_names, folder, capsys):
+    names = page_names()
     for name in ("query", "screen"):
         names[name].raw = None
         names[name].write_h5ad(f"{name}.h5ad")
@@ -47,10 +47,10 @@ def test_the_commands_run_in_their_order(given, folder, capsys):
             code = cli.main([command, *words, *more])
         except SystemExit as ended:  # --print_config ends so
             code = ended.code
-        said, wrong = capsys.readouterr()
+        printed, wrong = capsys.readouterr()
         assert code == 0, wrong
         if into:
-            Path(into).write_text(said)
+            Path(into).write_text(printed)
         elif command != "info":
-            assert all(Path(written).exists() for written in said.splitlines())
+            assert all(Path(written).exists() for written in printed.splitlines())
     assert Path("run/model/model.safetensors").exists()

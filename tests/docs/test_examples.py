@@ -31,9 +31,9 @@ TESTS = {name: test for name, thing in THINGS.items() for test in examples.examp
 
 
 def test_every_public_function_is_called_in_an_example():
-    shown = "\n".join(line.source for test in TESTS.values() for line in test.examples)
+    sources = "\n".join(line.source for test in TESTS.values() for line in test.examples)
     functions = {name for name, thing in THINGS.items() if inspect.isfunction(thing)}
-    missing = {name for name in functions - GPU_ONLY if not re.search(rf"\b{name.split('.')[1]}\(", shown)}
+    missing = {name for name in functions - GPU_ONLY if not re.search(rf"\b{name.split('.')[1]}\(", sources)}
     assert missing == set()
     assert functions >= GPU_ONLY
 
@@ -48,16 +48,16 @@ def test_an_example_runs(name):
 def test_examples_need_nothing_but_what_they_import():
     """`sd.tokenizer` and its like are there only once something else has imported them."""
     pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
-    shown = {name: "".join(line.source for line in test.examples) for name, test in TESTS.items()}
+    docstrings = {name: "".join(line.source for line in test.examples) for name, test in TESTS.items()}
     hidden = re.compile(r"\bsd\.(tokenizer|data|diffusion|nn|kernels)\.")
-    assert [name for name, text in (pages | shown).items() if hidden.search(text)] == []
+    assert [name for name, text in (pages | docstrings).items() if hidden.search(text)] == []
 
 
 def test_a_wrong_example_is_seen():
     test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n>>> nothing\n", {}, "wrong", None, None)
-    said = examples.faults(test)
-    assert "Expected:" in said
-    assert "NameError" in said
+    report = examples.faults(test)
+    assert "Expected:" in report
+    assert "NameError" in report
 
 
 def test_the_api_page_lists_every_public_object():

@@ -31,8 +31,8 @@ COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in 
 
 def rows(start: str) -> list[list[str]]:
     """Cells of the table rows that start with a text."""
-    found = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith(f"| {start}")]
-    return [[cell.strip() for cell in row] for row in found]
+    lines = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith(f"| {start}")]
+    return [[cell.strip() for cell in row] for row in lines]
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "pretrain" in line])
@@ -72,13 +72,13 @@ def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
         assert main([*command, *SMALL, "--training.steps", "2"]) == 0
         assert Path("run/model/model.safetensors").exists()
     script = scripts["# pretrain.py"].replace('"run"', '"again"').replace("96, accumulate=4", "4, steps=1")
-    exec(compile(script, "pretrain.py", "exec"), made := {})
-    assert made["folder"].name == "model"
+    exec(compile(script, "pretrain.py", "exec"), scope := {})
+    assert scope["folder"].name == "model"
     script = scripts["# continue.py"].replace('"corpus-more")', '"corpus-more", min_genes=1)')
     script = script.replace("steps=2000", "steps=1, batch_size=4").replace("init=", "min_genes=1, init=")
-    exec(compile(script, "continue.py", "exec"), made := {})
-    assert load_model("run-more/model", device="cpu").vocabulary == made["more"]
-    assert made["more"].n_genes == 41_818
+    exec(compile(script, "continue.py", "exec"), scope := {})
+    assert load_model("run-more/model", device="cpu").vocabulary == scope["more"]
+    assert scope["more"].n_genes == 41_818
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     script = scripts["# embed.py"].replace('model="run/model"', 'model="scdiva-mini"')
     exec(compile(script, "embed.py", "exec"), {})
@@ -86,9 +86,9 @@ def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
 
 
 def test_global_batches_are_768():
-    found = [row for row in rows("") if len(row) == 4 and row[0].isdigit()]
-    assert len(found) == 4
-    for row in found:
+    table = [row for row in rows("") if len(row) == 4 and row[0].isdigit()]
+    assert len(table) == 4
+    for row in table:
         gpus, batch_size, accumulate, cells = map(int, row)
         assert gpus * batch_size * accumulate == cells == 768
 
@@ -130,8 +130,8 @@ def test_the_memory_adds_up():
 
     with torch.device("meta"):
         n = ScDiVa(ScDiVaConfig()).n_parameters
-    found = dict(row for row in rows("") if len(row) == 2)
-    sizes = {what.split(",")[0].split(":")[0]: size for what, size in found.items()}
+    table = dict(row for row in rows("") if len(row) == 2)
+    sizes = {what.split(",")[0].split(":")[0]: size for what, size in table.items()}
     assert float(sizes["weights"]) == pytest.approx(16 * n / 1e9, rel=0.01)
     assert float(sizes["DDP's buckets"]) == pytest.approx(4 * n / 1e9, rel=0.02)
     result = json.loads((ROOT / "benchmarks" / "results" / "speed.json").read_text())

@@ -51,12 +51,12 @@ def quicker(block: str) -> str:
 
 
 @pytest.mark.parametrize("name", WITH_PYTHON)
-def test_the_python_of_a_page_runs(name, given, folder):
+def test_the_python_of_a_page_runs(name, page_names, folder):
     import matplotlib.pyplot as plt
 
     import scdiva as sd
 
-    names = given()
+    names = page_names()
     with sd.settings.override(seed=0), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # toy data are small and say so
         for number, block in enumerate(blocks(PAGES[name], "python"), 1):
@@ -79,13 +79,13 @@ def known_command(line: str, extras: set[str], targets: set[str]) -> bool:
     if match := re.fullmatch(r"scdiva (\w+) (.*)", command):
         if match[1] not in COMMANDS:
             return False
-        known = {name for action in command_parser(match[1])._actions for name in action.option_strings}
-        return set(re.findall(r"--[a-z_.]+", match[2])) <= known
+        accepted = {name for action in command_parser(match[1])._actions for name in action.option_strings}
+        return set(re.findall(r"--[a-z_.]+", match[2])) <= accepted
     if match := re.fullmatch(r"(?:srun|torchrun|sbatch) (.*)", command):  # a cluster's: what it starts is ours
         options = re.findall(r"--([a-z_]+)", match[1].partition(" pretrain ")[2])
-        shown = re.findall(r"^# (\w+\.py)$", "".join(page.read_text() for page in PAGES.values()), flags=re.M)
+        page_scripts = re.findall(r"^# (\w+\.py)$", "".join(page.read_text() for page in PAGES.values()), flags=re.M)
         scripts = re.findall(r"python (\w+\.py)", match[1])
-        return set(options) <= set(inspect.signature(pretrain).parameters) and set(scripts) <= set(shown)
+        return set(options) <= set(inspect.signature(pretrain).parameters) and set(scripts) <= set(page_scripts)
     if match := re.fullmatch(r"(?:PYTHONPATH=src )?python ((?:scripts|benchmarks)/\w+\.py)( .*)?", command):
         options = re.findall(r"--[a-z-]+", match[2] or "")
         return (ROOT / match[1]).is_file() and all(f'"{name}"' in (ROOT / match[1]).read_text() for name in options)
@@ -116,8 +116,8 @@ def test_commands_of_the_shell_are_known():
 def test_what_is_named_exists(name):
     """Of `sd.part.name` and of `make target`, also where they stand in running text and in tables."""
     text = PAGES[name].read_text(encoding="utf-8")
-    found = {(part, thing) for part, thing in re.findall(r"\bsd\.(pp|tl|pl|get|metrics|datasets)\.([a-z_0-9]+)", text)}
-    missing = [f"{p}.{t}" for p, t in sorted(found) if not hasattr(importlib.import_module(f"scdiva.{p}"), t)]
+    names = {(part, thing) for part, thing in re.findall(r"\bsd\.(pp|tl|pl|get|metrics|datasets)\.([a-z_0-9]+)", text)}
+    missing = [f"{p}.{t}" for p, t in sorted(names) if not hasattr(importlib.import_module(f"scdiva.{p}"), t)]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
     assert missing == []
     assert [target for target in re.findall(r"`make ([a-z-]+)`", text) if target not in targets] == []
@@ -127,16 +127,16 @@ def test_links_of_the_readme_lead_somewhere_wherever_it_is_read():
     """PyPI shows it too, where no link to a file beside it works."""
     text = PAGES["README.md"].read_text(encoding="utf-8")
     assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
-    ours = re.findall(r"scdiva\.readthedocs\.io/en/latest/([\w/]+\.\w+)", text)
-    assert len(ours) > 8
-    assert [file for file in ours if not (ROOT / "docs" / file.replace(".html", ".md")).is_file()] == []
+    pages = re.findall(r"scdiva\.readthedocs\.io/en/latest/([\w/]+\.\w+)", text)
+    assert len(pages) > 8
+    assert [file for file in pages if not (ROOT / "docs" / file.replace(".html", ".md")).is_file()] == []
 
 
 def test_extras_that_pages_name_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {extra for page in PAGES.values() for extra in re.findall(r"scdiva\[([a-z]+)\]", page.read_text())}
-    assert named <= set(extras)
-    assert named
+    mentioned = {extra for page in PAGES.values() for extra in re.findall(r"scdiva\[([a-z]+)\]", page.read_text())}
+    assert mentioned <= set(extras)
+    assert mentioned
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if blocks(page, "yaml")])
@@ -148,11 +148,11 @@ def test_configurations_have_fields_that_exist(name):
         PretrainingConfig(**content["training"])
 
 
-def test_a_model_of_another_species(given, folder):
+def test_a_model_of_another_species(page_names, folder):
     """The vocabulary and configuration of the page train a model, which embeds the cells with their own genes."""
     import scdiva as sd
 
-    names = given()
+    names = page_names()
     for block in blocks(PAGES["genes.md"], "python"):
         exec(quicker(block), names)
     mouse = names["mouse"]

@@ -19,9 +19,9 @@ SMALL = (
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_commands_run_in_their_order(given, folder):
+def test_the_commands_run_in_their_order(page_names, folder):
     Path("studies").mkdir()
-    cells = given()["adata"]
+    cells = page_names()["adata"]
     cells.raw = None
     for number in range(2):
         cells[number::2].copy().write_h5ad(f"studies/{number}.h5ad")

@@ -34,10 +34,10 @@ def test_absent_packages_are_named():
 
 def test_pseudobulk_finds_the_gene_that_responds(tmp_path):
     names = run("Differential expression", tmp_path)
-    found = names["genes"]
-    assert found.index[0] == names["adata"].var_names[0]
-    assert found["padj"].iloc[0] < 0.01
-    assert found["log2FoldChange"].iloc[0] > 0
+    genes = names["genes"]
+    assert genes.index[0] == names["adata"].var_names[0]
+    assert genes["padj"].iloc[0] < 0.01
+    assert genes["log2FoldChange"].iloc[0] > 0
 
 
 def test_corrected_expression_has_a_standard_deviation(tmp_path):

@@ -55,16 +55,16 @@ def runs(tmp_path_factory):
     """What this process found, and what another did."""
     import scdiva as sd
 
-    here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
-    with contextlib.chdir(here), sd.settings.override(seed=5, progress=False, precision="auto"):
+    this_folder, subprocess_folder = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
+    with contextlib.chdir(this_folder), sd.settings.override(seed=5, progress=False, precision="auto"):
         exec(SCRIPT, {"sd": sd})
     begin = "import numpy as np, random, torch\nrandom.seed(1), np.random.seed(2), torch.manual_seed(3)\n"
     begin += "import scdiva as sd\nsd.settings.seed = 5\nsd.settings.progress = False\n"
     env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     call = [sys.executable, "-W", "ignore", "-c", begin + SCRIPT]
-    done = subprocess.run(call, cwd=there, env=env, capture_output=True, text=True)
+    done = subprocess.run(call, cwd=subprocess_folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads((folder / "found.json").read_text()) for folder in (here, there)]
+    return [json.loads((folder / "found.json").read_text()) for folder in (this_folder, subprocess_folder)]
 
 
 @pytest.mark.parametrize("call", CALLS)

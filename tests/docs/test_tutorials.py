@@ -19,14 +19,14 @@ def test_every_cell_was_run_in_order_and_shows_no_error(path):
     assert {output["output_type"] for output in outputs} <= {"display_data", "execute_result", "stream"}
     assert all(output["name"] == "stdout" for output in outputs if output["output_type"] == "stream")
     assert any("image/png" in output.get("data", {}) for output in outputs)
-    shown = json.dumps(outputs)
-    assert str(Path.home()) + "/" not in shown
-    assert "/tmp/" not in shown
+    text = json.dumps(outputs)
+    assert str(Path.home()) + "/" not in text
+    assert "/tmp/" not in text
     assert not any("execution" in cell["metadata"] for cell in code)
 
 
 def test_they_read_datasets_that_have_a_public_address():
     """`pancreas` and `mouse_brain` have none, so that a tutorial with them runs nowhere else."""
-    shown = "".join(path.read_text(encoding="utf-8") for path in TUTORIALS)
-    found = set(re.findall(r"sd\.datasets\.(\w+)\(", shown))
-    assert found <= {"pbmc3k", "kang", "norman", "mouse_pancreas", "gene_family"}
+    text = "".join(path.read_text(encoding="utf-8") for path in TUTORIALS)
+    datasets = set(re.findall(r"sd\.datasets\.(\w+)\(", text))
+    assert datasets <= {"pbmc3k", "kang", "norman", "mouse_pancreas", "gene_family"}

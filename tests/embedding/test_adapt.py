@@ -41,9 +41,9 @@ def test_components_make_the_embedding_and_nothing_else_is_touched(plain, batche
 
 def test_of_many_cells_some_are_drawn(plain, batched, monkeypatch):
     monkeypatch.setattr("scdiva.embedding.adapt.MOST_CELLS", 100)
-    drawn, other = (sd.tl.adapt(batched, plain, rng=np.random.default_rng(seed)) for seed in (1, 2))
+    drawn, redrawn = (sd.tl.adapt(batched, plain, rng=np.random.default_rng(seed)) for seed in (1, 2))
     assert drawn.adaptation["n_cells"] == 100
-    assert drawn.adaptation["ratio"] != other.adaptation["ratio"]
+    assert drawn.adaptation["ratio"] != redrawn.adaptation["ratio"]
 
 
 def test_the_new_model_embeds_later_cells_and_is_saved(plain, batched, tmp_path):
@@ -51,13 +51,13 @@ def test_the_new_model_embeds_later_cells_and_is_saved(plain, batched, tmp_path)
     folder = new.save(tmp_path / "own")
     later = batched[:7].copy()
     states = [sd.tl.embed(later, model, copy=True).obsm["X_scdiva"] for model in (plain, new, folder)]
-    whole = sd.tl.embed(batched, new, copy=True).obsm["X_scdiva"]
+    embedding = sd.tl.embed(batched, new, copy=True).obsm["X_scdiva"]
     np.testing.assert_array_equal(states[1], states[2])
-    np.testing.assert_allclose(states[1], whole[:7], atol=1e-6)
+    np.testing.assert_allclose(states[1], embedding[:7], atol=1e-6)
     assert states[1].shape == (7, width_of(new, "embedding")) == (7, 20)
     batched.write_h5ad(tmp_path / "cells.h5ad")
     sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "out.h5ad", model=new, batch_size=16)
-    np.testing.assert_allclose(ad.read_h5ad(tmp_path / "out.h5ad").obsm["X_scdiva"], whole, atol=1e-6)
+    np.testing.assert_allclose(ad.read_h5ad(tmp_path / "out.h5ad").obsm["X_scdiva"], embedding, atol=1e-6)
     loaded = sd.models.load_model(folder)
     assert loaded.adaptation == new.adaptation
     again = sd.tl.adapt(batched, loaded, rng=1)  # its components are replaced, not joined by others
@@ -65,9 +65,9 @@ def test_the_new_model_embeds_later_cells_and_is_saved(plain, batched, tmp_path)
 
 
 def test_tools_that_read_states_find_what_they_found(batched):
-    given = sd.models.load_model()
-    new = sd.tl.adapt(batched, given, rng=1)
-    one, two = (sd.tl.impute(batched, [batched.var_names[0]], m, rng=0, copy=True) for m in (given, new))
+    model = sd.models.load_model()
+    new = sd.tl.adapt(batched, model, rng=1)
+    one, two = (sd.tl.impute(batched, [batched.var_names[0]], m, rng=0, copy=True) for m in (model, new))
     np.testing.assert_array_equal(one.obsm["scdiva_imputed"], two.obsm["scdiva_imputed"])
     data = batched.copy()
     sd.tl.integrate(data, "donor", model=new, steps=2, rng=0)
@@ -92,11 +92,11 @@ def test_batches_that_were_not_named_are_noticed(batched):
     data.obs["score"] = np.arange(240) % 2  # not what a batch is called
     with pytest.warns(UserWarning, match=r"adata\.obs\['chemistry'\].*batch_key='chemistry'"):
         sd.tl.adapt(data, rng=0)
-    for given, key in ((data, "chemistry"), (batched, None)):
-        with warnings.catch_warnings(record=True) as said:
+    for cells, key in ((data, "chemistry"), (batched, None)):
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            sd.tl.adapt(given, batch_key=key, rng=0)
-        assert not any("batch_key" in str(one.message) for one in said)
+            sd.tl.adapt(cells, batch_key=key, rng=0)
+        assert not any("batch_key" in str(one.message) for one in caught)
 
 
 def test_too_few_cells_are_refused(plain, batched):

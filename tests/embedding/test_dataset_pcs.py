@@ -71,9 +71,9 @@ def unit(x, batch):
 
 def by_hand(x, state, batch, n=20, k=15):
     """The whole formula, by singular value decompositions of dense matrices and cell by cell."""
-    own = pca(x, batch, 50)
-    own /= np.linalg.norm(own, axis=1, keepdims=True)
-    joint = pca(np.hstack([unit(own, batch), 0.7 * unit(pca(state, batch, 50), batch)]), batch, 50)
+    expression = pca(x, batch, 50)
+    expression /= np.linalg.norm(expression, axis=1, keepdims=True)
+    joint = pca(np.hstack([unit(expression, batch), 0.7 * unit(pca(state, batch, 50), batch)]), batch, 50)
     y = within(joint, batch)
     varying = y.var(axis=0) > 1e-6 * y.var(axis=0).max()
     y, joint = y[:, varying], joint[:, varying]
@@ -101,13 +101,13 @@ def test_the_embedding_is_its_formula(tiny, n_batches):
     assert np.array_equal(encoded(new, cells).numpy(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     expected, ratio = by_hand(dense.astype(np.float64), state.astype(np.float64), cells.batch)
-    found = embedded(new, cells)
-    assert found.shape == expected.shape == (300, 20)
+    embedding = embedded(new, cells)
+    assert embedding.shape == expected.shape == (300, 20)
     assert (notes["n_components"], notes["n_genes"], new.config.adapted) == (20, N_GENES, 20)
     # the first directions are far apart; distances do not depend on the sign and on rotations among close ones
     for n in (2, 20):
-        distance, known = (np.linalg.norm(x[:, :n] - x[:1, :n], axis=1) for x in (found, expected))
-        np.testing.assert_allclose(distance, known, atol=0.01 * known.max())
+        distance, expected_distance = (np.linalg.norm(x[:, :n] - x[:1, :n], axis=1) for x in (embedding, expected))
+        np.testing.assert_allclose(distance, expected_distance, atol=0.01 * expected_distance.max())
     np.testing.assert_allclose(notes["ratio"], ratio, rtol=1e-3)
     assert notes["ratio"] == sorted(notes["ratio"], reverse=True)
 
@@ -118,11 +118,11 @@ def test_few_cells_or_genes_give_fewer_components(tiny, n, n_genes, n_batches):
     dense[:, N_SPECIAL + n_genes :] = 0
     dense[:, N_SPECIAL] += 1  # no cell is empty
     new, notes = D.with_dataset_components(tiny(), as_cells(dense, cells.batch))
-    found = embedded(new, cells)
-    assert np.isfinite(found).all()
-    assert found.shape[1] == notes["n_components"] <= min(20, n - n_batches)
+    embedding = embedded(new, cells)
+    assert np.isfinite(embedding).all()
+    assert embedding.shape[1] == notes["n_components"] <= min(20, n - n_batches)
     if n_genes > 1 and n > 24:
-        assert found.shape[1] >= 10
+        assert embedding.shape[1] >= 10
 
 
 @pytest.mark.parametrize(("sizes", "within_batches"), [((200,), False), ((100, 100), True), ((190, 10), False)])
@@ -158,8 +158,8 @@ def test_the_cells_stay_as_they_were(tiny, monkeypatch):
 def test_own_directions_find_what_is_hidden_and_leave_the_noise(monkeypatch):
     monkeypatch.setattr(D, "centred", lambda table, cells: table)
     cells, dense = make_cells()
-    own = D.own_directions(cells, N_TOKENS, 6).numpy()
-    x = within(dense.astype(np.float64) @ own, cells.batch)
+    directions = D.own_directions(cells, N_TOKENS, 6).numpy()
+    x = within(dense.astype(np.float64) @ directions, cells.batch)
     variance = (x**2).mean(axis=0)
     assert variance[:2].sum() > 0.9 * variance.sum()
     nothing, flat = make_cells(signal=0.0)

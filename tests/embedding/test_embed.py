@@ -32,9 +32,9 @@ def test_writes_what_it_says_in_place(adata, one):
     z = cells.obsm["X_scdiva"]
     assert (z.shape, z.dtype) == ((90, one.state_dim), np.float32)
     assert np.isfinite(z).all()
-    said = cells.uns["scdiva"]["X_scdiva"]
-    assert (said["model"], said["input"]) == ("ScDiVa", "counts")
-    assert 0.8 < said["share_counts"] < 1
+    notes = cells.uns["scdiva"]["X_scdiva"]
+    assert (notes["model"], notes["input"]) == ("ScDiVa", "counts")
+    assert 0.8 < notes["share_counts"] < 1
     assert cells.uns["scdiva"]["mine"] == 1
     copy = sd.tl.embed(adata, one, copy=True, key_added="X_mine")
     assert (list(copy.obsm), list(adata.obsm)) == (["X_mine"], [])
@@ -47,11 +47,11 @@ def test_equals_a_forward_pass_written_out(adata, one, vocabulary):
     tokens = vocabulary.match(list(adata.var_names)).tokens
     v = np.log1p(counts / counts.sum() * 1e4).astype(np.float32)
     score = v / (np.maximum(vocabulary.entropy[tokens], one.config.entropy_floor) + 1e-6)
-    kept = [i for i in np.argsort(-score, kind="stable") if tokens[i] >= 0 and v[i] > 0]
+    ranked = [i for i in np.argsort(-score, kind="stable") if tokens[i] >= 0 and v[i] > 0]
     with torch.no_grad():
         state = one.encode(
-            torch.tensor(tokens[kept].astype(np.int64)), torch.tensor(v[kept]),
-            torch.tensor([0, len(kept)], dtype=torch.int32),
+            torch.tensor(tokens[ranked].astype(np.int64)), torch.tensor(v[ranked]),
+            torch.tensor([0, len(ranked)], dtype=torch.int32),
         )  # fmt: skip
     np.testing.assert_allclose(z[7], state[0].numpy(), atol=1e-5)
 
@@ -144,8 +144,8 @@ def test_precision_is_the_calls_or_the_settings_and_is_written_down(adata, one, 
 def test_threads_may_share_a_model(adata, one):
     z = embedded(adata, one)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda cells: embedded(adata, one, batch_size=cells), (1, 9, 30, 170)):
-            np.testing.assert_array_equal(found, z)
+        for embedding in pool.map(lambda cells: embedded(adata, one, batch_size=cells), (1, 9, 30, 170)):
+            np.testing.assert_array_equal(embedding, z)
 
 
 @pytest.mark.parametrize("kind", ["one", "plain", "learned"])
@@ -155,11 +155,11 @@ def test_a_model_reads_its_own_genes_among_others(adata, kind, request):
     from scdiva.models.inference import embed_all, resolve_run_config
 
     model, run_config = request.getfixturevalue(kind), resolve_run_config(None, "cpu", "fp32")
-    own, every = (open_cells(adata, model, all_genes=all_genes) for all_genes in (False, True))
+    of_vocabulary, every = (open_cells(adata, model, all_genes=all_genes) for all_genes in (False, True))
     assert (every.tokens >= model.config.n_tokens).any()
     assert every.lengths.max() > model.config.max_length
     np.testing.assert_allclose(
-        embed_all(model, every, run_config), embed_all(model, own, run_config), rtol=0, atol=1e-6
+        embed_all(model, every, run_config), embed_all(model, of_vocabulary, run_config), rtol=0, atol=1e-6
     )
 
 
@@ -176,25 +176,25 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
     monkeypatch.setattr("scdiva.data.batch.WINDOW", 16)
     only = np.random.default_rng(0).random(90) < 0.3
     only[16:32] = False  # a window without any
-    asked = []
+    requested = []
 
     def numbers(rows):
-        asked.extend(rows.tolist())
+        requested.extend(rows.tolist())
         return (torch.from_numpy(rows),)
 
     def scaled(network, tokens, values, bounds, number):
         return network.encode(tokens, values, bounds) * number[:, None]
 
     for what, beside in (("embedding", None), (scaled, numbers)):
-        seen = []
+        visited = []
         for rows, ragged, results in run_cells(model, source, run_config._replace(what=what), only=only, beside=beside):
             assert len(ragged[0]) == len(rows) + 1
-            for cells, found in results:
-                seen += rows[cells].tolist()
+            for cells, result in results:
+                visited += rows[cells].tolist()
                 expected = z[rows[cells]] * (1 if beside is None else rows[cells][:, None])
-                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-        assert sorted(seen) == np.flatnonzero(only).tolist()
-    assert sorted(asked) == np.flatnonzero(only).tolist()
+                np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+        assert sorted(visited) == np.flatnonzero(only).tolist()
+    assert sorted(requested) == np.flatnonzero(only).tolist()
     assert list(run_cells(model, source, run_config, only=np.zeros(90, dtype=bool))) == []
 
 
@@ -209,9 +209,9 @@ def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(ada
         opened.append((device, options["compiled"]))
         return open_encoder(model, device="cpu", **options)
 
-    def filled(lengths, budget, most):
+    def filled(lengths, budget, max_cells):
         budgets.append(budget)
-        return fill_batches(lengths, budget, most)
+        return fill_batches(lengths, budget, max_cells)
 
     def marked(blocks):
         compiled.append(blocks)
@@ -228,8 +228,8 @@ def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(ada
         monkeypatch.setattr(inference, "COMPILED_CELLS", least)
         budgets.clear()
         with torch.compiler.set_stance("force_eager"):
-            found = inference.embed_all(one, source, inference.RunConfig(None, "cuda", "bf16", "embedding"))
-        np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
+            embedding = inference.embed_all(one, source, inference.RunConfig(None, "cuda", "bf16", "embedding"))
+        np.testing.assert_allclose(embedding, expected, rtol=0.02, atol=0.02)
         assert opened[-1] == ("cuda", is_compiled)
         assert set(budgets) == {131_072}
         assert bool(compiled) == is_compiled

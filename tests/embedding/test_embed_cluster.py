@@ -56,7 +56,7 @@ def model(plain, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(file, model, tmp_path_factory):
+def expected_digest(file, model, tmp_path_factory):
     with sd.settings.override(progress=False, device="cpu"):
         return digest(sd.tl.embed_file(file, tmp_path_factory.mktemp("whole") / "z.h5ad", model=model))
 
@@ -84,7 +84,9 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_worker_is_killed_and_nothing_is_lost_or_made_twice(cluster, file, model, whole, tmp_path, monkeypatch):
+def test_a_worker_is_killed_and_nothing_is_lost_or_made_twice(
+    cluster, file, model, expected_digest, tmp_path, monkeypatch
+):
     scheduler, workers, folder = cluster
     address = scheduler.scheduler_address
     monkeypatch.setattr(_shards, "SHARDS_PER_THREAD", 1)
@@ -97,13 +99,13 @@ def test_a_worker_is_killed_and_nothing_is_lost_or_made_twice(cluster, file, mod
     killed.join()
     assert sorted(worker.poll() is None for worker in workers) == [False, True]
     assert -signal.SIGKILL in [worker.poll() for worker in workers]
-    made = collections.Counter(int(path.name.split()[0]) for path in folder.glob("* * *"))
-    assert made == dict.fromkeys(range(0, N, 4096), 1)
+    counts = collections.Counter(int(path.name.split()[0]) for path in folder.glob("* * *"))
+    assert counts == dict.fromkeys(range(0, N, 4096), 1)
     result = ad.read_h5ad("z.h5ad")
     assert result.uns["scdiva"]["X_scdiva"].pop("model") == os.path.relpath(model)
     assert [path.name for path in tmp_path.glob(".z*")] == []
     with distributed.Client(address) as client, sd.settings.override(progress=False, device="cpu"):
-        assert digest(sd.tl.embed_file(file, "again.h5ad", model=model, client=client)) == whole
+        assert digest(sd.tl.embed_file(file, "again.h5ad", model=model, client=client)) == expected_digest
         with pytest.raises(FileExistsError, match="overwrite=True"):
             sd.tl.embed_file(file, "again.h5ad", model=model, client=client)
         scheduler.scheduler.allowed_failures = 0
@@ -131,13 +133,13 @@ def client():
 
 
 def test_what_a_worker_warns_of_or_raises_reaches_the_caller(client, model, adata, tmp_path):
-    few = ad.AnnData(adata.X[:, :20].copy(), var=adata.var[[]].iloc[:20])
-    few.write_h5ad(tmp_path / "few.h5ad")
+    panel = ad.AnnData(adata.X[:, :20].copy(), var=adata.var[[]].iloc[:20])
+    panel.write_h5ad(tmp_path / "few.h5ad")
     with pytest.warns(UserWarning, match="data have .* model knows"):
         out = sd.tl.embed_file(tmp_path / "few.h5ad", tmp_path / "out.h5ad", model=model, client=client, empty="nan")
     assert ad.read_h5ad(out).n_obs == adata.n_obs
-    few.X = sp.csr_matrix(-few.X.toarray())
-    few.write_h5ad(tmp_path / "negative.h5ad")
+    panel.X = sp.csr_matrix(-panel.X.toarray())
+    panel.write_h5ad(tmp_path / "negative.h5ad")
     with pytest.raises(ValueError, match=r"negative.h5ad.* negative values"):
         sd.tl.embed_file(tmp_path / "negative.h5ad", tmp_path / "no.h5ad", model=model, client=client)
     assert not (tmp_path / "no.h5ad").exists()

@@ -30,19 +30,19 @@ def folder(adata, tmp_path_factory):
 @pytest.mark.parametrize("target", ["z.h5ad", "z.zarr"])
 def test_either_kind_gives_the_same(one, folder, tmp_path, source, target):
     out = sd.tl.embed_file(folder / source, tmp_path / "deep" / target, model=one, batch_size=4)
-    found = ad.read_zarr(out) if target.endswith("zarr") else ad.read_h5ad(out)
+    result = ad.read_zarr(out) if target.endswith("zarr") else ad.read_h5ad(out)
     cells = ad.read_h5ad(folder / "cells.h5ad")
     sd.tl.embed(cells, one)
-    np.testing.assert_allclose(found.obsm["X_scdiva"], cells.obsm["X_scdiva"], atol=1e-6)
-    assert (found.shape, found.obsm["X_scdiva"].dtype) == ((90, 0), np.float32)
-    assert found.obs.equals(cells.obs)
-    assert found.uns["scdiva"]["X_scdiva"] == cells.uns["scdiva"]["X_scdiva"]
+    np.testing.assert_allclose(result.obsm["X_scdiva"], cells.obsm["X_scdiva"], atol=1e-6)
+    assert (result.shape, result.obsm["X_scdiva"].dtype) == ((90, 0), np.float32)
+    assert result.obs.equals(cells.obs)
+    assert result.uns["scdiva"]["X_scdiva"] == cells.uns["scdiva"]["X_scdiva"]
     assert [path.name for path in out.parent.iterdir()] == [target]
 
 
 def cut(path):
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) * 2 // 3])
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * 2 // 3])
 
 
 def without(*names):

@@ -51,7 +51,7 @@ def embed(file, model):
 
 
 @pytest.fixture(scope="module")
-def whole(embed, tmp_path_factory):
+def expected_bytes(embed, tmp_path_factory):
     """The file that a run makes which nothing disturbs."""
     out = embed(tmp_path_factory.mktemp("whole") / "z.h5ad")
     missing = np.flatnonzero(np.isnan(ad.read_h5ad(out).obsm["X_scdiva"][:, 0]))
@@ -62,40 +62,40 @@ def whole(embed, tmp_path_factory):
 @pytest.fixture
 def starts(monkeypatch):
     """Rows from which cells were embedded, call by call."""
-    seen, embed_cells = [], _embed_file.embed_cells
+    rows, embed_cells = [], _embed_file.embed_cells
 
     def watched(*args, start=0, **options):
-        seen.append(start)
+        rows.append(start)
         return embed_cells(*args, start=start, **options)
 
     monkeypatch.setattr(_embed_file, "embed_cells", watched)
-    return seen
+    return rows
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
-def test_shards_in_any_order_are_the_file_of_one_run(embed, whole, tmp_path, order):
+def test_shards_in_any_order_are_the_file_of_one_run(embed, expected_bytes, tmp_path, order):
     out = tmp_path / "z.h5ad"
     for i in order:
         assert not out.exists()
         assert embed(out, (i, 3)) == out
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
     assert [path.name for path in tmp_path.iterdir()] == ["z.h5ad"]
 
 
 @pytest.mark.fault("SIGKILL in embed_file")
 @pytest.mark.parametrize("when", ["run", "part", "join"])
 def test_a_killed_job_is_started_again_and_the_result_has_the_same_bits(
-    embed, whole, tmp_path, when, starts, monkeypatch, killed, kill
+    embed, expected_bytes, tmp_path, when, starts, monkeypatch, killed, kill
 ):
     out, shard = tmp_path / "z.h5ad", None if when == "run" else (1, 2)
     if when == "join":
         embed(out, (0, 2))
     save = Parts.save
 
-    def killed_in_it(self, first, *given):
+    def killed_in_it(self, first, *arguments):
         if first == 12288:  # while the part is written, before it has a name
             monkeypatch.setattr("os.fsync", kill)
-        save(self, first, *given)
+        save(self, first, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(*((_embed_file, "new_rows", kill) if when == "join" else (Parts, "save", killed_in_it)))
@@ -106,11 +106,11 @@ def test_a_killed_job_is_started_again_and_the_result_has_the_same_bits(
         embed(out, again)
     # of the killed shard, rows 8,192 on, one part had been finished
     assert starts == {"run": [12288], "part": [12288, 0], "join": []}[when]
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
     assert [path.name for path in tmp_path.iterdir()] == ["z.h5ad"]
 
 
-def test_the_matrix_is_checked_once_for_all_jobs(embed, whole, tmp_path, monkeypatch):
+def test_the_matrix_is_checked_once_for_all_jobs(embed, expected_bytes, tmp_path, monkeypatch):
     passes, scan = [], OpenMatrix.scan
     monkeypatch.setattr(OpenMatrix, "scan", lambda *args, **options: passes.append(1) or scan(*args, **options))
     out = tmp_path / "z.h5ad"
@@ -120,29 +120,29 @@ def test_the_matrix_is_checked_once_for_all_jobs(embed, whole, tmp_path, monkeyp
     (tmp_path / ".z.h5ad.parts" / "scan.npz").write_bytes(b"damaged")
     embed(out, (2, 3))
     assert len(passes) == 2
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
 
 
 def test_of_jobs_that_start_at_once_one_scans(tmp_path):
-    made, found = [], []
+    calls, scans = [], []
     scanned = Scan("counts", True, 7.0, np.arange(3.0), np.arange(4, dtype=np.int32), np.zeros(4, np.int32))
 
     def make():
-        made.append(1)
+        calls.append(1)
         time.sleep(0.1)
         return scanned
 
     out = tmp_path / "z.h5ad"
-    jobs = [threading.Thread(target=lambda: found.append(scan_once(out, {"a": 1}, make))) for _ in range(4)]
+    jobs = [threading.Thread(target=lambda: scans.append(scan_once(out, {"a": 1}, make))) for _ in range(4)]
     for step in (threading.Thread.start, threading.Thread.join):
         for job in jobs:
             step(job)
-    assert len(made) == 1
-    for one in found:
+    assert len(calls) == 1
+    for one in scans:
         for name, value in vars(scanned).items():
             np.testing.assert_array_equal(getattr(one, name), value)
     scan_once(out, {"a": 2}, make)
-    assert len(made) == 2
+    assert len(calls) == 2
 
 
 def test_shards_of_other_arguments_are_not_mixed(embed, tmp_path):
@@ -155,7 +155,7 @@ def test_shards_of_other_arguments_are_not_mixed(embed, tmp_path):
     assert out.read_bytes() == one.read_bytes()
 
 
-def test_a_damaged_part_is_refused_and_made_again(embed, whole, tmp_path):
+def test_a_damaged_part_is_refused_and_made_again(embed, expected_bytes, tmp_path):
     out = tmp_path / "z.h5ad"
     embed(out, (0, 2))
     part = next((tmp_path / ".z.h5ad.parts").glob("*/000000004096.npz"))
@@ -166,18 +166,18 @@ def test_a_damaged_part_is_refused_and_made_again(embed, whole, tmp_path):
         embed(out, (1, 2))
     assert not out.exists()
     embed(out, (0, 2))
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
 
 
-def test_parts_serve_any_number_of_shards(embed, whole, tmp_path):
+def test_parts_serve_any_number_of_shards(embed, expected_bytes, tmp_path):
     out = tmp_path / "z.h5ad"
     embed(out, (1, 5))
     for i in range(2):
         embed(out, (i, 2))
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
 
 
-def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, whole, tmp_path, caplog):
+def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, expected_bytes, tmp_path, caplog):
     out = tmp_path / "z.h5ad"
     embed(out, (0, 2))
     held = open_alone(tmp_path / ".z.h5ad.parts" / "joining.lock")
@@ -187,7 +187,7 @@ def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, whole, tmp_pat
     assert not out.exists()
     held.close()
     embed(out, (1, 2))
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0), (0,), 3, ("a", "b"), (0.5, 2)])
@@ -217,22 +217,22 @@ def cut_off(parts, error=KeyboardInterrupt):
     """Let a run end after some parts."""
     save = Parts.save
 
-    def failing(self, first, *given):
+    def failing(self, first, *arguments):
         if first >= parts * 4096:
             raise error
-        save(self, first, *given)
+        save(self, first, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Parts, "save", failing)
         yield
 
 
-def test_a_result_that_stands_is_replaced_only_by_a_whole_one(embed, whole, tmp_path, monkeypatch):
+def test_a_result_that_stands_is_replaced_only_by_a_whole_one(embed, expected_bytes, tmp_path, monkeypatch):
     out = tmp_path / "z.h5ad"
-    out.write_bytes(whole)
+    out.write_bytes(expected_bytes)
     with cut_off(2), pytest.raises(KeyboardInterrupt):
         embed(out, batch_size=100, overwrite=True)
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
 
     def failing(*args):
         raise OSError("no space left")
@@ -240,7 +240,7 @@ def test_a_result_that_stands_is_replaced_only_by_a_whole_one(embed, whole, tmp_
     monkeypatch.setattr(_embed_file, "new_rows", failing)
     with pytest.raises(OSError, match="no space"):
         embed(out, overwrite=True)
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
     assert sorted(path.name for path in tmp_path.iterdir()) == [".z.h5ad.parts", "z.h5ad"]
 
 
@@ -292,33 +292,33 @@ def test_a_file_that_changes_meanwhile_is_an_error(plain, file, tmp_path, monkey
 
 
 @pytest.mark.fault("two processes on one cache")
-def test_two_at_once_do_not_mix(embed, whole, tmp_path, monkeypatch):
+def test_two_at_once_do_not_mix(embed, expected_bytes, tmp_path, monkeypatch):
     """The second is refused while the first runs, and the first gives what it gives alone."""
     out, save, refused = tmp_path / "z.h5ad", Parts.save, []
 
-    def beside(self, *given):
+    def beside(self, *arguments):
         if not refused:
             with pytest.raises(RuntimeError, match="another call is writing"):
                 embed(out, overwrite=True)
             refused.append(True)
-        save(self, *given)
+        save(self, *arguments)
 
     monkeypatch.setattr(Parts, "save", beside)
     embed(out)
     assert refused
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == expected_bytes
 
 
 def test_a_lock_on_a_deleted_file_is_no_lock(tmp_path, monkeypatch):
     """Its owner finishes, and deletes it, between our opening and our lock."""
     import fcntl
 
-    path, flock, gone = tmp_path / "parts", fcntl.flock, []
+    path, flock, deleted = tmp_path / "parts", fcntl.flock, []
 
     def late(file, how):
-        if not gone:
+        if not deleted:
             path.unlink()
-            gone.append(True)
+            deleted.append(True)
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)

@@ -22,10 +22,10 @@ def test_static_embeddings_are_rows_of_the_table(adata, one, vocabulary):
         np.testing.assert_array_equal(vector, table[row[name]] if name in row else np.nan)
     assert 0 < np.isnan(genes[:, 0]).sum() < 10
     assert cells.uns["scdiva"]["X_scdiva"] is embedding  # that of the cells
-    said = cells.uns["scdiva"]["X_scdiva_genes"]
-    assert said["model"] == "ScDiVa"
-    assert 0.8 < said["share_counts"] < 1
-    assert not {"precision", "pooling"} & set(said)
+    notes = cells.uns["scdiva"]["X_scdiva_genes"]
+    assert notes["model"] == "ScDiVa"
+    assert 0.8 < notes["share_counts"] < 1
+    assert not {"precision", "pooling"} & set(notes)
 
 
 def test_genes_are_found_by_name_and_never_by_position(adata, one, vocabulary):
@@ -40,19 +40,19 @@ def test_genes_are_found_by_name_and_never_by_position(adata, one, vocabulary):
     twice = ad.concat([adata, adata[:, :2]], axis=1, merge="first")
     ids = dict(zip(vocabulary.symbols, vocabulary.ensembl_ids, strict=True))
     twice.var_names = [*adata.var_names, *(ids.get(name, name) for name in adata.var_names[:2])]
-    both = sd.tl.gene_embedding(twice, one, copy=True).varm["X_scdiva"]
-    np.testing.assert_array_equal(both[-2:], both[:2])
-    assert np.isfinite(both[:2]).all()
+    embedding = sd.tl.gene_embedding(twice, one, copy=True).varm["X_scdiva"]
+    np.testing.assert_array_equal(embedding[-2:], embedding[:2])
+    assert np.isfinite(embedding[:2]).all()
 
 
 def test_raw_may_hold_other_genes(adata, one):
     genes = sd.tl.gene_embedding(adata, one, copy=True).varm["X_scdiva"]
-    some = adata[:, 5:30][:, ::-1].copy()
-    some.var_names = ["not there", *some.var_names[1:]]
-    some.raw = adata
-    sd.tl.gene_embedding(some, one, use_raw=True)
-    np.testing.assert_array_equal(some.varm["X_scdiva"][1:], genes[5:30][::-1][1:])
-    assert np.isnan(some.varm["X_scdiva"][0]).all()
+    subset = adata[:, 5:30][:, ::-1].copy()
+    subset.var_names = ["not there", *subset.var_names[1:]]
+    subset.raw = adata
+    sd.tl.gene_embedding(subset, one, use_raw=True)
+    np.testing.assert_array_equal(subset.varm["X_scdiva"][1:], genes[5:30][::-1][1:])
+    assert np.isnan(subset.varm["X_scdiva"][0]).all()
 
 
 def test_a_gene_that_no_corpus_saw_has_no_embedding(adata, build, vocabulary):
@@ -62,8 +62,8 @@ def test_a_gene_that_no_corpus_saw_has_no_embedding(adata, build, vocabulary):
     model.vocabulary = Vocabulary(table)
     genes = sd.tl.gene_embedding(adata, model, copy=True).varm["X_scdiva"]
     expected = sd.tl.gene_embedding(adata, build(anchor="learned"), copy=True).varm["X_scdiva"]
-    lost = np.isnan(genes).all(axis=1) & ~np.isnan(expected).all(axis=1)
-    assert list(adata.var_names[lost]) == [table["symbol"].iloc[4]]
+    without = np.isnan(genes).all(axis=1) & ~np.isnan(expected).all(axis=1)
+    assert list(adata.var_names[without]) == [table["symbol"].iloc[4]]
 
 
 def test_a_frame_holds_the_genes_that_have_an_embedding(adata, one):
@@ -72,6 +72,6 @@ def test_a_frame_holds_the_genes_that_have_an_embedding(adata, one):
         sd.get.gene_embedding_df(cells)
     sd.tl.gene_embedding(cells, one, key_added="mine")
     frame = sd.get.gene_embedding_df(cells, key="mine")
-    known = ~np.isnan(cells.varm["mine"][:, 0])
-    assert list(frame.index) == list(cells.var_names[known])
-    np.testing.assert_array_equal(frame.to_numpy(), cells.varm["mine"][known])
+    embedded = ~np.isnan(cells.varm["mine"][:, 0])
+    assert list(frame.index) == list(cells.var_names[embedded])
+    np.testing.assert_array_equal(frame.to_numpy(), cells.varm["mine"][embedded])

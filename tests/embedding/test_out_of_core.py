@@ -48,11 +48,11 @@ def test_what_is_written_into_a_file_that_is_open_for_writing_stays(plain, adata
     sd.tl.embed(cells, plain)
     cells.write()
     cells.file.close()
-    found, expected = ad.read_h5ad(path), cells
-    assert (found.X != adata.X).nnz == 0
-    assert found.var[KEY].equals(expected.var[KEY])
-    assert (found.layers["scdiva_rank"] != expected.layers["scdiva_rank"]).nnz == 0
-    np.testing.assert_array_equal(found.obsm["X_scdiva"], expected.obsm["X_scdiva"])
+    stored, expected = ad.read_h5ad(path), cells
+    assert (stored.X != adata.X).nnz == 0
+    assert stored.var[KEY].equals(expected.var[KEY])
+    assert (stored.layers["scdiva_rank"] != expected.layers["scdiva_rank"]).nnz == 0
+    np.testing.assert_array_equal(stored.obsm["X_scdiva"], expected.obsm["X_scdiva"])
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import scdiva as sd
 QUICK = {"rng": 0, "device": "cpu"}
 
 
-def quick(function, **given):
+def quick(function, **options):
     """Give a call of a function with cells, a model, and options that make it quick unless others are named."""
     of_model = "model" in inspect.signature(function).parameters
-    return lambda a, m, **how: function(a, **({"model": m} if of_model else {}) | given | how)
+    return lambda a, m, **how: function(a, **({"model": m} if of_model else {}) | options | how)
 
 
 ENTRIES = {
@@ -105,14 +105,14 @@ def enter(request, model, tmp_path):
 def refused(hashed):
     """Check that a call fails with a named error, that it says all that is asked for, and leaves adata as it was."""
 
-    def check(call, adata, error, *said):
+    def check(call, adata, error, *patterns):
         before = hashed(adata)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with pytest.raises(error) as caught:
                 call(adata)
         message = str(caught.value)
-        for pattern in said:
+        for pattern in patterns:
             assert re.search(pattern, message), f"{pattern!r} is not in: {message}"
         assert hashed(adata) == before
         return message

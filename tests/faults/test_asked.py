@@ -23,7 +23,7 @@ ASKED = {
 @pytest.mark.fault("genes that can't be imputed")
 @pytest.mark.parametrize("name", ASKED)
 def test_genes_that_can_not_be_imputed_are_named_before_any_are(cells, model, refused, monkeypatch, name):
-    asked, said = ASKED[name]
+    genes_of, message = ASKED[name]
     if "slash" in name:
         cells.var["id"] = cells.var_names.to_numpy()
         cells.var_names = ["A/B", *cells.var_names[1:]]
@@ -33,7 +33,7 @@ def test_genes_that_can_not_be_imputed_are_named_before_any_are(cells, model, re
 
     monkeypatch.setattr("scdiva.data.batch.read_cells", called)
     error = TypeError if name == "a number" else ValueError
-    refused(lambda a: sd.tl.impute(a, asked(a), model), cells, error, said)
+    refused(lambda a: sd.tl.impute(a, genes_of(a), model), cells, error, message)
 
 
 # --- where a model can't be saved -------------------------------------------------------------------------------------
@@ -85,10 +85,10 @@ def test_what_stands_where_a_model_is_saved_stays(model, annotator, tmp_path, ma
     make(tmp_path / "taken", model=model, annotator=annotator)
     before = state_of(tmp_path)
     what = {"model": model, "annotator": annotator}[kind]
-    said = (
+    message = (
         "pass overwrite=True" if make.__name__ == f"other_{kind}" else f"it is not a saved {kind}.*choose another path"
     )
-    with pytest.raises(FileExistsError, match=said):
+    with pytest.raises(FileExistsError, match=message):
         what.save(tmp_path / "taken", overwrite=bool(overwrite))
     assert state_of(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]

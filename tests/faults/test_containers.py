@@ -21,14 +21,14 @@ def calls():
                     yield pytest.param(getattr(module, name), parameter.name, id=f"{part}.{name}({parameter.name})")
 
 
-def called(function, parameter, given, adata):
-    """Call a function with `given` as one parameter, cells, numbers and words as the others that it asks for."""
-    asked = {
+def called(function, parameter, value, adata):
+    """Call a function with `value` as one parameter, cells, numbers and words as the others that it asks for."""
+    arguments = {
         one.name: adata if "AnnData" in str(one.annotation) else 4 if one.annotation == "int" else "cell_type"
         for one in inspect.signature(function).parameters.values()
         if one.default is inspect.Parameter.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     }
-    return function(**asked | {parameter: given})
+    return function(**arguments | {parameter: value})
 
 
 class MuData(SimpleNamespace):
@@ -62,14 +62,14 @@ def test_a_container_of_anndata(drawn, function, parameter):
 
 @pytest.mark.fault("MuData and SpatialData")
 @pytest.mark.parametrize(
-    ("name", "within", "said"),
+    ("name", "within", "message"),
     [
         ("cells.h5mu", "mod", r"holds several AnnData objects: prot, rna\. .*\['rna'\]\.write_h5ad"),
         ("cells.zarr", "mod", r"the one of RNA: of .zarr its own path, such as '.*cells\.zarr/mod/rna'"),
         ("cells.zarr", "tables", r"the one of RNA: of .zarr its own path, such as '.*cells\.zarr/tables/rna'"),
     ],
 )
-def test_a_file_of_a_container(tmp_path, model, drawn, name, within, said):
+def test_a_file_of_a_container(tmp_path, model, drawn, name, within, message):
     """As they are written: an AnnData group each, and no X beside."""
     import h5py
     import zarr
@@ -83,7 +83,7 @@ def test_a_file_of_a_container(tmp_path, model, drawn, name, within, said):
     ad.io.write_elem(parts, "prot", proteins)
     if name.endswith(".h5mu"):
         root.close()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         sd.tl.embed_file(file, tmp_path / "out.h5ad", model=model)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     if not name.endswith(".h5mu"):  # the call in the message works
@@ -101,8 +101,8 @@ OTHERS = {
 
 
 @pytest.mark.fault("something else for AnnData")
-@pytest.mark.parametrize("other", OTHERS)
-def test_what_is_no_anndata(drawn, other):
-    make, said = OTHERS[other]
-    with pytest.raises(TypeError, match=f"expected an AnnData object, got {said}"):
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_anndata(drawn, kind):
+    make, type_name = OTHERS[kind]
+    with pytest.raises(TypeError, match=f"expected an AnnData object, got {type_name}"):
         sd.tl.embed(make(drawn))

@@ -19,13 +19,13 @@ FILES = ("README.md", "config.json", "model.safetensors", "vocabulary.safetensor
 
 
 @pytest.fixture(scope="module")
-def whole(model, tmp_path_factory):
+def saved(model, tmp_path_factory):
     return save_model(model, model.vocabulary, tmp_path_factory.mktemp("models") / "whole")
 
 
 @pytest.fixture
-def folder(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / "model")
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "model")
 
 
 def edit(folder, change):
@@ -61,13 +61,13 @@ def test_one_flipped_byte_in_any_file(folder, refused, drawn, name, at):
 @pytest.mark.parametrize("which", ["fewer genes", "other genes", "another order", "no vocabulary"])
 def test_another_models_vocabulary(folder, refused, drawn, model, which):
     table = model.vocabulary.table.reset_index(drop=True)
-    other = {
+    vocabulary = {
         "fewer genes": table.iloc[:-1],
         "other genes": table.assign(symbol=[f"G{i}" for i in range(len(table))]),
         "another order": table.iloc[::-1].reset_index(drop=True),
         "no vocabulary": table,
     }[which]
-    type(model.vocabulary)(other).write(folder / "vocabulary.safetensors")
+    type(model.vocabulary)(vocabulary).write(folder / "vocabulary.safetensors")
     if which == "no vocabulary":
         (folder / "vocabulary.safetensors").write_bytes(b"something else")
     write_sums(folder, SUMMED)
@@ -148,17 +148,19 @@ def test_links_that_lead_to_no_such_file(folder, tmp_path, refused, drawn, name,
     (tmp_path / "secret").write_text("a password")
     targets = {"nowhere": "gone", "itself": folder / name, "a folder": tmp_path, "a device": "/dev/zero"}
     (folder / name).symlink_to(targets.get(where, tmp_path / "secret"))
-    said = (ValueError, f"{name} does not match") if where == "another file" else (FileNotFoundError, f"lacks {name}")
-    message = refused(lambda a: sd.tl.embed(a, folder), drawn, *said)
+    expected = (
+        (ValueError, f"{name} does not match") if where == "another file" else (FileNotFoundError, f"lacks {name}")
+    )
+    message = refused(lambda a: sd.tl.embed(a, folder), drawn, *expected)
     assert "a password" not in message
 
 
 @pytest.mark.fault("symlinks in a model folder")
-def test_a_save_replaces_a_link_and_not_what_it_leads_to(whole, tmp_path, model):
-    before = {name: (whole / name).read_bytes() for name in (*FILES, "SHA256SUMS")}
-    (tmp_path / "link").symlink_to(whole)
+def test_a_save_replaces_a_link_and_not_what_it_leads_to(saved, tmp_path, model):
+    before = {name: (saved / name).read_bytes() for name in (*FILES, "SHA256SUMS")}
+    (tmp_path / "link").symlink_to(saved)
     save_model(model, model.vocabulary, tmp_path / "link", card="# Another\n", overwrite=True)
-    assert {name: (whole / name).read_bytes() for name in before} == before
+    assert {name: (saved / name).read_bytes() for name in before} == before
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
     assert (tmp_path / "link" / "README.md").read_text() == "# Another\n"
 
@@ -198,7 +200,7 @@ def test_absurd_sizes_are_refused_before_anything_is_allocated(folder, refused, 
 
 @pytest.mark.fault("absurd shapes in a config")
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[" * 100_000, "is not JSON"),
         ('{"a":' * 50_000, "is not JSON"),
@@ -206,10 +208,10 @@ def test_absurd_sizes_are_refused_before_anything_is_allocated(folder, refused, 
         ('{"format": "scdiva", "format_version": 1e999}', "format version inf"),
     ],
 )
-def test_json_that_is_meant_to_break_the_reader(folder, refused, drawn, text, said):
+def test_json_that_is_meant_to_break_the_reader(folder, refused, drawn, text, message):
     (folder / "config.json").write_text(text)
     write_sums(folder, SUMMED)
-    refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "config.json", said)
+    refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "config.json", message)
 
 
 @pytest.mark.fault("absurd shapes in a config")

@@ -79,15 +79,15 @@ def test_columns_of_one_gene_are_summed(drawn, model, second):
 @pytest.mark.fault("blank genes")
 @pytest.mark.parametrize("name", ["", "nan"])
 def test_a_gene_without_a_name_is_an_unknown_gene(drawn, model, name):
-    found = []
+    embeddings = []
     for label in (name, "no gene at all"):
         names = np.array(drawn.var_names, dtype=object)
         names[[4, 9]] = label
         blank = drawn.copy()
         blank.var_names = names
-        found.append(CALLS["tl.embed"](blank, model))
-    assert np.array_equal(*found)
-    assert not np.array_equal(found[0], CALLS["tl.embed"](drawn, model))
+        embeddings.append(CALLS["tl.embed"](blank, model))
+    assert np.array_equal(*embeddings)
+    assert not np.array_equal(embeddings[0], CALLS["tl.embed"](drawn, model))
 
 
 MOUSE = ["Actb", "Gapdh", "Cd3e", "Cd4", "Cd8a", "Ms4a1", "Lyz2", "Nkg7", "Ptprc", "Malat1", "Xist", "Gm12345"]
@@ -114,16 +114,16 @@ FOREIGN = {
     ],
 )
 def test_foreign_genes_are_refused_everywhere(cells, enter, refused, kind):
-    names, *said = FOREIGN[kind]
+    names, *patterns = FOREIGN[kind]
     cells.var_names = names
-    refused(enter, cells, ValueError, "unknown|mouse|share 0 genes", *(said if "share" not in said else ()))
+    refused(enter, cells, ValueError, "unknown|mouse|share 0 genes", *(patterns if "share" not in patterns else ()))
 
 
 @pytest.mark.fault("reordered columns")
 def test_the_order_of_columns_changes_no_bit(drawn, result):
     order = np.random.default_rng(0).permutation(drawn.n_vars)
-    found, expected = result(drawn[:, order].copy()), result(drawn)
-    assert np.array_equal(found, expected[:, order] if expected.shape[1:] == (drawn.n_vars,) else expected)
+    actual, expected = result(drawn[:, order].copy()), result(drawn)
+    assert np.array_equal(actual, expected[:, order] if expected.shape[1:] == (drawn.n_vars,) else expected)
 
 
 # --- few genes -------------------------------------------------------------------------------------------------------
@@ -140,12 +140,12 @@ def panel(bundled):
     rng = np.random.default_rng(0)
     rows = np.sort(rng.permutation(vocabulary.n_genes)[:15_000])
     x = sp.random(30, 15_000, density=0.1, format="csr", random_state=0, data_rvs=lambda n: rng.poisson(1, n) + 1.0)
-    whole = ad.AnnData(x.astype(np.float32))
-    whole.var_names, whole.obs_names = vocabulary.symbols[rows], [f"cell{i}" for i in range(30)]
-    whole.obs["batch"] = ["one", "two"] * 15
-    few = whole[:, :500].copy()
-    few.raw = whole
-    return few
+    all_genes = ad.AnnData(x.astype(np.float32))
+    all_genes.var_names, all_genes.obs_names = vocabulary.symbols[rows], [f"cell{i}" for i in range(30)]
+    all_genes.obs["batch"] = ["one", "two"] * 15
+    subset = all_genes[:, :500].copy()
+    subset.raw = all_genes
+    return subset
 
 
 FEW = {
@@ -160,9 +160,10 @@ FEW = {
 @pytest.mark.fault("few genes")
 @pytest.mark.parametrize("name", FEW)
 def test_few_genes_are_warned_of(panel, bundled, name):
-    said = r"the data have 500 of the 19,623 genes that the model knows, \d% of them by entropy: .* about 0\.\d"
-    with pytest.warns(UserWarning, match=said) as found:
+    message = r"the data have 500 of the 19,623 genes that the model knows, \d% of them by entropy: .* about 0\.\d"
+    with pytest.warns(UserWarning, match=message) as caught:
         FEW[name](panel.copy(), bundled)
-    ours = [one for one in found if "genes that the model knows" in str(one.message)]
-    assert {Path(one.filename).name for one in ours} == {Path(__file__).name}  # the line that called: shown there once
-    assert len({str(one.message) for one in ours}) == 1
+    matching = [one for one in caught if "genes that the model knows" in str(one.message)]
+    # the line that called: shown there once
+    assert {Path(one.filename).name for one in matching} == {Path(__file__).name}
+    assert len({str(one.message) for one in matching}) == 1

@@ -31,11 +31,11 @@ def test_a_device_that_is_not_there(cells, model, refused, monkeypatch, name, de
     """Nothing falls back to the CPU in silence, asked for by the call or by the settings."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    said = f"device='{device}' was asked for", "finds no (CUDA|MPS) device here"
-    refused(lambda a: CALLS[name](a, model, device=device), cells, ValueError, *said)
+    patterns = f"device='{device}' was asked for", "finds no (CUDA|MPS) device here"
+    refused(lambda a: CALLS[name](a, model, device=device), cells, ValueError, *patterns)
     with sd.settings.override(device=device):
-        refused(lambda a: CALLS[name](a, model, device=None), cells, ValueError, *said)
-    with pytest.raises(ValueError, match=said[0]):
+        refused(lambda a: CALLS[name](a, model, device=None), cells, ValueError, *patterns)
+    with pytest.raises(ValueError, match=patterns[0]):
         load_model(model, device=device)
 
 
@@ -104,4 +104,4 @@ def test_a_missing_extra_is_named_before_any_work_with_the_line_that_installs_it
         monkeypatch.setattr(work, called)
     refused(lambda a: call(a, model), cells, ImportError, rf"pip install 'scdiva\[{extra}\]'")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert any(wanted.startswith(module.replace("_", "-")) for wanted in extras[extra])
+    assert any(requirement.startswith(module.replace("_", "-")) for requirement in extras[extra])

@@ -48,8 +48,8 @@ def call_of(name, column=None):
 @pytest.mark.parametrize("name", LABELLED)
 def test_missing_labels_are_counted_and_named(cells, model, refused, name, how):
     (column,) = LABELLED[name].values()
-    said = "(missing for 2 of 80|2 of 80 cells have no)", "first.*'cell3'", "notna"
-    refused(lambda a: call_of(name)(a, model), missing(how, cells, column), ValueError, *said)
+    patterns = "(missing for 2 of 80|2 of 80 cells have no)", "first.*'cell3'", "notna"
+    refused(lambda a: call_of(name)(a, model), missing(how, cells, column), ValueError, *patterns)
 
 
 # --- few labels -------------------------------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ def test_categories_without_cells_change_nothing(drawn, model, call):
             return adata.obsm["X_scdiva_integrated"], ()
         if call == "tl.annotate":
             CALLS[call](adata, model)
-            ours = adata.uns["scdiva"]["scdiva_label"]
-            return adata.obsm["scdiva_label_probability"], tuple(ours["labels"])
+            notes = adata.uns["scdiva"]["scdiva_label"]
+            return adata.obsm["scdiva_label_probability"], tuple(notes["labels"])
         CALLS[call](adata, model, method="correlation", groupby="batch")
         keys = [key for key in adata.varp if key.startswith("scdiva_grn")]
         return adata.varp[keys[0]].toarray(), tuple(keys)
@@ -130,11 +130,11 @@ def integrated(drawn, model):
 def test_an_integrated_model_maps_cells_of_any_batch(integrated, drawn, batch):
     """The model asks for no batch: a cell's state is its own, whatever batch it is said to be of."""
     fitted, before = integrated
-    known, new = drawn.copy(), drawn.copy()
+    unchanged, new = drawn.copy(), drawn.copy()
     new.obs["batch"] = batch
-    for cells in (known, new):
+    for cells in (unchanged, new):
         sd.tl.embed(cells, fitted)
-    assert np.array_equal(new.obsm["X_scdiva_integrated"], known.obsm["X_scdiva_integrated"])
+    assert np.array_equal(new.obsm["X_scdiva_integrated"], unchanged.obsm["X_scdiva_integrated"])
     # tl.integrate encodes with other batches than tl.embed: the last bits may differ where blocks are run
     np.testing.assert_allclose(new.obsm["X_scdiva_integrated"][:60], before, atol=1e-6)
     assert np.isfinite(new.obsm["X_scdiva_integrated"]).all()
@@ -169,8 +169,8 @@ def spoilt(adata, key, text, kind="object"):
 @pytest.mark.parametrize("call", LEARNED)
 def test_a_text_for_a_missing_or_unknown_label_is_no_type(cells, model, refused, call, text):
     adata = spoilt(cells, "cell_type", text, "category" if text in WORDS else "object")
-    said = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'", f"unlabeled_category={text!r}"
-    refused(lambda a: LEARNED[call](a, model, "given"), adata, ValueError, "not a type", *said)
+    patterns = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'", f"unlabeled_category={text!r}"
+    refused(lambda a: LEARNED[call](a, model, "given"), adata, ValueError, "not a type", *patterns)
 
 
 @pytest.mark.fault("word for an unknown label")
@@ -190,9 +190,9 @@ def test_what_the_error_says_mends_it(cells, model, call):
 @pytest.mark.parametrize("text", ["nan", ""])
 @pytest.mark.parametrize("call", BATCHES + GROUPS)
 def test_a_text_for_a_missing_batch_or_group_is_none(cells, model, refused, call, text):
-    said = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'", "leave these cells out"
+    patterns = rf"obs\['given'\] is {text!r} for 5 of 80 cells, the first is 'cell3'", "leave these cells out"
     adata = spoilt(cells, "batch" if call in BATCHES else "perturbation", text)
-    refused(lambda a: call_of(call, "given")(a, model), adata, ValueError, *said)
+    refused(lambda a: call_of(call, "given")(a, model), adata, ValueError, *patterns)
 
 
 NUMBERS = {
@@ -216,9 +216,11 @@ NUMBERS = {
 def test_numbers_that_vary_are_no_labels(cells, model, refused, call, kind):
     cells.obs["given"] = NUMBERS[kind](80)
     n = cells.obs["given"].nunique()
-    said = rf"obs\['given'\] holds (continuous numbers|nearly as many (labels|batches) as cells): {n} different values"
+    pattern = (
+        rf"obs\['given'\] holds (continuous numbers|nearly as many (labels|batches) as cells): {n} different values"
+    )
     of = with_reference if call == "labels" else lambda a, m, key: call_of(call, key)(a, m)
-    refused(lambda a: of(a, model, "given"), cells, ValueError, said, "such as")
+    refused(lambda a: of(a, model, "given"), cells, ValueError, pattern, "such as")
 
 
 @pytest.mark.fault("numbers as labels")
@@ -256,8 +258,12 @@ def test_scores_leave_out_what_names_no_type(drawn, score, text):
 @pytest.mark.parametrize("kind", ["text", "category", "number"])
 def test_a_query_with_other_names_is_annotated(cells, model, kind):
     query, reference = cells[:30].copy(), cells[30:].copy()
-    own = {"text": np.array(["x", "y"] * 15), "category": pd.Categorical(["x", "y"] * 15), "number": np.arange(30) % 2}
-    query.obs["cell_type"] = own[kind]
+    labels = {
+        "text": np.array(["x", "y"] * 15),
+        "category": pd.Categorical(["x", "y"] * 15),
+        "number": np.arange(30) % 2,
+    }
+    query.obs["cell_type"] = labels[kind]
     before = query.obs["cell_type"].copy()
     with pytest.warns(UserWarning, match="have no label in common .*neither read nor changed"):
         sd.tl.annotate(query, "cell_type", reference, model=model, method="knn", **QUICK)

@@ -37,7 +37,7 @@ def room(n_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def without_room(work, n_bytes, said, again=None):
+def without_room(work, n_bytes, report, again=None):
     """Do some work without room in a process of its own, and give the name of the error that it ends in.
 
     The process then writes with free space: it would crash if HDF5 had failed to close a file.
@@ -53,14 +53,14 @@ def without_room(work, n_bytes, said, again=None):
                 work()
         except BaseException as caught:  # noqa: BLE001 - whatever it is, it is looked at
             error = type(caught).__name__ if str(caught).count("\n") < 3 else f"a long {type(caught).__name__}"
-        said.write_text(error)
+        report.write_text(error)
         gc.collect()
         if again is not None:
             again()
         os._exit(0)
     gc.unfreeze()
     _, status = os.waitpid(process, 0)
-    return said.read_text() if status == 0 else f"crash ({status})"
+    return report.read_text() if status == 0 else f"crash ({status})"
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ EVERY_WRITER = {
 )
 def test_a_disk_that_fills_up_in_the_middle(model, drawn, tmp_path, monkeypatch, name, n_bytes):
     """As when another process fills it: the error names the path, nothing is left half, and the process lives on."""
-    file, out, said = tmp_path / "cells.h5ad", tmp_path / "results" / "result", tmp_path / "said"
+    file, out, report = tmp_path / "cells.h5ad", tmp_path / "results" / "result", tmp_path / "said"
     drawn.copy().write_h5ad(file)
     model.vocabulary.write(file.with_name("genes.safetensors"))
     out.parent.mkdir()
@@ -118,7 +118,7 @@ def test_a_disk_that_fills_up_in_the_middle(model, drawn, tmp_path, monkeypatch,
             work()
         again()
     else:
-        assert without_room(work, n_bytes, said, again) == "InterruptedError"
+        assert without_room(work, n_bytes, report, again) == "InterruptedError"
     assert [path.stem for path in out.parent.iterdir()] == ["result"]
     if name == "write_cells, h5ad":
         assert (ad.read_h5ad(out.with_suffix(".h5ad")).X != drawn.X).nnz == 0
@@ -252,12 +252,12 @@ ERRORS = {
 }
 
 
-def out_of_memory(monkeypatch, most, error):
+def out_of_memory(monkeypatch, max_cells, error):
     """Let no batch of more than so many cells through."""
     read_out = inference.read_out
 
     def limited(network, batch, what):
-        if len(batch[2]) - 1 > most:
+        if len(batch[2]) - 1 > max_cells:
             raise error
         return read_out(network, batch, what)
 
@@ -265,11 +265,11 @@ def out_of_memory(monkeypatch, most, error):
 
 
 @pytest.mark.fault("out of memory")
-@pytest.mark.parametrize(("most", "kind"), zip([40, 7, 1], ERRORS, strict=True))
-def test_a_batch_too_large_is_run_in_parts_and_that_is_said(cells, drawn, light, monkeypatch, caplog, most, kind):
+@pytest.mark.parametrize(("max_cells", "kind"), zip([40, 7, 1], ERRORS, strict=True))
+def test_a_batch_too_large_is_run_in_parts_and_that_is_said(cells, drawn, light, monkeypatch, caplog, max_cells, kind):
     expected = sd.tl.embed(drawn, light, copy=True).obsm["X_scdiva"]
     with monkeypatch.context() as patch, caplog.at_level("WARNING", "scdiva"):
-        out_of_memory(patch, most, ERRORS[kind])
+        out_of_memory(patch, max_cells, ERRORS[kind])
         sd.tl.embed(cells, light)
     np.testing.assert_allclose(cells.obsm["X_scdiva"], expected, rtol=1e-5, atol=1e-6)
     assert "cpu is out of memory with 80 cells at once: running them in 2 parts" in caplog.text
@@ -279,5 +279,5 @@ def test_a_batch_too_large_is_run_in_parts_and_that_is_said(cells, drawn, light,
 @pytest.mark.parametrize("name", RUNS)
 def test_memory_that_does_not_hold_one_cell(cells, model, refused, monkeypatch, name):
     out_of_memory(monkeypatch, 0, ERRORS["torch"])
-    said = "one cell alone does not fit into the memory of 'cpu'", "another device"
-    refused(lambda a: CALLS[name](a, model, **RUNS[name]), cells, MemoryError, *said)
+    patterns = "one cell alone does not fit into the memory of 'cpu'", "another device"
+    refused(lambda a: CALLS[name](a, model, **RUNS[name]), cells, MemoryError, *patterns)

@@ -64,8 +64,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.fault(name), id=name) for name in FAULTS])
 def test_a_bad_matrix_is_refused(cells, enter, refused, name):
-    spoil, *said = FAULTS[name]
-    refused(enter, spoil(cells), ValueError, *said)
+    spoil, *patterns = FAULTS[name]
+    refused(enter, spoil(cells), ValueError, *patterns)
 
 
 # --- empty cells, and cells of few genes ------------------------------------------------------------------------------

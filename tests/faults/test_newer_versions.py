@@ -45,33 +45,33 @@ def results(name, adata, model):
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message=".*not writable")  # torch, of memory that it then writes to
         returned = run(name, adata, model)
-    found = {}
+    arrays = {}
     for owner, of in {"given": adata, "made": returned}.items():
         if isinstance(of, ad.AnnData):
-            found |= {f"{owner} X": dense(of.X), f"{owner} names": np.array([*map(str, of.var_names)])}
+            arrays |= {f"{owner} X": dense(of.X), f"{owner} names": np.array([*map(str, of.var_names)])}
             for part in ("layers", "obsm", "varm", "obsp", "varp"):
-                found |= {f"{owner} {part} {key}": dense(getattr(of, part)[key]) for key in getattr(of, part)}
+                arrays |= {f"{owner} {part} {key}": dense(getattr(of, part)[key]) for key in getattr(of, part)}
             for part in ("obs", "var"):
                 table = getattr(of, part)
-                found |= {f"{owner} {part} {key}": np.array([*map(str, table[key])]) for key in table}
-    return found
+                arrays |= {f"{owner} {part} {key}": np.array([*map(str, table[key])]) for key in table}
+    return arrays
 
 
-def assert_alike(found, expected):
-    assert set(found) == set(expected)
+def assert_alike(actual, expected):
+    assert set(actual) == set(expected)
     for key, values in expected.items():
-        np.testing.assert_array_equal(found[key], values, err_msg=key)
+        np.testing.assert_array_equal(actual[key], values, err_msg=key)
 
 
 @pytest.fixture(scope="module")
 def expected(drawn, model):
     """Results with cells as they come, each call's made once."""
-    made = {}
+    by_call = {}
 
     def of(name):
-        if name not in made:
-            made[name] = results(name, drawn.copy(), model)
-        return made[name]
+        if name not in by_call:
+            by_call[name] = results(name, drawn.copy(), model)
+        return by_call[name]
 
     return of
 
@@ -144,8 +144,8 @@ def test_newer_arrays_text_and_layers_change_nothing(drawn, model, expected, nam
         cells.X, cells.layers["counts"] = closed(storage(drawn.X.copy())), closed(storage(drawn.X.copy()))
         if None not in cells.layers:
             cells.layers[None] = cells.X
-        found, drop = results(name, cells, model), {"given layers None", "made layers None"}
+        actual, drop = results(name, cells, model), {"given layers None", "made layers None"}
     assert_alike(
-        {key: value for key, value in found.items() if key not in drop},
+        {key: value for key, value in actual.items() if key not in drop},
         {key: value for key, value in expected(name).items() if key not in drop},
     )

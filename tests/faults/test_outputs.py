@@ -46,12 +46,12 @@ def plot(name):
     words = {"labels_key": "cell_type", "condition": "A"}
 
     def call(out, adata, *_):
-        asked = {
+        arguments = {
             one.name: adata if "AnnData" in str(one.annotation) else words.get(one.name, {"a": ["x"], "b": ["x"]})
             for one in inspect.signature(function).parameters.values()
             if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         }
-        function(**asked, save=out.with_suffix(".png"))
+        function(**arguments, save=out.with_suffix(".png"))
 
     return call
 
@@ -78,11 +78,11 @@ def test_a_folder_that_can_not_be_written_into(name, where, drawn, model, file, 
     }[where]
     if not Path("/proc/self").exists() and where == "in a folder of the system":
         pytest.skip("there is none here")
-    before, begun = hashed(drawn), time.monotonic()
+    before, start = hashed(drawn), time.monotonic()
     with pytest.raises(OSError, match=r"is not a folder|can't be written into") as caught:
         WRITES[name](out, drawn, model, file)
     assert str(out.parent).startswith(str(caught.value).split("'")[1])  # it names the folder that is in the way
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start < 10
     assert hashed(drawn) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a file", "a link"]
     assert (tmp_path / "a file").read_text() == "years of work"
@@ -137,23 +137,23 @@ def test_several_files(file, model, tmp_path, make):
 def test_a_folder_that_is_no_store(file, model, tmp_path, holds):
     folder = tmp_path / ("in.zarr" if holds == "an empty .zarr" else "in")
     folder.mkdir()
-    said = r"is a folder, but no \.zarr that AnnData wrote\."
+    message = r"is a folder, but no \.zarr that AnnData wrote\."
     if holds == "files":
         (folder / "notes.txt").write_text("notes")
     elif holds == "cells":
         shutil.copy(file, folder / "donor1.h5ad")
-        said += r" It holds donor1\.h5ad: name one of them"
+        message += r" It holds donor1\.h5ad: name one of them"
     elif holds == "Cell Ranger's files":
         (folder / "matrix.mtx.gz").write_bytes(b"")
-        said += r".*read_10x_mtx"
+        message += r".*read_10x_mtx"
     elif holds == "much":  # which is not walked through
         for i in range(200):
             (folder / str(i) / "deep").mkdir(parents=True)
             (folder / str(i) / "deep" / "file").write_bytes(bytes(1000))
-    begun = time.monotonic()
-    with pytest.raises(ValueError, match=said):
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=message):
         sd.tl.embed_file(folder, tmp_path / "out.h5ad", model=model)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - start < 2
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
@@ -176,15 +176,15 @@ TAKEN_BY = {
 
 @pytest.mark.fault("folders of another kind as models")
 @pytest.mark.parametrize(
-    ("name", "given"),
-    [(name, given) for name, (wanted, _) in TAKE_MODELS.items() for given in TAKEN_BY if given != wanted],
+    ("name", "kind"),
+    [(name, kind) for name, (accepted, _) in TAKE_MODELS.items() for kind in TAKEN_BY if kind != accepted],
 )
-def test_a_folder_of_another_kind(folders, drawn, refused, name, given):
-    wanted, call = TAKE_MODELS[name]
-    message = refused(lambda a: call(a, folders[given]), drawn, ValueError, f"it holds {given}", TAKEN_BY[given])
-    if wanted == "a model":  # the one within is named, and can be used
-        assert f"The model in it is {str(folders[given] / 'model')!r}" in message
-        load_model(folders[given] / "model", device="cpu")
+def test_a_folder_of_another_kind(folders, drawn, refused, name, kind):
+    accepted, call = TAKE_MODELS[name]
+    message = refused(lambda a: call(a, folders[kind]), drawn, ValueError, f"it holds {kind}", TAKEN_BY[kind])
+    if accepted == "a model":  # the one within is named, and can be used
+        assert f"The model in it is {str(folders[kind] / 'model')!r}" in message
+        load_model(folders[kind] / "model", device="cpu")
 
 
 # --- labels that part nothing -----------------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ def test_a_folder_of_another_kind(folders, drawn, refused, name, given):
 def test_scores_of_labels_that_part_nothing(labels):
     pytest.importorskip("igraph")
     z = np.random.default_rng(0).normal(size=(60, 4))
-    given = {"one": ["T"] * 60, "none": [None] * 60, "one each": [f"cell{i}" for i in range(60)]}[labels]
-    said = "(needs at least two labels|has a label|share a label)"
-    with pytest.raises(ValueError, match=said) as caught:
-        sd.metrics.avg_bio(z, np.array(given, dtype=object))
+    values = {"one": ["T"] * 60, "none": [None] * 60, "one each": [f"cell{i}" for i in range(60)]}[labels]
+    message = "(needs at least two labels|has a label|share a label)"
+    with pytest.raises(ValueError, match=message) as caught:
+        sd.metrics.avg_bio(z, np.array(values, dtype=object))
     assert "n_samples" not in str(caught.value)

@@ -40,12 +40,12 @@ def test_what_is_asked_for_in_small_letters_brings_the_gene(cells, model, refuse
 @pytest.mark.parametrize("left", [1, 3, 19])
 def test_few_control_cells_are_told(cells, model, left):
     control = np.flatnonzero(cells.obs["perturbation"] == "control")
-    few = cells[np.setdiff1d(np.arange(80), control[left:])].copy()
+    subset = cells[np.setdiff1d(np.arange(80), control[left:])].copy()
     with pytest.warns(UserWarning, match=f"adata has {left} control cells: at most so many cells are predicted"):
-        found = sd.tl.predict_perturbation(few, "perturbation", model=model, **FIT)
-    assert (found.obs["scdiva_condition"].value_counts() == left).all()
-    mean = found[found.obs["scdiva_condition"] == found.obs["scdiva_condition"].iloc[0]].X.mean(axis=0)
-    np.testing.assert_allclose(mean, found.varm["scdiva_mean"][:, 0], atol=1e-4)
+        predicted = sd.tl.predict_perturbation(subset, "perturbation", model=model, **FIT)
+    assert (predicted.obs["scdiva_condition"].value_counts() == left).all()
+    mean = predicted[predicted.obs["scdiva_condition"] == predicted.obs["scdiva_condition"].iloc[0]].X.mean(axis=0)
+    np.testing.assert_allclose(mean, predicted.varm["scdiva_mean"][:, 0], atol=1e-4)
 
 
 READERS = {
@@ -61,16 +61,16 @@ READERS = {
 @pytest.mark.parametrize("name", READERS)
 def test_observed_cells_of_other_genes_are_refused(cells, model, refused, quiet, form, name):
     predicted = PREDICTED[form](predict(cells, model), cells)
-    other = cells.copy()
-    other.var_names = [f"ENSG{i:011d}" for i in range(60)]
-    refused(lambda a: READERS[name](predicted, a), other, ValueError, "0 genes in common, by name", "60 such as")
+    renamed = cells.copy()
+    renamed.var_names = [f"ENSG{i:011d}" for i in range(60)]
+    refused(lambda a: READERS[name](predicted, a), renamed, ValueError, "0 genes in common, by name", "60 such as")
 
 
 DAMAGE = {
-    "fewer conditions": lambda kept: kept.update(mean=kept["mean"][:2]),
-    "fewer genes": lambda kept: kept.update(genes=kept["genes"][:9]),
-    "a baseline of others": lambda kept: kept["baselines"].update(additive=kept["mean"][:, :3]),
-    "turned about": lambda kept: kept.update(control_mean=kept["control_mean"].T),
+    "fewer conditions": lambda arrays: arrays.update(mean=arrays["mean"][:2]),
+    "fewer genes": lambda arrays: arrays.update(genes=arrays["genes"][:9]),
+    "a baseline of others": lambda arrays: arrays["baselines"].update(additive=arrays["mean"][:, :3]),
+    "turned about": lambda arrays: arrays.update(control_mean=arrays["control_mean"].T),
 }
 
 

@@ -18,16 +18,16 @@ CALLS = {
 @pytest.fixture(scope="module")
 def small(drawn):
     """Counts below 128, which every type of number holds."""
-    few = ad.AnnData(drawn.X.copy(), obs=drawn.obs.copy(), var=drawn.var.copy())
-    few.X.data = np.minimum(few.X.data, 100)
-    return few
+    adata = ad.AnnData(drawn.X.copy(), obs=drawn.obs.copy(), var=drawn.var.copy())
+    adata.X.data = np.minimum(adata.X.data, 100)
+    return adata
 
 
 @pytest.fixture(scope="module")
 def expected(small, model):
     """Results with a sparse matrix of float32."""
-    found = {name: call(small.copy(), model) for name, call in CALLS.items()}
-    return lambda call: found[call]
+    results = {name: call(small.copy(), model) for name, call in CALLS.items()}
+    return lambda call: results[call]
 
 
 def stored(small, matrix):
@@ -54,10 +54,10 @@ def twice(x):
     """Each count above one as two entries at one place."""
     x = sp.csr_matrix(x).tocoo()
     part = np.floor(x.data / 2)
-    place = np.tile(x.row, 2), np.tile(x.col, 2)
-    order = np.lexsort((place[1], place[0]))
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(place[0], minlength=x.shape[0]))])
-    return sp.csr_matrix((np.concatenate([part, x.data - part])[order], place[1][order], indptr), shape=x.shape)
+    entries = np.tile(x.row, 2), np.tile(x.col, 2)
+    order = np.lexsort((entries[1], entries[0]))
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(entries[0], minlength=x.shape[0]))])
+    return sp.csr_matrix((np.concatenate([part, x.data - part])[order], entries[1][order], indptr), shape=x.shape)
 
 
 def with_zeros(x):
@@ -150,6 +150,6 @@ def test_a_view_is_what_its_copy_is(small, model, call, hashed, view):
     parent = small.copy()
     before = hashed(parent)
     with pytest.warns(ad.ImplicitModificationWarning):
-        found = CALLS[call](VIEWS[view](parent), model)
-    assert np.array_equal(found, CALLS[call](VIEWS[view](parent).copy(), model))
+        actual = CALLS[call](VIEWS[view](parent), model)
+    assert np.array_equal(actual, CALLS[call](VIEWS[view](parent).copy(), model))
     assert hashed(parent) == before

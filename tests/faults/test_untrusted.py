@@ -43,16 +43,18 @@ def folder(model, tmp_path):
 
 def index(folder, change, sums=False):
     """Change the index of a corpus; with sums as somebody does who means harm."""
-    said = json.loads((folder / "index.json").read_text())
-    change(said)
+    content = json.loads((folder / "index.json").read_text())
+    change(content)
     if sums:
-        said["sha256"] = hashlib.sha256(json.dumps([part["sha256"] for part in said["parts"]]).encode()).hexdigest()
-    (folder / "index.json").write_text(json.dumps(said))
+        content["sha256"] = hashlib.sha256(
+            json.dumps([part["sha256"] for part in content["parts"]]).encode()
+        ).hexdigest()
+    (folder / "index.json").write_text(json.dumps(content))
 
 
-def read(folder):
-    found = PackedCells(folder)
-    return found.read(0, found.n_obs)
+def read_corpus(folder):
+    corpus = PackedCells(folder)
+    return corpus.read(0, corpus.n_obs)
 
 
 # --- a corpus ---------------------------------------------------------------------------------------------------------
@@ -77,9 +79,9 @@ def test_an_index_that_lies(packed, what):
     np.arange(9999, dtype=np.uint16).tofile(packed.parent / "secret.bin")
     index(packed, lambda i: LIES[what](i, packed))
     elsewhere = what in [*LIES][:4]
-    said = r": index\.json names .* not a file in its folder" if elsewhere else ""
-    with pytest.raises(ValueError, match=rf"packed' is damaged{said}"):
-        read(packed)
+    pattern = r": index\.json names .* not a file in its folder" if elsewhere else ""
+    with pytest.raises(ValueError, match=rf"packed' is damaged{pattern}"):
+        read_corpus(packed)
 
 
 @pytest.mark.fault("untrusted corpus")
@@ -97,7 +99,7 @@ def test_a_part_that_was_changed(packed, name, value, sums):
     if sums:
         index(packed, lambda i: i["parts"][0].update(sha256=hashlib.sha256(content).hexdigest()), sums=True)
     with pytest.raises(ValueError, match=r"damaged: .*(does not match its checksum|tokens outside|not finite)"):
-        read(packed)
+        read_corpus(packed)
 
 
 @pytest.mark.fault("untrusted corpus")
@@ -165,45 +167,45 @@ def test_a_file_larger_than_any_is_refused_before_it_is_read(folder, name):
 
 @pytest.mark.fault("size and depth limits")
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[" * 900 + "]" * 900, "more than 64 nested levels"),
         ("[" + "[]," * 1_500_000 + "0]", "more than 2,000,000 values"),
         ('"' + "x" * MOST_TEXT + '"', "the maximum is 16,777,216"),
     ],
 )
-def test_a_configuration_that_costs_more_than_it_says(folder, text, said):
+def test_a_configuration_that_costs_more_than_it_says(folder, text, message):
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config.replace('"metadata": {}', '"metadata": {"x": ' + text + "}"))
     write_sums(folder, SUMMED)
-    with pytest.raises(ValueError, match=f"config.json.* {said}"):
+    with pytest.raises(ValueError, match=f"config.json.* {message}"):
         load_model(folder, device="cpu")
 
 
 @pytest.mark.fault("size and depth limits")
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: &a [x, x]\nb: &b [*a, *a]\ngroups: [*b, *b]\n", "has an alias"),
         ("groups: " + "[" * 100_000 + "]" * 100_000, "nested more than 64 deep"),
         ("groups: [" + "x," * 600_000 + "]", "the maximum is 1,048,576"),
     ],
 )
-def test_options_that_cost_more_than_they_say(tmp_path, capsys, text, said):
+def test_options_that_cost_more_than_they_say(tmp_path, capsys, text, message):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(SystemExit):
         cli.main(["embed", "c.h5ad", "-o", "o.h5ad", "--config", str(tmp_path / "run.yaml")])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.fault("escape codes in files")
 @pytest.mark.parametrize("where", ["metadata", "a field", "uns", "a name"])
 def test_escape_codes_do_not_reach_the_terminal(folder, drawn, tmp_path, capsys, where):
     cells, evil = drawn.copy(), "x\x1b]0;evil\x07\x9b2J\r"
-    said = json.loads((folder / "config.json").read_text())
-    said["metadata"] |= {evil: evil} if where == "metadata" else {}
-    said["model"] |= {evil: 1} if where == "a field" else {}
-    (folder / "config.json").write_text(json.dumps(said))
+    config = json.loads((folder / "config.json").read_text())
+    config["metadata"] |= {evil: evil} if where == "metadata" else {}
+    config["model"] |= {evil: 1} if where == "a field" else {}
+    (folder / "config.json").write_text(json.dumps(config))
     write_sums(folder, SUMMED)
     cells.uns["scdiva"] = {"note": evil if where == "uns" else ""}
     cells.write_h5ad(tmp_path / f"cells{evil * (where == 'a name')}.h5ad")
@@ -292,11 +294,11 @@ def test_a_file_of_the_user_is_not_deleted(model, drawn, tmp_path, kind):
         out = fitted.save(tmp_path / "out")
         again = lambda: fitted.save(out, overwrite=True)  # noqa: E731
     again()
-    mine = out / "model" / "notes.txt" if kind == "annotator" else out / "notes.txt"
-    mine.write_text("years of work")
+    user_file = out / "model" / "notes.txt" if kind == "annotator" else out / "notes.txt"
+    user_file.write_text("years of work")
     with pytest.raises(FileExistsError, match=r"notes\.txt"):
         again()
-    assert mine.read_text() == "years of work"
-    mine.unlink()
+    assert user_file.read_text() == "years of work"
+    user_file.unlink()
     again()
     assert ad.read_zarr(out).n_obs == 80 if kind == "zarr" else load(out) is not None

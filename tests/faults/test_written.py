@@ -47,32 +47,32 @@ TOGETHER = {
 PARTS = ("obs", "var", "obsm", "varm", "obsp", "varp", "layers", "uns")
 
 
-def same(found, given, at=""):
+def same(actual, expected, at=""):
     """Hold what was read against what was written; numpy's and pandas's types for text count alike."""
-    if isinstance(given, ad.AnnData):
+    if isinstance(expected, ad.AnnData):
         for part in PARTS:
-            same(getattr(found, part), getattr(given, part), part)
-    elif isinstance(given, pd.DataFrame):
-        pd.testing.assert_frame_equal(found, given, check_categorical=True)
-    elif hasattr(given, "keys"):
-        assert set(found.keys()) == set(given.keys()), at
-        for key in given.keys():  # noqa: SIM118  (AxisArrays)
-            same(found[key], given[key], f"{at}/{key}")
-    elif sp.issparse(given):
-        assert found.dtype == given.dtype, at
-        assert (abs(found.astype(float) - given.astype(float))).sum() == 0, at
-        assert np.array_equal(found.indptr, given.indptr), at
-    elif isinstance(given, np.ndarray) and given.dtype.kind not in "OUT":
-        assert np.asarray(found).dtype == given.dtype, at
-        np.testing.assert_array_equal(found, given, err_msg=at)
-    elif isinstance(given, np.ndarray | list | tuple):
-        assert [str(one) for one in found] == [str(one) for one in given], at
+            same(getattr(actual, part), getattr(expected, part), part)
+    elif isinstance(expected, pd.DataFrame):
+        pd.testing.assert_frame_equal(actual, expected, check_categorical=True)
+    elif hasattr(expected, "keys"):
+        assert set(actual.keys()) == set(expected.keys()), at
+        for key in expected.keys():  # noqa: SIM118  (AxisArrays)
+            same(actual[key], expected[key], f"{at}/{key}")
+    elif sp.issparse(expected):
+        assert actual.dtype == expected.dtype, at
+        assert (abs(actual.astype(float) - expected.astype(float))).sum() == 0, at
+        assert np.array_equal(actual.indptr, expected.indptr), at
+    elif isinstance(expected, np.ndarray) and expected.dtype.kind not in "OUT":
+        assert np.asarray(actual).dtype == expected.dtype, at
+        np.testing.assert_array_equal(actual, expected, err_msg=at)
+    elif isinstance(expected, np.ndarray | list | tuple):
+        assert [str(one) for one in actual] == [str(one) for one in expected], at
     else:
-        assert found == given or (found != found and given != given), (at, found, given)
+        assert actual == expected or (actual != actual and expected != expected), (at, actual, expected)
 
 
 @pytest.fixture
-def given(cells):
+def odd_cells(cells):
     """Cells with groups whose names are paths, and nothing that AnnData itself changes as it writes."""
     names = np.array(["a/b", "a\\c", "..", "x y"], dtype=object)
     cells.obs["odd"] = pd.Categorical(names[np.arange(cells.n_obs) % 4])
@@ -83,11 +83,11 @@ def given(cells):
 @pytest.mark.fault("results through a file")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*TOGETHER, *MAKERS])
-def test_what_is_written_is_read_back(given, model, tmp_path, name):
+def test_what_is_written_is_read_back(odd_cells, model, tmp_path, name):
     calls = [CALLS[call] for call in TOGETHER.get(name, ())]
     for call in calls:
-        call(given, model)
-    adata = given if calls else MAKERS[name](given, model)
+        call(odd_cells, model)
+    adata = odd_cells if calls else MAKERS[name](odd_cells, model)
     adata.write_zarr(tmp_path / "cells.zarr")
     adata.write_h5ad(tmp_path / "cells.h5ad")
     for back in (ad.read_zarr(tmp_path / "cells.zarr"), ad.read_h5ad(tmp_path / "cells.h5ad")):
@@ -114,32 +114,32 @@ BAD = {
     # what a key may be is decided in one place, so that one call is asked about all of them
     [*(("tl.embed", key) for key in BAD), *((call, key) for call in KEYED if call != "tl.embed" for key in ("a/b", 3))],
 )
-def test_a_key_that_no_file_holds_is_refused(given, refused, call, key):
+def test_a_key_that_no_file_holds_is_refused(odd_cells, refused, call, key):
     model = "no model is loaded before the key is checked"
-    refused(lambda a: CALLS[call](a, model, key_added=key), given, (ValueError, TypeError), BAD[key])
+    refused(lambda a: CALLS[call](a, model, key_added=key), odd_cells, (ValueError, TypeError), BAD[key])
 
 
 @pytest.mark.fault("a key of the user's own")
 @pytest.mark.parametrize("call", CALLS)
-def test_what_the_user_has_is_never_overwritten(given, model, refused, call):
-    made = given.copy()
-    CALLS[call](made, model)
+def test_what_the_user_has_is_never_overwritten(odd_cells, model, refused, call):
+    result = odd_cells.copy()
+    CALLS[call](result, model)
     written = [
-        (part, key) for part in PARTS for key in set(getattr(made, part)) - set(getattr(given, part)) - {"scdiva"}
+        (part, key) for part in PARTS for key in set(getattr(result, part)) - set(getattr(odd_cells, part)) - {"scdiva"}
     ]
     assert written
     for part, key in written:
-        theirs = given.copy()
-        getattr(theirs, part)[key] = getattr(made, part)[key]
+        user_cells = odd_cells.copy()
+        getattr(user_cells, part)[key] = getattr(result, part)[key]
         which = model if call == "tl.embed" else "no model is loaded before the key is checked"
         refused(
             lambda a, which=which: CALLS[call](a, which),
-            theirs,
+            user_cells,
             ValueError,
             "would be overwritten",
             f"del adata.{part}",
         )
-    CALLS[call](made, model)  # its own it replaces
+    CALLS[call](result, model)  # its own it replaces
 
 
 @pytest.mark.fault("one key for two calls")
@@ -162,15 +162,15 @@ SIDE = {
 @pytest.mark.fault("one key for two calls")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SIDE)
-def test_a_key_that_belongs_to_another_result_stays(given, model, refused, name):
+def test_a_key_that_belongs_to_another_result_stays(odd_cells, model, refused, name):
     part, side = SIDE[name]
     call = CALLS[name]
-    after, before = given.copy(), given.copy()
+    after, before = odd_cells.copy(), odd_cells.copy()
     call(after, model, key_added="mine")
     assert side in getattr(after, part)
     single = grn if name == "tl.grn, groups" else call  # of all cells, its key is that of a group
-    said = rf"adata\.{part}\['{side}'\] belongs to the result 'mine'", "choose another key"
-    refused(lambda a: single(a, model, key_added=side), after, ValueError, *said)
+    patterns = rf"adata\.{part}\['{side}'\] belongs to the result 'mine'", "choose another key"
+    refused(lambda a: single(a, model, key_added=side), after, ValueError, *patterns)
     call(after, model, key_added="mine")  # its own it replaces
     single(before, model, key_added=side)
     refused(lambda a: call(a, model, key_added="mine"), before, ValueError, f"belongs to the result '{side}'")
@@ -181,18 +181,18 @@ def test_a_key_that_belongs_to_another_result_stays(given, model, refused, name)
 @pytest.fixture
 def parts(cells, model):
     reference = cells[:40].copy()
-    both = [cells[40:60].copy(), cells[60:].copy()]
-    annotator = sd.tl.annotate(both[0], "cell_type", reference, model=model, method="knn", rng=0)
-    sd.tl.annotate(both[1], model=annotator)
-    return both, pd.concat([sd.get.annotation_df(part) for part in both], ignore_index=True)
+    queries = [cells[40:60].copy(), cells[60:].copy()]
+    annotator = sd.tl.annotate(queries[0], "cell_type", reference, model=model, method="knn", rng=0)
+    sd.tl.annotate(queries[1], model=annotator)
+    return queries, pd.concat([sd.get.annotation_df(part) for part in queries], ignore_index=True)
 
 
 @pytest.mark.fault("annotated cells put together")
-@pytest.mark.parametrize("read", ["get.annotation_df", "pl.reliability"])
-def test_names_of_labels_lost_in_concat_are_said(parts, read):
+@pytest.mark.parametrize("reader", ["get.annotation_df", "pl.reliability"])
+def test_names_of_labels_lost_in_concat_are_said(parts, reader):
     together = ad.concat(parts[0])
     with pytest.raises(KeyError, match=r"anndata\.concat.*uns_merge='same'"):
-        {"get.annotation_df": sd.get.annotation_df, "pl.reliability": sd.pl.reliability}[read](together)
+        {"get.annotation_df": sd.get.annotation_df, "pl.reliability": sd.pl.reliability}[reader](together)
 
 
 @pytest.mark.fault("annotated cells put together")

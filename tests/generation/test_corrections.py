@@ -33,22 +33,24 @@ def simulate(seed: int = 0, n_cells: int = N_CELLS, effect: float = 1.0) -> Simu
     standard = (states - states.mean(axis=0)) / states.std(axis=0)
     odds_along = effect * (standard @ rng.normal(size=(STATE, N_GENES)) + rng.normal(size=N_GENES))
     values_along = effect * (standard @ rng.normal(scale=0.3, size=(STATE, N_GENES)))
-    there = rng.random((n_cells, N_GENES)) < expit(offset + odds_along)
-    there[:, 0], there[:, 1] = True, False  # each cell expresses some genes and not all
+    expressed = rng.random((n_cells, N_GENES)) < expit(offset + odds_along)
+    expressed[:, 0], expressed[:, 1] = True, False  # each cell expresses some genes and not all
     noise = rng.normal(scale=0.2, size=(n_cells, N_GENES))
-    expression = np.where(there, np.maximum(values + values_along + noise, 0.01), 0.0).astype(np.float32)
+    expression = np.where(expressed, np.maximum(values + values_along + noise, 0.01), 0.0).astype(np.float32)
     return Simulated(states, offset, values, expression, odds_along, values_along)
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    made = simulate()
-    return made, fit_corrections(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+    simulated = simulate()
+    return simulated, fit_corrections(
+        simulated.states, simulated.log_odds, simulated.values, simulated.expression, np.random.default_rng(0)
+    )
 
 
-def design_of(found, states) -> np.ndarray:
+def design_of(corrections, states) -> np.ndarray:
     """Components of the states, and a column of ones for the bias."""
-    return np.concatenate([(states - found.mean) @ found.axes, np.ones((len(states), 1))], axis=1)
+    return np.concatenate([(states - corrections.mean) @ corrections.axes, np.ones((len(states), 1))], axis=1)
 
 
 def centred(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -56,8 +58,8 @@ def centred(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def test_directions_have_unit_variance(fitted):
-    made, found = fitted
-    along = design_of(found, made.states)
+    simulated, corrections = fitted
+    along = design_of(corrections, simulated.states)
     np.testing.assert_allclose(along[:, :-1].mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(np.cov(along[:, :-1].T, bias=True), np.eye(STATE), atol=1e-3)
     assert (along[:, -1] == 1).all()
@@ -65,67 +67,78 @@ def test_directions_have_unit_variance(fitted):
 
 def test_known_dependences_are_found(fitted):
     """Of log-odds and values, gene by gene; what all genes share is the cell's own shift and not theirs."""
-    made, found = fitted
-    along, one = design_of(found, made.states), np.ones((N_CELLS, 1))
-    for mine, true in ((found.log_odds, made.odds_along), (found.values, made.values_along)):
-        mine, true = (along @ mine)[:, 2:], true[:, 2:]
-        mine, true = (x - x.mean(axis=1, keepdims=True) for x in (mine, true))
-        mine, true = centred(mine, one), centred(true, one)
-        correlation = (mine * true).sum() / np.sqrt((mine**2).sum() * (true**2).sum())
+    simulated, corrections = fitted
+    along, one = design_of(corrections, simulated.states), np.ones((N_CELLS, 1))
+    for actual, true in ((corrections.log_odds, simulated.odds_along), (corrections.values, simulated.values_along)):
+        actual, true = (along @ actual)[:, 2:], true[:, 2:]
+        actual, true = (x - x.mean(axis=1, keepdims=True) for x in (actual, true))
+        actual, true = centred(actual, one), centred(true, one)
+        correlation = (actual * true).sum() / np.sqrt((actual**2).sum() * (true**2).sum())
         assert correlation > 0.95
-        assert 0.8 < (mine * true).sum() / (true**2).sum() < 1.1  # shrunk a little by the penalty
+        assert 0.8 < (actual * true).sum() / (true**2).sum() < 1.1  # shrunk a little by the penalty
 
 
 def test_how_often_each_gene_is_expressed_is_met(fitted):
-    made, found = fitted
-    there = made.expression > 0
-    log_odds = made.log_odds + design_of(found, made.states) @ found.log_odds
-    expected = expit(log_odds + shift_to(log_odds, there.sum(axis=1))[:, None]).mean(axis=0)
-    np.testing.assert_allclose(expected, there.mean(axis=0), atol=0.01)
+    simulated, corrections = fitted
+    expressed = simulated.expression > 0
+    log_odds = simulated.log_odds + design_of(corrections, simulated.states) @ corrections.log_odds
+    expected = expit(log_odds + shift_to(log_odds, expressed.sum(axis=1))[:, None]).mean(axis=0)
+    np.testing.assert_allclose(expected, expressed.mean(axis=0), atol=0.01)
 
 
 def test_mean_values_are_met_where_genes_are_expressed(fitted):
     """But for what all genes of a cell share, which is its depth."""
-    made, found = fitted
-    there = made.expression > 0
-    left = np.where(there, made.expression - made.values - design_of(found, made.states) @ found.values, 0)
-    left -= there * (left.sum(axis=1) / there.sum(axis=1))[:, None]
-    means = (left.sum(axis=0) / np.maximum(there.sum(axis=0), 1))[there.sum(axis=0) > 50]
+    simulated, corrections = fitted
+    expressed = simulated.expression > 0
+    left = np.where(
+        expressed,
+        simulated.expression - simulated.values - design_of(corrections, simulated.states) @ corrections.values,
+        0,
+    )
+    left -= expressed * (left.sum(axis=1) / expressed.sum(axis=1))[:, None]
+    means = (left.sum(axis=0) / np.maximum(expressed.sum(axis=0), 1))[expressed.sum(axis=0) > 50]
     assert len(means) > 40
     np.testing.assert_allclose(means, 0, atol=0.03)
 
 
 def test_the_spread_is_that_of_the_noise(fitted):
-    made, found = fitted
-    often = (made.expression > 0).sum(axis=0) > 50
-    np.testing.assert_allclose(np.median(found.spread[often]), 0.2, rtol=0.1)
-    assert found.spread[1] == pytest.approx(np.median(found.spread[np.arange(N_GENES) != 1]))  # expressed by none
+    simulated, corrections = fitted
+    often = (simulated.expression > 0).sum(axis=0) > 50
+    np.testing.assert_allclose(np.median(corrections.spread[often]), 0.2, rtol=0.1)
+    # expressed by none
+    assert corrections.spread[1] == pytest.approx(np.median(corrections.spread[np.arange(N_GENES) != 1]))
 
 
 def test_a_model_that_is_right_is_hardly_corrected():
-    made = simulate(effect=0.0)
-    found = fit_corrections(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
-    assert np.abs(found.log_odds[:, 2:]).mean() < 0.15
-    assert np.abs(found.values[:, 2:]).mean() < 0.03
+    simulated = simulate(effect=0.0)
+    corrections = fit_corrections(
+        simulated.states, simulated.log_odds, simulated.values, simulated.expression, np.random.default_rng(0)
+    )
+    assert np.abs(corrections.log_odds[:, 2:]).mean() < 0.15
+    assert np.abs(corrections.values[:, 2:]).mean() < 0.03
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # shares of no variance
 def test_small_populations_are_shrunk():
     """Of few cells of one state nothing but how often each gene is expressed is learned."""
-    made = simulate(n_cells=6)
-    states = np.ones_like(made.states)
-    found = fit_corrections(states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
-    assert found.axes.shape == (STATE, 0)
-    assert found.log_odds.shape == (1, N_GENES)
-    assert all(np.isfinite(part).all() for part in found)
+    simulated = simulate(n_cells=6)
+    states = np.ones_like(simulated.states)
+    corrections = fit_corrections(
+        states, simulated.log_odds, simulated.values, simulated.expression, np.random.default_rng(0)
+    )
+    assert corrections.axes.shape == (STATE, 0)
+    assert corrections.log_odds.shape == (1, N_GENES)
+    assert all(np.isfinite(part).all() for part in corrections)
 
 
 def test_cells_in_blocks_are_the_same(fitted, monkeypatch):
-    made, whole = fitted
+    simulated, expected = fitted
     monkeypatch.setattr(state_head, "BLOCK", 7 * N_GENES)
-    found = fit_corrections(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
-    np.testing.assert_allclose(found.log_odds, whole.log_odds, atol=1e-4)
-    np.testing.assert_allclose(found.values, whole.values, atol=1e-4)
+    actual = fit_corrections(
+        simulated.states, simulated.log_odds, simulated.values, simulated.expression, np.random.default_rng(0)
+    )
+    np.testing.assert_allclose(actual.log_odds, expected.log_odds, atol=1e-4)
+    np.testing.assert_allclose(actual.values, expected.values, atol=1e-4)
 
 
 def test_shifts_give_each_cell_its_number_of_genes():
@@ -137,5 +150,5 @@ def test_shifts_give_each_cell_its_number_of_genes():
     np.testing.assert_allclose(expit(log_odds + shift[:, None]).sum(axis=1), lengths, rtol=1e-5)
     # of equal odds it is known in closed form
     for n, length in itertools.product([8, 20], [1, 5]):
-        found = shift_to(np.full((1, n), 0.7), np.array([length]))
-        assert found[0] == pytest.approx(logit(length / n) - 0.7, abs=1e-6)
+        single = shift_to(np.full((1, n), 0.7), np.array([length]))
+        assert single[0] == pytest.approx(logit(length / n) - 0.7, abs=1e-6)

@@ -19,15 +19,15 @@ def denoiser(table, by_cell=False, gene_values=None):
     def denoise(tokens, values, cu_seqlens, value_mask):
         assert (value_mask == (tokens == MASK)).all()
         assert not values[value_mask].any()
-        logits, made = [], []
+        logits, predicted = [], []
         for start, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
-            own, shown = tokens[start:stop], values[start:stop]
-            total = (shown * (own != MASK)).sum()
+            cell_tokens, cell_values = tokens[start:stop], values[start:stop]
+            total = (cell_values * (cell_tokens != MASK)).sum()
             rows = table[: stop - start] * (1 + total)
-            logits.append(rows[:1] if by_cell else rows[own == MASK])
-            made.append(torch.arange(stop - start) + total)
-        found = torch.cat(logits), torch.cat(made)
-        return found if gene_values is None else (*found, gene_values.repeat(len(cu_seqlens) - 1, 1))
+            logits.append(rows[:1] if by_cell else rows[cell_tokens == MASK])
+            predicted.append(torch.arange(stop - start) + total)
+        outputs = torch.cat(logits), torch.cat(predicted)
+        return outputs if gene_values is None else (*outputs, gene_values.repeat(len(cu_seqlens) - 1, 1))
 
     return denoise
 
@@ -45,17 +45,17 @@ def cell():
 def test_each_part_is_predicted_from_the_others(cell, by_cell):
     tokens, values, part, table = cell
     gene_values = torch.linspace(0, 1, N_GENES)[None] if by_cell else None
-    found = predict_in_parts(denoiser(table, by_cell, gene_values), tokens, values, part, by_cell=by_cell)
+    predictions = predict_in_parts(denoiser(table, by_cell, gene_values), tokens, values, part, by_cell=by_cell)
     for i in range(LENGTH):
         hidden = part == part[i]
         total = values[~hidden].sum()
         row = table[0 if by_cell else i] * (1 + total)
         row[tokens[~hidden] - N_SPECIAL] = -torch.inf
-        torch.testing.assert_close(found.logits[i], row)
-        torch.testing.assert_close(found.values[i], i + total)
+        torch.testing.assert_close(predictions.logits[i], row)
+        torch.testing.assert_close(predictions.values[i], i + total)
     genes = torch.arange(LENGTH)
     more = gene_values[0, genes] if by_cell else 0.0
-    torch.testing.assert_close(found.values_of(genes), found.values + more)
+    torch.testing.assert_close(predictions.values_of(genes), predictions.values + more)
 
 
 def test_a_denoiser_that_returns_nan_is_refused(cell):
@@ -66,9 +66,9 @@ def test_a_denoiser_that_returns_nan_is_refused(cell):
 
 def test_the_cell_chosen_has_each_gene_once_and_a_true_one_in_its_own_part_only(cell):
     tokens, values, part, table = cell
-    made = likeliest_cell(predict_in_parts(denoiser(table), tokens, values, part))
-    assert len(set(made.tokens.tolist())) == LENGTH
-    for i, gene in enumerate(made.tokens.tolist()):
+    chosen = likeliest_cell(predict_in_parts(denoiser(table), tokens, values, part))
+    assert len(set(chosen.tokens.tolist())) == LENGTH
+    for i, gene in enumerate(chosen.tokens.tolist()):
         at = (tokens == gene).nonzero()
         assert not len(at) or part[at.item()] == part[i]
 
@@ -77,18 +77,18 @@ def test_one_part_takes_the_likeliest_genes_at_the_positions_that_suit_them():
     logits = torch.full((3, 5), -5.0)
     logits[0, 4] = logits[1, 0] = logits[2, 2] = 3.0
     one_part = torch.zeros(3, dtype=torch.int64)
-    made = likeliest_cell(PartPredictions(logits, torch.tensor([1.0, -2.0, 3.0]), None, one_part))
-    assert (made.tokens - N_SPECIAL).tolist() == [4, 0, 2]
-    assert made.values.tolist() == [1.0, 0.0, 3.0]  # no value is below zero
+    chosen = likeliest_cell(PartPredictions(logits, torch.tensor([1.0, -2.0, 3.0]), None, one_part))
+    assert (chosen.tokens - N_SPECIAL).tolist() == [4, 0, 2]
+    assert chosen.values.tolist() == [1.0, 0.0, 3.0]  # no value is below zero
 
 
 @pytest.mark.parametrize("with_state", [False, True])
 def test_chance_and_value_follow_their_formula(cell, with_state):
     tokens, values, part, table = cell
     more = torch.linspace(0, 1, N_GENES)[None] if with_state else None
-    found = predict_in_parts(denoiser(table, gene_values=more), tokens, values, part)
-    chance, value = chance_and_value(found, tokens - N_SPECIAL)
-    p = found.logits.softmax(1).double().numpy()
+    predictions = predict_in_parts(denoiser(table, gene_values=more), tokens, values, part)
+    chance, value = chance_and_value(predictions, tokens - N_SPECIAL)
+    p = predictions.logits.softmax(1).double().numpy()
     for gene in range(N_GENES):
         at = np.flatnonzero((tokens - N_SPECIAL).numpy() == gene)
         chances, weighted, total = [], 0.0, 0.0
@@ -99,7 +99,7 @@ def test_chance_and_value_follow_their_formula(cell, with_state):
             m, share = sum(p[i, gene] for i in hidden), len(hidden) / LENGTH
             chances.append(min(m, 1) / (share + (1 - share) * min(m, 1)))
             of_gene = float(more[0, gene]) if with_state else 0.0
-            weighted += sum(p[i, gene] * (float(found.values[i]) + of_gene) for i in hidden)
+            weighted += sum(p[i, gene] * (float(predictions.values[i]) + of_gene) for i in hidden)
             total += m
         assert float(chance[gene]) == pytest.approx(np.mean(chances), rel=1e-4)
         assert float(value[gene]) == pytest.approx(weighted / total, rel=1e-4)
@@ -135,8 +135,8 @@ def test_what_is_expressed_is_a_poisson_variable_without_its_zeros():
     draw = np.random.default_rng(0)
     unit, rate = np.array([2.0, 7.0]), np.array([0.05, 0.4, 3.0])
     counts = draw.poisson(rate, (400_000, 3))
-    there = [counts[:, gene][counts[:, gene] > 0].mean() for gene in range(3)]
+    means = [counts[:, gene][counts[:, gene] > 0].mean() for gene in range(3)]
     predicted = _truncated_mean(np.log1p(unit[:, None] * rate), unit)
-    np.testing.assert_allclose(predicted, np.log1p(unit[:, None] * there), rtol=5e-3)
+    np.testing.assert_allclose(predicted, np.log1p(unit[:, None] * means), rtol=5e-3)
     of_none = _truncated_mean(np.zeros((2, 1)), unit)
     np.testing.assert_allclose(of_none[:, 0], np.log1p(unit), rtol=1e-5)

@@ -39,24 +39,24 @@ def test_what_is_documented_is_written(adata, headed):
 
 def test_observed_values_are_kept_and_have_no_spread(adata, headed):
     values = log_normalised(adata)[0].toarray()[:, :55]
-    there = values > 0
+    observed = values > 0
     mean, sd_ = (layer[:, :55] for layer in imputed(adata, headed))
-    np.testing.assert_allclose(mean[there], values[there], rtol=1e-5)
-    assert (sd_[there] == 0).all()
-    assert (sd_[~there] > 0).all()
+    np.testing.assert_allclose(mean[observed], values[observed], rtol=1e-5)
+    assert (sd_[observed] == 0).all()
+    assert (sd_[~observed] > 0).all()
     free, spread = (layer[:, :55] for layer in imputed(adata, headed, keep_observed=False))
-    np.testing.assert_array_equal(free[~there], mean[~there])
+    np.testing.assert_array_equal(free[~observed], mean[~observed])
     assert (spread > 0).all()
-    assert (free[there] != mean[there]).mean() > 0.99
+    assert (free[observed] != mean[observed]).mean() > 0.99
 
 
 @pytest.mark.parametrize("name", ["headed", "querying", "reading"])
 def test_some_genes_have_the_values_that_they_have_among_all(adata, request, name):
     headed = request.getfixturevalue(name)
-    whole = imputed(adata, headed)
+    full = imputed(adata, headed)
     names = list(adata.var_names[[12, 3]])
     for genes, columns in ((names, [12, 3]), (names[0], [12]), (np.array(names), [12, 3]), (names * 2, [12, 3])):
-        for part, every in zip(imputed(adata, headed, genes), whole, strict=True):
+        for part, every in zip(imputed(adata, headed, genes), full, strict=True):
             assert list(part.columns) == list(adata.var_names[columns])
             assert (part.dtypes == np.float32).all()
             assert part.index.equals(adata.obs_names)
@@ -73,10 +73,10 @@ def test_few_genes_have_the_same_values_whatever_else_is_asked_for():
     counts[2:, 3] = 0
     counts[:2, 3] = 2
     cells.X = counts.tocsr()
-    whole = imputed(cells, "scdiva-mini")[0]
+    full = imputed(cells, "scdiva-mini")[0]
     for columns in ([3], [190, 3], [77], [10, 11, 12]):
         part = imputed(cells, "scdiva-mini", list(cells.var_names[columns]))[0]
-        np.testing.assert_allclose(part, whole[:, columns], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(part, full[:, columns], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("first", [None, [3]])
@@ -95,12 +95,12 @@ def test_raw_values_are_read_for_the_genes_that_adata_has(adata, headed):
     data = data[:, :20].copy()
     data.X = np.full(data.shape, -1.0, dtype=np.float32)
     mean, spread = imputed(data, headed, use_raw=True)
-    whole, whole_spread = imputed(adata, headed)
-    np.testing.assert_allclose(mean, whole[:, :20], rtol=1e-5)
-    np.testing.assert_allclose(spread, whole_spread[:, :20], rtol=1e-5, atol=1e-6)
+    full, full_spread = imputed(adata, headed)
+    np.testing.assert_allclose(mean, full[:, :20], rtol=1e-5)
+    np.testing.assert_allclose(spread, full_spread[:, :20], rtol=1e-5, atol=1e-6)
     for at in (4, 25):  # the second is a gene of raw alone
         one, _ = imputed(data, headed, adata.var_names[at], use_raw=True)
-        np.testing.assert_allclose(one[adata.var_names[at]], whole[:, at], rtol=1e-5)
+        np.testing.assert_allclose(one[adata.var_names[at]], full[:, at], rtol=1e-5)
     with pytest.raises(ValueError, match=r"not in adata\.var_names.*adata\.raw has it: pass use_raw=True"):
         sd.tl.impute(data, adata.var_names[25], headed)
     with pytest.raises(ValueError, match=r"not in adata\.raw\.var_names"):
@@ -142,31 +142,31 @@ def test_identical_cells_have_the_same_values(adata, headed):
 def test_expected_values_follow_the_truth_better_than_means_do():
     """What a type shows of its modules' genes is learned from half of the cells and held against the other half."""
     cells = sd.datasets.toy(320, 200, rng=1)
-    known = cells.uns["truth"]["module"] >= 0
+    in_module = cells.uns["truth"]["module"] >= 0
     kinds = cells.obs["cell_type"].to_numpy()
     expected = imputed(cells[:160].copy(), "scdiva-mini", keep_observed=False)[0]
-    known &= np.isfinite(expected[0])
-    counts, expected = np.expm1(log_normalised(cells)[0].toarray()[:, known]), expected[:, known]
+    in_module &= np.isfinite(expected[0])
+    counts, expected = np.expm1(log_normalised(cells)[0].toarray()[:, in_module]), expected[:, in_module]
     held = np.log1p([counts[160:][kinds[160:] == kind].mean(0) for kind in kinds[:160]])
     mean = np.log1p(counts[:160].mean(0))
     error, of_mean = (np.sqrt(np.mean((guess - held) ** 2)) for guess in (expected, mean))
     assert error < 0.75 * of_mean
-    along = [np.corrcoef(expected[:, gene], held[:, gene])[0, 1] for gene in range(known.sum())]
+    along = [np.corrcoef(expected[:, gene], held[:, gene])[0, 1] for gene in range(in_module.sum())]
     assert np.median(along) > 0.7
 
 
 def test_a_gene_that_is_expressed_shows_a_count_at_least(adata, headed):
     values = log_normalised(adata)[0].toarray()[:, :55]
-    there = values > 0
-    least = np.where(there, values, np.inf).min(axis=1)
+    observed = values > 0
+    least = np.where(observed, values, np.inf).min(axis=1)
     mean, spread = (layer[:, :55] for layer in imputed(adata, headed, expressed=True))
     usual, _ = (layer[:, :55] for layer in imputed(adata, headed))
-    np.testing.assert_allclose(mean[there], values[there], rtol=1e-5)
-    assert (spread[there] == 0).all()
-    assert (spread[~there] > 0).all()
-    assert (mean >= least[:, None] - 1e-5)[~there].all()
-    assert (mean >= usual - 1e-5)[~there].all()
-    assert np.median((mean - usual)[~there]) > 0.2
+    np.testing.assert_allclose(mean[observed], values[observed], rtol=1e-5)
+    assert (spread[observed] == 0).all()
+    assert (spread[~observed] > 0).all()
+    assert (mean >= least[:, None] - 1e-5)[~observed].all()
+    assert (mean >= usual - 1e-5)[~observed].all()
+    assert np.median((mean - usual)[~observed]) > 0.2
     done = sd.tl.impute(adata, model=headed, expressed=True, copy=True)
     assert done.uns["scdiva"][KEY]["expressed"] is True
     assert done.uns["scdiva"][KEY]["expressed_as"] == "Poisson"
@@ -180,10 +180,10 @@ def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, hea
     done = sd.tl.impute(data, model=headed, expressed=True, keep_observed=False, rng=3, copy=True)
     assert done.uns["scdiva"][KEY]["expressed_as"] == "mean"
     mean = done.layers[KEY]
-    there = data.X.toarray()[:, :55] > 0
-    centre = [np.median(data.X.toarray()[:, gene][there[:, gene]]) for gene in range(55)]
+    observed = data.X.toarray()[:, :55] > 0
+    centre = [np.median(data.X.toarray()[:, gene][observed[:, gene]]) for gene in range(55)]
     assert np.corrcoef(mean[:, :55].mean(axis=0), centre)[0, 1] > 0.9
-    assert abs(np.mean(mean[:, :55][there] - data.X.toarray()[:, :55][there])) < 0.1
+    assert abs(np.mean(mean[:, :55][observed] - data.X.toarray()[:, :55][observed])) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -226,21 +226,21 @@ def test_few_cells_and_repeated_names_are_refused(adata, headed):
 
 def test_a_table_of_what_was_imputed(adata, headed):
     genes = list(adata.var_names[[12, 3]])
-    named = sd.tl.impute(adata, genes, headed, copy=True, rng=3)
-    whole = sd.tl.impute(adata, model=headed, copy=True, rng=3)
-    assert list(sd.get.imputed_df(named).columns) == genes
-    assert list(sd.get.imputed_df(whole).columns) == list(adata.var_names[:55])
+    selected = sd.tl.impute(adata, genes, headed, copy=True, rng=3)
+    full = sd.tl.impute(adata, model=headed, copy=True, rng=3)
+    assert list(sd.get.imputed_df(selected).columns) == genes
+    assert list(sd.get.imputed_df(full).columns) == list(adata.var_names[:55])
     for key in (KEY, KEY + "_sd"):
-        frames = [sd.get.imputed_df(cells, genes[::-1], key=key) for cells in (named, whole)]
+        frames = [sd.get.imputed_df(cells, genes[::-1], key=key) for cells in (selected, full)]
         pd.testing.assert_frame_equal(*frames, rtol=1e-5, atol=1e-6)
-    pd.testing.assert_frame_equal(sd.get.imputed_df(named[5:9], genes[0]), named.obsm[KEY].iloc[5:9, :1])
-    table = sd.get.imputed_df(named)
+    pd.testing.assert_frame_equal(sd.get.imputed_df(selected[5:9], genes[0]), selected.obsm[KEY].iloc[5:9, :1])
+    table = sd.get.imputed_df(selected)
     table.iloc[:, 0] = -1.0
-    assert (named.obsm[KEY] >= 0).all(axis=None)
+    assert (selected.obsm[KEY] >= 0).all(axis=None)
     with pytest.raises(KeyError, match=r"1 of 2 genes .*call scdiva.tl.impute"):
-        sd.get.imputed_df(named, [genes[0], adata.var_names[0]])
+        sd.get.imputed_df(selected, [genes[0], adata.var_names[0]])
     with pytest.raises(KeyError, match=r"did you mean 'scdiva_imputed'"):
-        sd.get.imputed_df(named, key="scdiva_imputd")
+        sd.get.imputed_df(selected, key="scdiva_imputd")
 
 
 def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, querying):
@@ -252,16 +252,16 @@ def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, query
     cells, _ = read_cells(open_cells(adata, querying), np.zeros(adata.n_obs, dtype=np.int64), all_genes=True)
     genes = cells.measured[[3, 12]].astype(np.int64)
     with on_cpu(querying):
-        whole = states_of(querying, cells)
-        around = context_of(querying, cells, whole, genes)
-        others = cells.keeping(~np.isin(cells.tokens, genes))
-        states = states_of(querying, others)._replace(own_row=np.arange(cells.n_cells))
+        all_states = states_of(querying, cells)
+        around = context_of(querying, cells, all_states, genes)
+        without_genes = cells.keeping(~np.isin(cells.tokens, genes))
+        states = states_of(querying, without_genes)._replace(own_row=np.arange(cells.n_cells))
         alone = predict(querying, genes, states)
-        found = predict(querying, genes, states, around)
+        predicted = predict(querying, genes, states, around)
         values = around.values.clone()  # noqa: PD011
         values[7] += 2.0
-        other = predict(querying, genes, states, around._replace(values=values))
-    for part, changed, state_head in zip(found, other, alone, strict=True):
+        shifted = predict(querying, genes, states, around._replace(values=values))
+    for part, changed, state_head in zip(predicted, shifted, alone, strict=True):
         assert not np.allclose(part, state_head)
         np.testing.assert_allclose(part[7], changed[7], rtol=1e-5)
         assert not np.allclose(np.delete(part, 7, axis=0), np.delete(changed, 7, axis=0))
@@ -270,24 +270,28 @@ def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, query
 def test_a_reader_is_averaged_with_the_heads_for_counts_only(adata, reading, monkeypatch):
     """The mean of both logarithms, scaled so that the counts of each gene remain."""
     without = {"keep_observed": False}
-    both, spread = (layer[:, :55] for layer in imputed(adata, reading, **without))
+    averaged, spread = (layer[:, :55] for layer in imputed(adata, reading, **without))
     tpm = adata.copy()
     tpm.X = log_normalised(adata)[0]
     tpm.X.data *= np.random.default_rng(0).uniform(0.5, 1, tpm.X.nnz).astype(np.float32)
     of_tpm = imputed(tpm, reading, input="lognorm", **without)[0][:, :55]
-    read = []
+    readings = []
     original = sd.generation.imputation.read_counts
-    monkeypatch.setattr(sd.generation.imputation, "read_counts", lambda *some: read.append(original(*some)) or read[-1])
+    monkeypatch.setattr(
+        sd.generation.imputation,
+        "read_counts",
+        lambda *arguments: readings.append(original(*arguments)) or readings[-1],
+    )
     assert not np.isnan(of_tpm).any()
     imputed(tpm, reading, input="lognorm", **without)
-    assert not read
+    assert not readings
     again = imputed(adata, reading, **without)[0][:, :55]
-    np.testing.assert_array_equal(both, again)
-    assert len(read) == 10
+    np.testing.assert_array_equal(averaged, again)
+    assert len(readings) == 10
     monkeypatch.setattr(sd.generation.imputation, "read_counts", lambda *_: None)
     heads = imputed(adata, reading, **without)[0][:, :55]
-    assert not np.allclose(heads, both, rtol=0.01)
-    np.testing.assert_allclose(np.expm1(heads).sum(axis=0), np.expm1(both).sum(axis=0), rtol=1e-4)
+    assert not np.allclose(heads, averaged, rtol=0.01)
+    np.testing.assert_allclose(np.expm1(heads).sum(axis=0), np.expm1(averaged).sum(axis=0), rtol=1e-4)
     assert (spread > 0).all()
 
 
@@ -306,8 +310,8 @@ def test_counts_of_summed_cells_are_counts(adata, headed):
 def test_rounded_counts_per_million_are_read_as_the_counts(adata, headed):
     cells = adata.copy()
     cells.X = sp.csr_matrix(np.rint(1e6 * adata.X.toarray() / adata.X.sum(axis=1).reshape(-1, 1)), dtype=np.float32)
-    one, other = (imputed(data, headed, expressed=True)[0][:, :55] for data in (adata, cells))
-    np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    of_counts, of_rounded = (imputed(data, headed, expressed=True)[0][:, :55] for data in (adata, cells))
+    np.testing.assert_allclose(of_counts, of_rounded, rtol=1e-3, atol=1e-3)
     cells.X.data = np.rint(cells.X.data * np.random.default_rng(0).uniform(0.5, 2, cells.X.nnz)).astype(np.float32)
     cells.X = sp.csr_matrix(np.rint(1e6 * cells.X.toarray() / cells.X.sum(axis=1).reshape(-1, 1)), dtype=np.float32)
     tpm = sd.tl.impute(cells, None, headed, expressed=True, rng=3, copy=True)
@@ -332,9 +336,9 @@ def test_a_mask_names_no_genes(adata, headed):
     mask = np.arange(adata.n_vars) < 3
     with pytest.raises(
         TypeError, match=rf"{adata.n_vars} of {adata.n_vars} are not text.*adata\.var_names\[genes\]"
-    ) as said:
+    ) as error:
         imputed(adata, headed, mask)
-    assert "did you mean" not in str(said.value)
+    assert "did you mean" not in str(error.value)
 
 
 @pytest.mark.filterwarnings("ignore:1 columns hold the counts of antibodies")

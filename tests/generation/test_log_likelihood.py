@@ -22,25 +22,25 @@ def scored(adata, model="scdiva-mini", **arguments):
 
 
 @pytest.fixture(scope="module")
-def few(adata):
+def subset(adata):
     return adata[:25].copy()
 
 
-def test_what_is_documented_is_written(few, headed):
-    data = few.copy()
+def test_what_is_documented_is_written(subset, headed):
+    data = subset.copy()
     assert sd.tl.log_likelihood(data, headed, n_samples=4, rng=3) is None
-    assert list(data.obs) == [*few.obs, *COLUMNS]
+    assert list(data.obs) == [*subset.obs, *COLUMNS]
     assert [data.obs[column].dtype for column in COLUMNS] == [np.float64] * 3 + [bool]
     bound, error, by_gene = (data.obs[column].to_numpy() for column in COLUMNS[:3])
     assert (bound < 0).all()
     assert (error > 0).all()
-    lengths = np.minimum((few.X[:, :55].toarray() > 0).sum(1), headed.config.max_length)
+    lengths = np.minimum((subset.X[:, :55].toarray() > 0).sum(1), headed.config.max_length)
     np.testing.assert_allclose(by_gene, bound / lengths)
     notes = data.uns["scdiva"][KEY]
     assert (notes["n_samples"], notes["input"]) == (4, "counts")
 
 
-def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(few, headed, one):
+def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(subset, headed, one):
     """Genes are numbered anew among those measured; here they are not, and logits of the others are -inf.
 
     Of a model with a state head there is one row for each cell; here for each masked gene.
@@ -50,7 +50,7 @@ def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_o
     from scdiva.diffusion import log_likelihood
     from scdiva.generation.sampling import denoiser_of
 
-    data = few[:4, 10:].copy()  # ten genes of the vocabulary are not measured
+    data = subset[:4, 10:].copy()  # ten genes of the vocabulary are not measured
     config = headed.config
     source = open_cells(data, headed.vocabulary, max_length=config.input_length, entropy_floor=config.entropy_floor)
     seed = int(torch.randint(2**62, (1,), generator=generator(3, default_seed=0)))
@@ -58,7 +58,7 @@ def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_o
     genes = torch.from_numpy(source.measured_tokens.astype(np.int64))
     assert len(genes) == 45
     for model in (headed, one):  # the second has no state head
-        found = scored(data, model, n_samples=2)
+        scores = scored(data, model, n_samples=2)
         for row in range(4):
             cell = slice(indptr[row], min(indptr[row + 1], indptr[row] + config.max_length))
             denoise = denoiser_of(model, stream=model is one)
@@ -75,16 +75,16 @@ def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_o
                 2,
                 generator=step_generator(seed, row, "likelihood"),
             )
-            np.testing.assert_allclose(found[KEY].iloc[row], bound.bound.item(), rtol=1e-4)
-            np.testing.assert_allclose(found[f"{KEY}_se"].iloc[row], bound.standard_error.item(), rtol=1e-2, atol=1e-3)
+            np.testing.assert_allclose(scores[KEY].iloc[row], bound.bound.item(), rtol=1e-4)
+            np.testing.assert_allclose(scores[f"{KEY}_se"].iloc[row], bound.standard_error.item(), rtol=1e-2, atol=1e-3)
 
 
-def test_a_cell_depends_neither_on_the_others_nor_on_the_order_of_genes(few, headed):
-    whole, part = scored(few, headed), scored(few[:5].copy(), headed)
-    np.testing.assert_array_equal(part[KEY], whole[KEY].iloc[:5])
+def test_a_cell_depends_neither_on_the_others_nor_on_the_order_of_genes(subset, headed):
+    full, part = scored(subset, headed), scored(subset[:5].copy(), headed)
+    np.testing.assert_array_equal(part[KEY], full[KEY].iloc[:5])
     assert not part[f"{KEY}_outlier"].any()  # of fewer than twenty cells nothing is unusual
-    order = np.random.default_rng(0).permutation(few.n_vars)
-    np.testing.assert_allclose(scored(few[:, order].copy(), headed)[KEY], whole[KEY], rtol=1e-4)
+    order = np.random.default_rng(0).permutation(subset.n_vars)
+    np.testing.assert_allclose(scored(subset[:, order].copy(), headed)[KEY], full[KEY], rtol=1e-4)
 
 
 def test_a_planted_odd_cell_is_an_outlier(blood):
@@ -92,9 +92,9 @@ def test_a_planted_odd_cell_is_an_outlier(blood):
     values = blood.X.toarray()
     values[7] = np.random.default_rng(1).permutation(values[7])
     cells = ad.AnnData(sp.csr_matrix(values), var=blood.var)
-    found = scored(cells)
-    assert found[f"{KEY}_outlier"].iloc[7]
-    assert found[f"{KEY}_outlier"].sum() <= 2
+    scores = scored(cells)
+    assert scores[f"{KEY}_outlier"].iloc[7]
+    assert scores[f"{KEY}_outlier"].sum() <= 2
 
 
 def test_cells_are_compared_with_those_of_as_many_genes():
@@ -104,10 +104,10 @@ def test_cells_are_compared_with_those_of_as_many_genes():
     by_gene = 2 - 0.7 * np.log(lengths) + draw.normal(scale=0.05, size=300)
     assert is_outlier(by_gene, lengths).sum() <= 1
     by_gene[[4, 9]] += [-0.5, 0.5]
-    found = is_outlier(by_gene, lengths)
-    assert found[4]
-    assert not found[9]
-    assert found.sum() <= 2
+    flags = is_outlier(by_gene, lengths)
+    assert flags[4]
+    assert not flags[9]
+    assert flags.sum() <= 2
     assert not is_outlier(by_gene[:19] * 100, lengths[:19]).any()
     assert not is_outlier(np.linspace(-1, 1, 30), np.full(30, 7)).any()  # all of one length: no line
 
@@ -116,8 +116,8 @@ def test_cells_are_compared_with_those_of_as_many_genes():
     ("arguments", "match"),
     [({"n_samples": 3}, "n_samples .*even.*got 3"), ({"layer": "blank"}, "1 of 25 cells .*vocabulary")],
 )
-def test_a_refused_call_leaves_all_as_it_was(few, headed, hashed, arguments, match):
-    data = few.copy()
+def test_a_refused_call_leaves_all_as_it_was(subset, headed, hashed, arguments, match):
+    data = subset.copy()
     data.layers["blank"] = data.X.toarray() * ((np.arange(25) > 0)[:, None] | (np.arange(60) > 54))
     was = hashed(data)
     with pytest.raises(ValueError, match=match):
@@ -125,6 +125,6 @@ def test_a_refused_call_leaves_all_as_it_was(few, headed, hashed, arguments, mat
     assert hashed(data) == was
 
 
-def test_models_without_a_state_to_read_run_their_transformer(few, one, build):
+def test_models_without_a_state_to_read_run_their_transformer(subset, one, build):
     for model in (one, build(anchor="learned", state_head=True)):
-        assert np.isfinite(scored(few, model, n_samples=2)[KEY]).all()
+        assert np.isfinite(scored(subset, model, n_samples=2)[KEY]).all()

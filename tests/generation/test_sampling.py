@@ -31,10 +31,10 @@ def packed():
     g, tokens, values = seeded(0), [], []
     for n in LENGTHS:
         genes = torch.randperm(30, generator=g)[:n] + N_SPECIAL
-        shown = torch.log1p(torch.randint(1, 5, (n,), generator=g).float())
-        order = (shown / DENOMINATOR[genes]).argsort(descending=True)
+        gene_values = torch.log1p(torch.randint(1, 5, (n,), generator=g).float())
+        order = (gene_values / DENOMINATOR[genes]).argsort(descending=True)
         tokens.append(genes[order])
-        values.append(shown[order])
+        values.append(gene_values[order])
     tokens, values = torch.cat(tokens), torch.cat(values)
     tokens[[0, 3, 8, 9, 15]] = MASK
     value_mask = tokens == MASK
@@ -61,20 +61,20 @@ def test_without_a_state_head_it_is_the_model(network, packed, anchor):
 
 @torch.no_grad()
 @pytest.mark.parametrize("anchor", ["learned", "encoder"])
-@pytest.mark.parametrize("places", [False, True])
-def test_with_a_state_head_it_is_the_model_and_places(network, packed, anchor, places):
+@pytest.mark.parametrize("with_ranks", [False, True])
+def test_with_a_state_head_it_is_the_model_and_places(network, packed, anchor, with_ranks):
     model = network(anchor=anchor, state_head=True)
     tokens, values, cu, value_mask = packed
-    logits, predicted, of_genes = denoiser_of(model, denominator=DENOMINATOR if places else None)(*packed)
+    logits, predicted, of_genes = denoiser_of(model, denominator=DENOMINATOR if with_ranks else None)(*packed)
     expected, expected_values, out = of_model(model, packed)
-    if places:
+    if with_ranks:
         expected = expected + rank_log_prior(
             *(tokens, values, tokens == MASK, ~value_mask, cu), model.state_head.values(out.head_hidden), DENOMINATOR
         )
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(of_genes, model.state_head.values(out.head_hidden))
-    asked = value_mask | (tokens == MASK)  # elsewhere nothing is asked
-    torch.testing.assert_close(predicted[asked], expected_values[asked])
+    hidden = value_mask | (tokens == MASK)  # elsewhere nothing is asked
+    torch.testing.assert_close(predicted[hidden], expected_values[hidden])
     # what is added to a masked position once its gene is chosen is what the model says when given the gene
     chosen = torch.full_like(tokens, 7)
     masked = tokens == MASK
@@ -90,15 +90,15 @@ def test_some_genes_only(network, packed, state_head, stream):
     model = network(state_head=state_head)
     options = {"stream": stream, "denominator": DENOMINATOR if state_head else None}
     every = denoiser_of(model, **options)(*packed)
-    shown = packed[0][packed[0] != MASK]
-    genes = torch.cat([GENES, shown]).unique()  # values of shown genes are asked for too
+    visible = packed[0][packed[0] != MASK]
+    genes = torch.cat([GENES, visible]).unique()  # values of shown genes are asked for too
     numbers = (torch.searchsorted(genes, packed[0]) + N_SPECIAL).masked_fill(packed[0] == MASK, MASK)
-    some = denoiser_of(model, genes=genes, **options)(numbers, *packed[1:])
+    of_genes = denoiser_of(model, genes=genes, **options)(numbers, *packed[1:])
     columns = genes - N_SPECIAL
-    torch.testing.assert_close(some[0], every[0][:, columns])
-    torch.testing.assert_close(some[1], every[1])
+    torch.testing.assert_close(of_genes[0], every[0][:, columns])
+    torch.testing.assert_close(of_genes[1], every[1])
     if state_head:
-        torch.testing.assert_close(some[2], every[2][:, columns])
+        torch.testing.assert_close(of_genes[2], every[2][:, columns])
 
 
 @torch.no_grad()
@@ -111,8 +111,10 @@ def test_without_the_stream_the_state_alone_speaks(network, packed):
     of_state = hidden_gene_logits(model.state_head.log_odds(out.head_hidden), out.hidden_share)
     torch.testing.assert_close(logits, of_state)  # a row for each cell: all of its masked genes are predicted alike
     torch.testing.assert_close(of_genes, model.state_head.values(out.head_hidden))
-    shown = value_mask & (tokens != MASK)
-    torch.testing.assert_close(predicted[shown], of_genes[out.cells[shown], tokens[shown] - N_SPECIAL])
+    without_value = value_mask & (tokens != MASK)
+    torch.testing.assert_close(
+        predicted[without_value], of_genes[out.cells[without_value], tokens[without_value] - N_SPECIAL]
+    )
 
 
 @pytest.mark.parametrize("options", [{"denominator": DENOMINATOR}, {"stream": False}])
@@ -146,8 +148,8 @@ def test_means_and_spreads_are_met(depth, mean, spread):
     st.floats(1e2, 1e6),
     st.integers(0, 99),
 )
-def test_every_count_is_one_or_more(asked, depth, seed):
-    expected, spread = np.array(asked).reshape(-1, 2).T
+def test_every_count_is_one_or_more(pairs, depth, seed):
+    expected, spread = np.array(pairs).reshape(-1, 2).T
     counts = draw_counts(expected, spread, depth, np.random.default_rng(seed))
     assert counts.dtype == np.int64
     assert counts.shape == expected.shape
@@ -156,11 +158,11 @@ def test_every_count_is_one_or_more(asked, depth, seed):
 
 def test_draws_are_a_function_of_the_source():
     expected = np.linspace(0.5, 4, 200)
-    one, again, other = (
+    one, again, redrawn = (
         draw_counts(expected, np.full(200, 0.5), 5e3, np.random.default_rng(seed)) for seed in (1, 1, 2)
     )
     assert (one == again).all()
-    assert (one != other).any()
+    assert (one != redrawn).any()
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=50), st.integers(50, 100_000))

@@ -72,20 +72,20 @@ def slow_cluster(x, share, design, theta, width, blocks):
     n_clusters, n_batches = share.shape[1], design.shape[1]
     frequency = [sum(design[i, b] for i in range(len(x))) / len(x) for b in range(n_batches)]
     for rows in blocks:
-        others = [i for i in range(len(x)) if i not in set(rows.tolist())]
-        found = {}
+        outside = [i for i in range(len(x)) if i not in set(rows.tolist())]
+        shares = {}
         for i in rows:
             weights = []
             for k in range(n_clusters):
-                size = sum(share[j, k] for j in others)
+                size = sum(share[j, k] for j in outside)
                 weight = math.exp(-2 * (1 - x[i] @ centres[k]) / width)
                 for b in range(n_batches):
                     if design[i, b]:
-                        observed = sum(share[j, k] for j in others if design[j, b])
+                        observed = sum(share[j, k] for j in outside if design[j, b])
                         weight *= ((size * frequency[b] + 1) / (observed + 1)) ** theta[b]
                 weights.append(weight)
-            found[i] = np.array(weights) / sum(weights)
-        for i, weights in found.items():
+            shares[i] = np.array(weights) / sum(weights)
+        for i, weights in shares.items():
             share[i] = weights
     return share
 
@@ -97,10 +97,10 @@ def test_one_round_of_clusters_by_loops(parts, monkeypatch):
     monkeypatch.setattr(B, "DIVERSITY", 1.5)
     blocks = np.array_split(rng(9).permutation(40), 20)
     expected = slow_cluster(states, share, design, np.full(5, 1.5), 0.3, blocks)
-    given_share = share.copy()
-    found = B._cluster(states, share, sp.csr_matrix(design), None, rng(9))
-    np.testing.assert_allclose(found, expected, atol=1e-10)
-    np.testing.assert_array_equal(share, given_share)
+    share_before = share.copy()
+    actual = B._cluster(states, share, sp.csr_matrix(design), None, rng(9))
+    np.testing.assert_allclose(actual, expected, atol=1e-10)
+    np.testing.assert_array_equal(share, share_before)
 
 
 def test_a_batch_with_few_cells_in_a_cluster_is_corrected_less(monkeypatch):
@@ -129,12 +129,12 @@ def test_no_cluster_joins_two_labels():
     batch = np.where(kind == 0, 0, np.where(kind == 1, 1, np.arange(180) % 2))
     states = np.array([[4, 0.8, 0, 0], [4, -0.8, 0, 0], [0, 0, 4, 0]])[kind] + 0.3 * draw.normal(size=(180, 4))
 
-    def apart(found):
-        return np.linalg.norm(found[kind == 0].mean(axis=0) - found[kind == 1].mean(axis=0))
+    def apart(corrected):
+        return np.linalg.norm(corrected[kind == 0].mean(axis=0) - corrected[kind == 1].mean(axis=0))
 
-    merged, kept = B.correct_batches(states, [batch], rng()), B.correct_batches(states, [batch], rng(), labels=kind)
+    merged, separate = B.correct_batches(states, [batch], rng()), B.correct_batches(states, [batch], rng(), labels=kind)
     assert apart(merged) < 0.5 * apart(unit(states))
-    assert apart(kept) > 0.95 * apart(unit(states))
+    assert apart(separate) > 0.95 * apart(unit(states))
 
 
 def test_labels_with_gaps_and_no_label_at_all():
@@ -153,12 +153,12 @@ def test_the_prior_counts_batches_among_cells_alike(monkeypatch):
     states = np.eye(3)[kind] + 1e-3 * rng().normal(size=(300, 3))
     frequency, cluster = B.batch_prior(states, batch, rng(3))
     assert frequency.shape == (3, 2)
-    found = np.exp(frequency)[cluster]
+    actual = np.exp(frequency)[cluster]
     for k in range(3):
         counts = np.bincount(batch[kind == k], minlength=2) + 10 * np.array([141, 161]) / 302
-        np.testing.assert_allclose(found[kind == k], np.tile(counts / counts.sum(), (100, 1)))
-    few, _ = B.batch_prior(states[:40], batch[:40], rng())
-    assert few.shape == (1, 1)  # too few cells for clusters
+        np.testing.assert_allclose(actual[kind == k], np.tile(counts / counts.sum(), (100, 1)))
+    small, _ = B.batch_prior(states[:40], batch[:40], rng())
+    assert small.shape == (1, 1)  # too few cells for clusters
 
 
 @settings(max_examples=15, deadline=None)
@@ -169,6 +169,6 @@ def test_any_cells_get_a_state_of_length_one(n, n_batches, labelled, seed):
     states = draw.normal(size=(n, 4))
     states[: n // 2] = states[0]
     batch, labels = draw.integers(n_batches, size=n), draw.integers(-1, 3, size=n) if labelled else None
-    found = B.correct_batches(states, [batch], draw, labels=labels)
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1)
+    corrected = B.correct_batches(states, [batch], draw, labels=labels)
+    assert np.isfinite(corrected).all()
+    np.testing.assert_allclose(np.linalg.norm(corrected, axis=1), 1)

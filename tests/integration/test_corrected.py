@@ -22,7 +22,7 @@ def integrated(plain, cells):
 
 
 @pytest.fixture(scope="module")
-def known(plain, cells):
+def model_genes(plain, cells):
     """Names of the genes that the model knows: all but a few."""
     tokens = plain.vocabulary.match(list(cells.var_names)).tokens
     assert 0 < (tokens < N_SPECIAL).sum() <= 6
@@ -30,10 +30,10 @@ def known(plain, cells):
 
 
 @pytest.fixture(scope="module")
-def corrected(plain, integrated, known):
+def corrected(plain, integrated, model_genes):
     """Cells with the corrected expression of these genes beside them."""
     data = integrated.copy()
-    sd.tl.corrected_expression(data, "batch", known, model=plain)
+    sd.tl.corrected_expression(data, "batch", model_genes, model=plain)
     return data
 
 
@@ -61,16 +61,16 @@ def by_regression(states, x, batch, at=None):
 
 
 @pytest.mark.parametrize("at", [None, 0, 1])
-def test_is_the_regression_by_dense_matrices(integrated, plain, known, at):
+def test_is_the_regression_by_dense_matrices(integrated, plain, model_genes, at):
     """With counts of all genes per ten thousand, whether the model knows them or not."""
     data = integrated.copy()
     data.obs["batch"] = (data.obs["batch"] == data.obs["batch"].iloc[0]).astype(int)
-    sd.tl.corrected_expression(data, "batch", known, transform_batch=at, model=plain)
+    sd.tl.corrected_expression(data, "batch", model_genes, transform_batch=at, model=plain)
     expected = by_regression(data.obsm["X_scdiva_integrated"], lognorm(data), data.obs["batch"], at)
     for key, by_hand in zip((LAYER, f"{LAYER}_sd"), expected, strict=True):
         assert (data.obsm[key].dtypes == np.float32).all()
         assert (data.obsm[key] >= 0).all(axis=None)
-        np.testing.assert_allclose(data.obsm[key], by_hand[:, data.var_names.isin(known)], atol=1e-3)
+        np.testing.assert_allclose(data.obsm[key], by_hand[:, data.var_names.isin(model_genes)], atol=1e-3)
     assert data.uns["scdiva"][LAYER]["transform_batch"] == ("" if at is None else str(at))
 
 
@@ -82,12 +82,12 @@ def test_a_batch_that_adds_to_every_gene_is_given_and_taken():
     states[60:] = states[:60]
     genes = 50 + states @ draw.normal(size=(3, 300)) + 2 * batch[:, None] + draw.normal(0, 0.5, size=(120, 300))
     for at in (0, 1):
-        found, spread = predict_within(states, sp.csr_matrix(genes), batch, batch == at)
-        np.testing.assert_allclose(found[:60], found[60:], atol=1e-6)
-        np.testing.assert_allclose(found.mean(axis=0), genes[batch == at].mean(axis=0), rtol=1e-3)
+        predicted, spread = predict_within(states, sp.csr_matrix(genes), batch, batch == at)
+        np.testing.assert_allclose(predicted[:60], predicted[60:], atol=1e-6)
+        np.testing.assert_allclose(predicted.mean(axis=0), genes[batch == at].mean(axis=0), rtol=1e-3)
         assert spread.mean() == pytest.approx(0.5, abs=0.05)
     for gene in range(6):  # what varies within a batch stays
-        assert np.corrcoef(found[:60, gene], genes[:60, gene])[0, 1] > 0.9
+        assert np.corrcoef(predicted[:60, gene], genes[:60, gene])[0, 1] > 0.9
 
 
 def test_a_batch_of_one_cell_has_no_spread_of_its_own():
@@ -101,8 +101,8 @@ def test_a_batch_of_one_cell_has_no_spread_of_its_own():
     np.testing.assert_allclose(spread.mean(), 0.9, atol=0.15)
 
 
-def test_some_genes_are_those_of_all_in_the_order_asked_for(corrected, integrated, plain, known):
-    data, names = integrated.copy(), [known[7], known[2]]
+def test_some_genes_are_those_of_all_in_the_order_asked_for(corrected, integrated, plain, model_genes):
+    data, names = integrated.copy(), [model_genes[7], model_genes[2]]
     sd.tl.corrected_expression(data, "batch", names, model=plain)
     for key in (LAYER, f"{LAYER}_sd"):
         assert list(data.obsm[key].columns) == names
@@ -120,34 +120,34 @@ def test_a_cell_without_a_state_gets_none(integrated, corrected, plain):
 
 
 def test_what_is_not_there_is_named(integrated, cells, plain):
-    data, unknown, known = integrated.copy(), cells.var_names[58], cells.var_names[0]
-    for wrong, error, said in [
-        ({"genes": [known, unknown]}, KeyError, f"1 of 2 genes are not .* the first is '{unknown}'"),
-        ({"genes": known, "transform_batch": "nowhere"}, KeyError, r"1 of 1 batches are not .*'nowhere'"),
-        ({"genes": f"{known}/x"}, ValueError, "slash"),
+    data, unknown, gene = integrated.copy(), cells.var_names[58], cells.var_names[0]
+    for wrong, error, message in [
+        ({"genes": [gene, unknown]}, KeyError, f"1 of 2 genes are not .* the first is '{unknown}'"),
+        ({"genes": gene, "transform_batch": "nowhere"}, KeyError, r"1 of 1 batches are not .*'nowhere'"),
+        ({"genes": f"{gene}/x"}, ValueError, "slash"),
     ]:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             sd.tl.corrected_expression(data, "batch", model=plain, **wrong)
     with pytest.raises(KeyError, match=r"no 'X_scdiva_integrated'.*sd\.tl\.integrate"):
-        sd.tl.corrected_expression(cells.copy(), "batch", known, model=plain)
+        sd.tl.corrected_expression(cells.copy(), "batch", gene, model=plain)
     assert LAYER not in data.obsm
 
 
-def test_genes_of_raw(corrected, integrated, plain, known):
+def test_genes_of_raw(corrected, integrated, plain, model_genes):
     data = integrated.copy()
     data.raw = data
     data = data[:, :5].copy()
     with pytest.raises(KeyError, match=r"adata\.raw has it: pass use_raw=True"):
-        sd.tl.corrected_expression(data, "batch", known, model=plain)
-    sd.tl.corrected_expression(data, "batch", known, model=plain, use_raw=True)
+        sd.tl.corrected_expression(data, "batch", model_genes, model=plain)
+    sd.tl.corrected_expression(data, "batch", model_genes, model=plain, use_raw=True)
     np.testing.assert_array_equal(data.obsm[LAYER], corrected.obsm[LAYER])
 
 
-def test_of_cells_longer_than_the_model_reads_all_genes_count(build, cells, known):
+def test_of_cells_longer_than_the_model_reads_all_genes_count(build, cells, model_genes):
     """A transformer reads forty genes of each cell; the expression of the others is none the less not zero."""
     data, model = cells[:60].copy(), build(anchor="learned")
-    assert (data[:, known].X.toarray() > 0).sum(axis=1).max() > model.config.input_length
+    assert (data[:, model_genes].X.toarray() > 0).sum(axis=1).max() > model.config.input_length
     sd.tl.integrate(data, "batch", model=model, steps=2, rng=0)
-    sd.tl.corrected_expression(data, "batch", known, model=model)
+    sd.tl.corrected_expression(data, "batch", model_genes, model=model)
     expected, _ = by_regression(data.obsm["X_scdiva_integrated"], lognorm(data), data.obs["batch"])
-    np.testing.assert_allclose(data.obsm[LAYER], expected[:, data.var_names.isin(known)], atol=1e-3)
+    np.testing.assert_allclose(data.obsm[LAYER], expected[:, data.var_names.isin(model_genes)], atol=1e-3)

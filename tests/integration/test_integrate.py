@@ -114,17 +114,17 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
 
 def test_cramers_v_by_its_definition():
     draw = np.random.default_rng(0)
-    one, other = draw.integers(3, size=200), draw.integers(4, size=200)
-    other[:80] = one[:80]
+    first, second = draw.integers(3, size=200), draw.integers(4, size=200)
+    second[:80] = first[:80]
     chi2 = 0.0
     for a in range(3):
         for b in range(4):
-            expected = (one == a).sum() * (other == b).sum() / 200
-            chi2 += (((one == a) & (other == b)).sum() - expected) ** 2 / expected
-    assert cramers_v(one, other) == pytest.approx(np.sqrt(chi2 / (200 * 2)))
-    assert cramers_v(other, one) == pytest.approx(cramers_v(one, other))
-    assert cramers_v(one, 5 * one) == pytest.approx(1)  # numbers without gaps or with them
-    assert cramers_v(one, np.zeros(200, dtype=int)) == 0
+            expected = (first == a).sum() * (second == b).sum() / 200
+            chi2 += (((first == a) & (second == b)).sum() - expected) ** 2 / expected
+    assert cramers_v(first, second) == pytest.approx(np.sqrt(chi2 / (200 * 2)))
+    assert cramers_v(second, first) == pytest.approx(cramers_v(first, second))
+    assert cramers_v(first, 5 * first) == pytest.approx(1)  # numbers without gaps or with them
+    assert cramers_v(first, np.zeros(200, dtype=int)) == 0
     assert cramers_v(np.repeat([0, 1], 50), np.tile([0, 1], 50)) == 0
 
 
@@ -166,11 +166,11 @@ def test_one_batch_is_refused_and_the_call_in_the_message_embeds_it(plain, cells
 def test_what_is_wrong_is_said_and_nothing_is_changed(plain, cells, arguments, match, hashed, weights, same):
     data = cells.copy()
     data.obs["one"], data.obs["two"], data.uns["scdiva"] = "a", "b", {"kept": 1}
-    before, given = hashed(data), weights(plain)
+    before, weights_before = hashed(data), weights(plain)
     with pytest.raises(ValueError, match=match):
         sd.tl.integrate(data, **{"batch_key": "batch", "model": plain, **QUICK, **arguments})
     assert hashed(data) == before
-    assert same(weights(plain), given)
+    assert same(weights(plain), weights_before)
 
 
 def test_what_fails_late_changes_nothing(plain, cells, monkeypatch, hashed):
@@ -188,11 +188,11 @@ def test_what_fails_late_changes_nothing(plain, cells, monkeypatch, hashed):
 def test_an_interrupt_ends_with_what_was_learned(plain, cells, monkeypatch):
     from scdiva.integration.objective import IntegrationLoss
 
-    compute, seen = IntegrationLoss.losses, []
+    compute, calls = IntegrationLoss.losses, []
 
     def interrupted(self, *args):
-        seen.append(1)
-        if len(seen) == 4:
+        calls.append(1)
+        if len(calls) == 4:
             raise KeyboardInterrupt
         return compute(self, *args)
 
@@ -202,8 +202,8 @@ def test_an_interrupt_ends_with_what_was_learned(plain, cells, monkeypatch):
         new = sd.tl.integrate(data, "batch", model=plain, **QUICK)
     assert data.uns["scdiva"]["integrate"]["stopped"] == "interrupted"
     monkeypatch.undo()
-    other = sd.tl.embed(cells, new, copy=True, key_added="mine")
-    np.testing.assert_array_equal(other.obsm["mine"], data.obsm["X_scdiva_integrated"])
+    embedded = sd.tl.embed(cells, new, copy=True, key_added="mine")
+    np.testing.assert_array_equal(embedded.obsm["mine"], data.obsm["X_scdiva_integrated"])
 
 
 @pytest.mark.parametrize(("labels_key", "of_a", "of_b"), [("few", 12 + 17, 17), (None, 23, 23)])
@@ -215,11 +215,11 @@ def test_a_sample_is_fitted_to_and_all_cells_are_embedded(plain, cells, labels_k
     matrix = data.X.toarray()
     matrix[[0, 230]] = 0
     data.X = sp.csr_matrix(matrix)
-    read, real = [], batch.read_cells
-    monkeypatch.setattr(batch, "read_cells", lambda *a, **k: read.append(real(*a, **k)) or read[-1])
+    samples, real = [], batch.read_cells
+    monkeypatch.setattr(batch, "read_cells", lambda *a, **k: samples.append(real(*a, **k)) or samples[-1])
     with pytest.warns(UserWarning, match="2 of 240 cells are left out"):
         new = sd.tl.integrate(data, "batch", labels_key, model=plain, fit_cells=60, **QUICK)
-    fitted, rows = read[0]
+    fitted, rows = samples[0]
     assert data.uns["scdiva"]["integrate"]["fit_cells"] == fitted.n_cells == 60
     assert data.obs["batch"].iloc[rows].value_counts().to_dict() == {"a": of_a, "b": of_b, "c": 14}
     assert labels_key is None or set(range(1, 13)) <= set(rows)  # all labelled cells

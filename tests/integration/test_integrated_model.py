@@ -40,18 +40,18 @@ def test_a_batch_never_seen_is_embedded_without_a_refit(fitted, left_out, plain)
     model, data = fitted
     before = {name: value.clone() for name, value in model.state_dict().items()}
     query = left_out[0]
-    found = embedded(query, model)
-    assert found.shape == (query.n_obs, data.obsm[KEY].shape[1])
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
+    embedding = embedded(query, model)
+    assert embedding.shape == (query.n_obs, data.obsm[KEY].shape[1])
+    np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, rtol=1e-5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     # a cell's state is its own, whatever company it comes in
-    np.testing.assert_allclose(embedded(query[::7].copy(), model), found[::7], atol=1e-6)
+    np.testing.assert_allclose(embedded(query[::7].copy(), model), embedding[::7], atol=1e-6)
     shuffled = query[:, np.random.default_rng(0).permutation(query.n_vars)].copy()
-    np.testing.assert_allclose(embedded(shuffled, model), found, atol=1e-6)
+    np.testing.assert_allclose(embedded(shuffled, model), embedding, atol=1e-6)
     together = ad.concat([data, query])
-    np.testing.assert_allclose(embedded(together, model)[data.n_obs :], found, atol=1e-6)
+    np.testing.assert_allclose(embedded(together, model)[data.n_obs :], embedding, atol=1e-6)
     # and it lies among the cells of its own type
-    near = np.argsort(-found @ data.obsm[KEY].T, axis=1)[:, :15]
+    near = np.argsort(-embedding @ data.obsm[KEY].T, axis=1)[:, :15]
     kind = data.obs["cell_type"].to_numpy()[near]
     assert (kind == query.obs["cell_type"].to_numpy()[:, None]).mean() > 0.8
 
@@ -61,19 +61,19 @@ def test_saved_and_loaded_it_is_the_same(fitted, left_out, tmp_path):
     folder = sd.models.save_model(model, model.vocabulary, tmp_path / "integrated")
     loaded = sd.models.load_model(folder, device="cpu")
     assert loaded.config == model.config
-    for given in (loaded, folder, str(folder)):
-        np.testing.assert_array_equal(embedded(data, given), data.obsm[KEY])
-        np.testing.assert_array_equal(embedded(left_out[0], given), embedded(left_out[0], model))
+    for source in (loaded, folder, str(folder)):
+        np.testing.assert_array_equal(embedded(data, source), data.obsm[KEY])
+        np.testing.assert_array_equal(embedded(left_out[0], source), embedded(left_out[0], model))
 
 
 def test_it_is_neither_integrated_again_nor_adapted(fitted):
     model, data = fitted
-    given = data.copy()
+    adata = data.copy()
     with pytest.raises(ValueError, match=r"has integrated batches before.*tl\.embed"):
-        sd.tl.integrate(given, "batch", model=model)
+        sd.tl.integrate(adata, "batch", model=model)
     with pytest.raises(ValueError, match="Adapt the model that it came from"):
-        sd.tl.adapt(given, model)
-    assert set(given.obsm) == {KEY}
+        sd.tl.adapt(adata, model)
+    assert set(adata.obsm) == {KEY}
 
 
 @pytest.mark.parametrize("fields", [{"anchor": "learned"}, {"anchor": "encoder", "anchor_residual": False}])
@@ -84,7 +84,7 @@ def test_each_kind_of_model(build, left_out, fields, tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     after = new.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    found = embedded(data, new)
-    np.testing.assert_allclose(found, data.obsm[KEY], atol=1e-5)  # components are computed in other blocks of cells
+    embedding = embedded(data, new)
+    np.testing.assert_allclose(embedding, data.obsm[KEY], atol=1e-5)  # components are computed in other blocks of cells
     folder = sd.models.save_model(new, new.vocabulary, tmp_path / "new")
-    np.testing.assert_array_equal(embedded(data, folder), found)
+    np.testing.assert_array_equal(embedded(data, folder), embedding)

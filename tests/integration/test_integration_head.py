@@ -17,11 +17,11 @@ def seeded(seed: int) -> torch.Generator:
 
 @pytest.fixture
 def head():
-    made = IntegrationHead(DIM, 7)
+    module = IntegrationHead(DIM, 7)
     with torch.no_grad():
-        for p in made.parameters():  # away from the zeros that hide a path
+        for p in module.parameters():  # away from the zeros that hide a path
             p.copy_(0.5 * torch.randn(p.shape, generator=seeded(p.numel())))
-    return made
+    return module
 
 
 def test_is_its_formula(head):

@@ -89,8 +89,8 @@ def changed(old, new):
     return {name for name, value in old.items() if not torch.equal(value, new[name])}
 
 
-def same(one, other):
-    return one.keys() == other.keys() and not changed(one, other)
+def same(first, second):
+    return first.keys() == second.keys() and not changed(first, second)
 
 
 def thinned_components(model, cells, generator):
@@ -118,13 +118,13 @@ def losses(objectives, weight=0.0):
 def test_the_head_is_put_on_a_copy(tiny):
     model = with_dataset_components(tiny(anchor_residual=False), make_cells())[0]
     before = copy.deepcopy(model.state_dict())
-    one, two, other = (I.with_head(model, seed) for seed in (1, 1, 2))
+    one, two, reseeded = (I.with_head(model, seed) for seed in (1, 1, 2))
     assert model.integration is None
     assert same(model.state_dict(), before)
     assert set(one.state_dict()) - set(before) == {f"integration.{name}" for name in one.integration.state_dict()}
     assert not changed(before, one.state_dict())
     assert same(one.state_dict(), two.state_dict())
-    assert not same(one.state_dict(), other.state_dict())
+    assert not same(one.state_dict(), reseeded.state_dict())
     assert one.config == replace(model.config, integrated=True)
 
 
@@ -165,12 +165,12 @@ def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
         drawn = torch.randint(2, (12,), generator=torch.Generator().manual_seed(1))
         view = head(objectives.components[1 + drawn, torch.arange(12)])
         assert not torch.allclose(view, state)
-        whole = np.mean([1 - float(a @ b) for a, b in zip(state, objectives.target, strict=True)])
+        unthinned = np.mean([1 - float(a @ b) for a, b in zip(state, objectives.target, strict=True)])
         thinned = np.mean([1 - float(a @ b) for a, b in zip(view, objectives.target, strict=True)])
         frequency, cluster = objectives.priors[0]
         logits = frequency[cluster] + objectives.discriminators[0](state * head.dim**0.5)
         predicted = [-float(F.log_softmax(row, 0)[b]) for row, b in zip(logits, cells.batch, strict=True)]
-    assert float(parts["denoising"]) == pytest.approx((whole + thinned) / 2, rel=1e-5)
+    assert float(parts["denoising"]) == pytest.approx((unthinned + thinned) / 2, rel=1e-5)
     assert float(parts["reversal"]) == pytest.approx(np.mean(predicted), rel=1e-5)
     assert float(parts["contrast"]) > 0
     expected = I.DENOISING_WEIGHT * parts["denoising"] + parts["reversal"] + I.LABELS_WEIGHT * parts["contrast"]
@@ -191,10 +191,10 @@ def test_a_discriminator_is_given_what_the_kind_of_a_cell_tells(plain):
     """Two kinds whose cells are of other batches: a discriminator that knows no more pays the least there is."""
     kind = np.repeat([0, 1], 200)
     batch = np.where(np.arange(400) % 10 < 8, kind, 1 - kind)
-    other = np.arange(400) % 3
+    second_batch = np.arange(400) % 3
     target = F.one_hot(torch.from_numpy(kind), plain().integration.dim).float()
     head = plain().integration
-    module = I.IntegrationLoss(head, torch.zeros(1, 400, head.dim), target, [batch, other], None, 0)
+    module = I.IntegrationLoss(head, torch.zeros(1, 400, head.dim), target, [batch, second_batch], None, 0)
     frequency, cluster = module.priors[0]
     shares = frequency.exp().numpy()[cluster]
     np.testing.assert_allclose(shares[np.arange(400), kind], 0.8, atol=0.02)
@@ -209,19 +209,21 @@ HEAD = {f"integration.mlp.{number}.{part}" for number in (0, 2, 4) for part in (
 def test_the_head_is_trained_and_what_is_behind_it_stays(headed, fields):
     model = headed(**fields)
     before = copy.deepcopy(model.state_dict())
-    found = run(model)
+    notes = run(model)
     assert changed(before, model.state_dict()) == HEAD
     assert all(p.requires_grad for p in model.parameters())
     assert not model.training
-    assert (found["steps"], found["stopped"]) == (12, "steps")
+    assert (notes["steps"], notes["stopped"]) == (12, "steps")
 
 
 @pytest.mark.parametrize(("steps", "n_views"), [(3, 1), (8, 3), (60, 4)])
 def test_cells_are_thinned_as_often_as_the_steps_see_them_and_four_times_at_most(plain, monkeypatch, steps, n_views):
-    seen, thin = [], I.thinned_at_random
-    monkeypatch.setattr(I, "thinned_at_random", lambda batch, *more: seen.append(batch.n_cells) or thin(batch, *more))
+    n_cells, thin = [], I.thinned_at_random
+    monkeypatch.setattr(
+        I, "thinned_at_random", lambda batch, *more: n_cells.append(batch.n_cells) or thin(batch, *more)
+    )
     run(plain(), steps=steps)
-    assert sum(seen) == 120 * n_views  # none at the steps
+    assert sum(n_cells) == 120 * n_views  # none at the steps
 
 
 def test_cells_that_go_through_the_transformer_are_not_thinned(headed, monkeypatch):
@@ -240,8 +242,8 @@ def test_training_has_converged_when_no_mean_of_fifty_losses_is_lower_by_a_hundr
 
 
 def test_training_ends_when_the_losses_no_longer_fall_and_the_rate_has(plain, monkeypatch):
-    asked, judge = [], I.converged
-    monkeypatch.setattr(I, "converged", lambda h: asked.append((len(h["loss"]), judge(h))) or asked[-1][1])
+    checks, judge = [], I.converged
+    monkeypatch.setattr(I, "converged", lambda h: checks.append((len(h["loss"]), judge(h))) or checks[-1][1])
     rates, train = [], I.train_steps
     monkeypatch.setattr(
         I,
@@ -250,11 +252,11 @@ def test_training_ends_when_the_losses_no_longer_fall_and_the_rate_has(plain, mo
             module, loss_of, lambda step: rates.append(rate_of(step)) or rates[-1], **more
         ),
     )
-    found = run(plain(), steps=600)
-    at = [n for n, _ in asked]
-    assert [said for _, said in asked] == [False] * (len(asked) - 1) + [True]  # asked no more once it has
+    notes = run(plain(), steps=600)
+    at = [n for n, _ in checks]
+    assert [verdict for _, verdict in checks] == [False] * (len(checks) - 1) + [True]  # asked no more once it has
     assert at == list(range(200, at[-1] + 1, 50))  # not while the reversal rises
-    assert (found["steps"], found["stopped"]) == (at[-1] + 300, "converged")
+    assert (notes["steps"], notes["stopped"]) == (at[-1] + 300, "converged")
     *_, last, none = rates
     assert (last, none) == (pytest.approx(I.LEARNING_RATE / 300), 0)
     monkeypatch.setattr(I, "converged", lambda _: False)
@@ -266,14 +268,14 @@ def test_weights_are_averaged_once_the_reversal_has_risen(plain, monkeypatch, in
     model, passed = plain(), []
     mlp, losses = model.integration.mlp, I.IntegrationLoss.losses
 
-    def kept(self, *args):
+    def recorded(self, *args):
         passed.append([p.detach().clone() for p in mlp.parameters()])
         if len(passed) == interrupted:
             raise KeyboardInterrupt
         return losses(self, *args)
 
     last, load = [], type(mlp).load_state_dict
-    monkeypatch.setattr(I.IntegrationLoss, "losses", kept)
+    monkeypatch.setattr(I.IntegrationLoss, "losses", recorded)
     monkeypatch.setattr(
         type(mlp), "load_state_dict", lambda m, s: last.extend(p.detach().clone() for p in m.parameters()) or load(m, s)
     )
@@ -282,5 +284,5 @@ def test_weights_are_averaged_once_the_reversal_has_risen(plain, monkeypatch, in
     expected = passed[10] if len(passed) > 11 else last
     for weights in passed[11:]:
         expected = [0.75 * e + 0.25 * w for e, w in zip(expected, weights, strict=True)]
-    for found, e in zip(mlp.parameters(), expected, strict=True):
-        torch.testing.assert_close(found.detach(), e, atol=1e-6, rtol=1e-4)
+    for parameter, e in zip(mlp.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), e, atol=1e-6, rtol=1e-4)

@@ -170,11 +170,11 @@ def profiled(setting: Setting, on_host: bool = False, top: int = 40) -> Iterator
     lines: list[str] = []
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.cuda else [])]
     synchronize(setting)
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     with torch.profiler.profile(activities=kinds) as watched:
         yield lines
         synchronize(setting)
-    seconds, events = time.perf_counter() - begun, watched.key_averages()
+    seconds, events = time.perf_counter() - start_time, watched.key_averages()
     unit = "self_device_time_total" if setting.cuda and not on_host else "self_cpu_time_total"
     busy = sum(event.self_device_time_total for event in events if event.device_type != DeviceType.CPU)
     lines += [f"device busy {busy / seconds / 1e6:.3g} of the time"] * (setting.cuda or on_host)

@@ -411,12 +411,12 @@ def tuning(setting: Setting) -> Iterator[dict]:
     }
     before = timed(setting, ways)
     yield from time_rows("attention by default", before)
-    begun, plan = time.perf_counter(), None
+    start_time, plan = time.perf_counter(), None
     if setting.cuda:
         sizes = {"n_heads": setting.heads, "head_dim": setting.head_dim, "length": setting.length}
         plan = autotune_attention(**sizes, dtype=BF16, device=setting.device)
     synchronize(setting)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start_time
     yield goal("tuning attention: seconds, the kernels of the default plan compiled before", seconds, at_most=60)
     yield {"what": "tuning attention: plan, by which the sections below run", "plan": plan}
     after = timed(setting, ways)
@@ -535,11 +535,11 @@ def embedding(setting: Setting) -> Iterator[dict]:
     seconds = dict.fromkeys(kinds, np.inf)
 
     def embed(kind: str) -> float:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         states = embed_all(model, sources[kind], run_config)  # on the host: what was asked of the device is done
         if not np.isfinite(states).all():
             raise FloatingPointError(f"{int((~np.isfinite(states)).sum())} numbers of the states are not finite")
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_time
 
     for kind in kinds:
         yield {"what": f"tl.embed, {kind}: first call, compiling included", "seconds": round(embed(kind), 2)}
@@ -742,7 +742,7 @@ class Span(Callback):
     def __init__(self, setting: Setting, steps: tuple[int, ...], compilations: Callable[[], dict[str, int]]) -> None:
         self.setting, self.compilations = setting, compilations
         self.first, self.last, self.end = steps
-        self.begun = time.perf_counter()
+        self.start_time = time.perf_counter()
         self.bounds: list[Tensor] = []
         self.marks: list[float] = []
         self.waited = 0
@@ -806,14 +806,17 @@ def fitting(setting: Setting) -> Iterator[dict]:
         accelerator = "gpu" if setting.cuda else "cpu"
         fit(module, data, out_dir=Path(folder) / "run", accelerator=accelerator, callbacks=[span], progress=False)
         data.close()
-    begun, ended = span.marks
+    start_time, ended = span.marks
     lengths = torch.cat([bounds.cpu().diff() for bounds in span.bounds])
     flops = train_flops(config, lengths + 1, float(lengths.sum()) / 2)
-    yield {"what": "fit: seconds from the call to the first timed step", "seconds": round(begun - span.begun, 1)}
+    yield {
+        "what": "fit: seconds from the call to the first timed step",
+        "seconds": round(start_time - span.start_time, 1),
+    }
     about = {"median_genes": int(lengths.median()), "batch_size": batch_size, "peak_gib": span.peak}
-    yield rate_row(setting, "fit, packed cells", len(lengths), flops, ended - begun, **about)
+    yield rate_row(setting, "fit, packed cells", len(lengths), flops, ended - start_time, **about)
     if setting.matmul:
-        share = flops / (ended - begun) / setting.matmul
+        share = flops / (ended - start_time) / setting.matmul
         yield {"what": "fit, packed cells: share of the bf16 matrix product rate", "value": share}
         rate, profile = share / (setting.step_share or share), "; ".join(span.profile)
         yield {**goal("fit, packed cells: rate over that of the step alone", rate, at_least=0.95), "profile": profile}
@@ -842,10 +845,10 @@ def finetuning(setting: Setting) -> Iterator[dict]:
         )  # fmt: skip
         network = network_for(model, run, 0)
         free_memory(setting)
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         history = finetune(network, objective, run, device=setting.device.type)
         synchronize(setting)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
         if not np.isfinite(history["loss"]).all():
             raise FloatingPointError("the loss is not finite")
         what = f"fine-tuning, {name}: one epoch of {n_cells:,} cells, {run.context} genes each"
@@ -945,8 +948,8 @@ def run_all(
     about: dict = {"processor": "unknown"}  # to ask for it here would touch the device
     sections = {"checks": (checks, 30.0)} | {name: SECTIONS[name] for name in names}
     for name, (section, seconds) in sections.items():
-        begun, complete = time.monotonic(), True
-        for row in rows_of(section, setting, min(seconds, limit - (begun - started))):
+        start_time, complete = time.monotonic(), True
+        for row in rows_of(section, setting, min(seconds, limit - (start_time - started))):
             if "machine" in row:
                 about = row["machine"]
                 if setting.cuda and "gpu" not in about:
@@ -960,7 +963,7 @@ def run_all(
             report([row])
             write(rows, about)
         failed += not complete
-        print(f"[{name}: {time.monotonic() - begun:.0f} s{'' if complete else ', NOT WHOLE'}]", flush=True)
+        print(f"[{name}: {time.monotonic() - start_time:.0f} s{'' if complete else ', NOT WHOLE'}]", flush=True)
     return rows, failed
 
 
@@ -995,7 +998,7 @@ def main() -> int:
         return 0
     setting = dry_setting() if arguments.dry_run else Setting(torch.device("cuda"))
     chosen = [name for name in SECTIONS if not arguments.only or name in (*arguments.only, "ceilings")]
-    of, out, begun = arguments.commit or commit(), os.environ.get("OUT"), time.monotonic()
+    of, out, start_time = arguments.commit or commit(), os.environ.get("OUT"), time.monotonic()
     with tempfile.TemporaryDirectory() as nowhere:
         folder = Path(nowhere) if arguments.dry_run else RESULTS
 
@@ -1010,7 +1013,7 @@ def main() -> int:
         return NO_DEVICE
     print("\nGoals:")
     missed = report(row for row in rows if "met" in row)
-    print(f"{missed} goals missed, {failed} sections not whole, {time.monotonic() - begun:.0f} s.")
+    print(f"{missed} goals missed, {failed} sections not whole, {time.monotonic() - start_time:.0f} s.")
     if arguments.dry_run:
         print("A dry run: its figures mean nothing.")
     return int(failed > 0 or (missed > 0 and not arguments.dry_run))

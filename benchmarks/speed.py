@@ -191,12 +191,12 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     missed = 0
     for part in options.part:
-        begun, rows = time.perf_counter(), []
+        start_time, rows = time.perf_counter(), []
         about = {"part": part, "commit": _record.commit(), "processor": _record.machine()["processor"]}
         for row in PARTS[part](options.repeats, options.small):
             rows.append({**about, **row})
             missed += _record.report([row])
-        print(f"== {part}: {time.perf_counter() - begun:.0f} s", flush=True)
+        print(f"== {part}: {time.perf_counter() - start_time:.0f} s", flush=True)
         others = [row for row in _record.recorded_rows("speed", goals=True) if row["part"] != part]
         _record.record("speed", [*others, *rows], repeats=options.repeats, small=options.small)
     return missed

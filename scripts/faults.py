@@ -312,10 +312,10 @@ def killed_packing(root: Path, number: int, workers: int, rng: random.Random) ->
         paths = sorted(path for path in (root / out).glob("**/*") if path.is_file())
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
-    begun = time.monotonic()
+    start_time = time.monotonic()
     if wait(start("straight")):
         raise SystemExit("Packing without faults failed.")
-    seconds, straight = time.monotonic() - begun, files("straight")
+    seconds, straight = time.monotonic() - start_time, files("straight")
     tried = exact = lost = 0
     complete: set[str] = set()
     while tried < number or complete:  # to the end
@@ -345,9 +345,9 @@ def straight_run(job: Toy) -> tuple[dict[int, str], float]:
 
     if wait(forked(note)):
         raise SystemExit("The run without faults failed.")
-    begun = time.monotonic()
+    start_time = time.monotonic()
     wait(forked(lambda: job.run(job.folder / "timed", new_board())))
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - start_time
     digests = {int(step): digest for step, digest in json.loads((job.folder / "noted.json").read_text()).items()}
     if saved(job.folder / "timed") != (job.steps, digests[job.steps]):
         raise SystemExit("Two runs without faults differ.")
@@ -380,14 +380,14 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/faults.json")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
-    begun = time.monotonic()
+    start_time = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         rows = trials(arguments, Path(folder))
     if arguments.record:
         sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
         from _record import record
 
-        record("faults", rows, seconds=round(time.monotonic() - begun))
+        record("faults", rows, seconds=round(time.monotonic() - start_time))
     for row in rows:
         print(row)
     return int(any(row["lost"] or row["bit_exact"] < row["tried"] for row in rows))

@@ -154,7 +154,7 @@ def copy_in_pieces(file: Path, out: Path) -> None:
 
 
 def main() -> int:
-    begun = time.monotonic()
+    start_time = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="folder of carry_corpus.py pack; default: no training")
     parser.add_argument("--init", type=Path, help="returned folder to continue; default: the bundled models")
@@ -185,14 +185,14 @@ def main() -> int:
         return gpu.NO_DEVICE
     if trains:
         carry_corpus.unpack(arguments.corpus, work / "prepared")
-        failed += train_all(arguments, work, begun + left)
+        failed += train_all(arguments, work, start_time + left)
         readers, earlier = work / "run" / READERS, arguments.init and arguments.init / READERS
         if readers.exists():
             rows = reader_rows(readers, read_readers(earlier)[1] if earlier and earlier.exists() else {})
             report(rows)
             gpu.keep(rows, json.loads((out / "gpu.json").read_text())["machine"], of, out)
         copy_results(work / "run", out)
-    print(f"{failed} steps failed, {time.monotonic() - begun:.0f} s; results: {out}")
+    print(f"{failed} steps failed, {time.monotonic() - start_time:.0f} s; results: {out}")
     return int(failed > 0)
 
 

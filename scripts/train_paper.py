@@ -112,7 +112,7 @@ class ByTime(Callback):
     """Count cells, and set the number of steps, and so the decay of the learning rate, by the time that is left."""
 
     def __init__(self, end: float | None, measured: tuple[int, int]) -> None:
-        self.end, (self.first, self.last), self.begun = end, measured, 0.0
+        self.end, (self.first, self.last), self.start_time = end, measured, 0.0
         self.n_cells = 0
 
     def on_train_batch_end(
@@ -120,10 +120,10 @@ class ByTime(Callback):
     ) -> None:
         self.n_cells += batch.n_cells
         if trainer.global_step == self.first:
-            self.begun = time.monotonic()
+            self.start_time = time.monotonic()
         if self.end is None or trainer.global_step != self.last:
             return
-        a_step = (time.monotonic() - self.begun) / (self.last - self.first)
+        a_step = (time.monotonic() - self.start_time) / (self.last - self.first)
         steps = self.last + max(1, int(0.95 * (self.end - time.monotonic()) / a_step))
         module.config = config = replace(module.config, steps=steps)
         scheduler = trainer.lr_scheduler_configs[0].scheduler
@@ -138,12 +138,12 @@ def fit_and_record(
     **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train until `end` (a value of `time.monotonic`; None: a fixed number of steps) and return a record of the run."""
-    begun, by_time = time.monotonic(), ByTime(end, measured)
+    start_time, by_time = time.monotonic(), ByTime(end, measured)
     trainer = fit(module, data, out_dir=out, callbacks=[by_time], progress=False, **options)
     n_threads = torch.get_num_threads()
     cores = "one CPU core" if n_threads == 1 else f"{n_threads} CPU cores"
     return {
-        "steps": trainer.global_step, "cells": by_time.n_cells, "seconds": round(time.monotonic() - begun),
+        "steps": trainer.global_step, "cells": by_time.n_cells, "seconds": round(time.monotonic() - start_time),
         "device": torch.cuda.get_device_name() if trainer.strategy.root_device.type == "cuda" else cores,
         "training": module.config.to_dict(),
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="copy the model into the package")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*are left out.*")
-    prepared, begun = arguments.prepared or arguments.out / "prepared", time.process_time()
+    prepared, start_time = arguments.prepared or arguments.out / "prepared", time.process_time()
     if arguments.init and arguments.seconds is None and not arguments.install:
         parser.error("--init requires --seconds or --install")
     trains = arguments.seconds is not None or arguments.init is None
@@ -255,7 +255,7 @@ def main() -> None:
         model = train_by_time(arguments, prepared)
     else:
         model = arguments.init or train(arguments, prepared)
-    print(f"{model}: {time.process_time() - begun:.0f} CPU s in this call", flush=True)
+    print(f"{model}: {time.process_time() - start_time:.0f} CPU s in this call", flush=True)
     if arguments.install:
         model = install(arguments, prepared, model)
         print(f"{model}: {sum(file.stat().st_size for file in model.iterdir()) / 1e6:.1f} MB")

@@ -241,7 +241,7 @@ def train(
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a reader for `seconds`, or by steps if they are None; return what to record of the run."""
-    begun, batches, genes = time.monotonic(), [], Vocabulary.read(prepared / "vocabulary.safetensors")
+    start_time, batches, genes = time.monotonic(), [], Vocabulary.read(prepared / "vocabulary.safetensors")
     device = "cuda" if arguments.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     module = ReaderModule(reader.train(), config, codes_of(model, genes))
     if (prepared / "validation.h5").exists():
@@ -252,7 +252,7 @@ def train(
     run = fit_and_record(
         module, StudyDataModule(prepared / "train.h5", genes, config), out, accelerator=arguments.accelerator,
         measured=(1, 3) if arguments.toy else MEASURED,
-        end=seconds and seconds + 2 * begun - time.monotonic(),  # the second score takes as long as the first
+        end=seconds and seconds + 2 * start_time - time.monotonic(),  # the second score takes as long as the first
         resume_from=out if arguments.resume and (out / "last.ckpt").exists() else None,
     )  # fmt: skip
     size = {"parameters": sum(weight.numel() for weight in reader.parameters()), "excluded": list(arguments.exclude)}
@@ -281,7 +281,7 @@ def main() -> None:
     if arguments.resume and arguments.seconds is not None:
         parser.error("--resume continues a run by steps: pass --init to continue by --seconds")
     warnings.filterwarnings("ignore", message=".*are left out.*")
-    begun, out, loaded = time.monotonic(), arguments.out, load_model(arguments.model, device="cpu")
+    start_time, out, loaded = time.monotonic(), arguments.out, load_model(arguments.model, device="cpu")
     prepared, metadata = arguments.prepared or out / "prepared", loaded.metadata or {}
     trains = arguments.steps > 0 or arguments.seconds is not None
     if trains and not (prepared / "vocabulary.safetensors").exists():
@@ -299,7 +299,7 @@ def main() -> None:
         if trains:
             seconds = arguments.seconds
             if seconds is not None:
-                seconds = (begun + seconds - time.monotonic()) / (len(arguments.sizes) - number)
+                seconds = (start_time + seconds - time.monotonic()) / (len(arguments.sizes) - number)
             config = ReaderConfig(
                 steps=arguments.steps if seconds is None else 1_000_000, batch_size=arguments.batch_size,
                 seed=arguments.seed + sum(run["steps"] for run in before),  # a continued reader gets other batches

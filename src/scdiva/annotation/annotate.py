@@ -234,7 +234,7 @@ def annotate(
     from scdiva.models.pretrained import given_fitted
     from scdiva.models.storage import find_model
 
-    begun = time.monotonic()
+    start_time = time.monotonic()
     columns = [key_added, *(f"{key_added}_{name}" for name in (C.CONFIDENCE, C.NOVELTY, C.MAJORITY, C.CLUSTER))]
     probability_key = f"{key_added}_{C.PROBABILITY}"
     # the last two are written by majority voting only, the last by Leiden clusters only
@@ -319,7 +319,7 @@ def annotate(
         "method": annotator.method,
         "max_novelty": threshold,
         "n_genes": len(annotator.tokens),
-        "seconds": time.monotonic() - begun,
+        "seconds": time.monotonic() - start_time,
     }
     labels_of_cells = as_categories(names_of_cells, annotator)
     obs: dict[str, Any] = dict(zip(columns, (labels_of_cells, confidence, novelty), strict=False))

@@ -128,7 +128,7 @@ def adapt(
     >>> adata.obsm["X_scdiva"].shape
     (60, 20)
     """
-    begun = time.monotonic()
+    start_time = time.monotonic()
     check_anndata(adata)
     reading = input_options(adata, layer, use_raw, input)
     target = settings.resolve_device(device)
@@ -158,7 +158,7 @@ def adapt(
     notes |= {
         "n_cells": cells.n_cells,
         "n_batches": cells.n_batches,
-        "seconds": time.monotonic() - begun,
+        "seconds": time.monotonic() - start_time,
         "seed": str(seed),
     }
     metadata = getattr(pretrained, "metadata", None) or {}

@@ -137,7 +137,7 @@ def generate(
     (20, (20, 89))
     """
     check_anndata(adata)
-    begun = time.monotonic()
+    start_time = time.monotonic()
     check_least(n_cells=(n_cells, 1), n_steps=(1 if n_steps is None else n_steps, 1))
     n_cells = operator.index(n_cells)
     group, groups_to_draw = _groups(adata, groupby, groups, between, fraction)
@@ -210,10 +210,10 @@ def generate(
             if fixed
             else {},
             "seed": str(seed),
-            "seconds": time.monotonic() - begun,
+            "seconds": time.monotonic() - start_time,
         }
     }
-    logger.info("drew %d cells in %.0f s", result.n_obs, time.monotonic() - begun)
+    logger.info("drew %d cells in %.0f s", result.n_obs, time.monotonic() - start_time)
     return result
 
 

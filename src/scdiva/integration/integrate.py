@@ -164,7 +164,7 @@ def integrate(
     >>> query.obsm["X_scdiva_integrated"].shape[0]
     40
     """
-    begun = time.monotonic()
+    start_time = time.monotonic()
     check_writable(adata, call="tl.integrate", entry=key_added, obsm=[key_added])
     check_writable(adata, call="tl.integrate", entry=C.INTEGRATE)
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
@@ -231,7 +231,7 @@ def integrate(
         "seed": str(seed),
         "finetuned": finetune,
         **result,
-        "seconds": time.monotonic() - begun,
+        "seconds": time.monotonic() - start_time,
         "history": {name: np.asarray(column, dtype=np.float64) for name, column in result["history"].items()},
     }
     write(adata, "tl.integrate", key_added, parameters, obsm={key_added: all_rows})

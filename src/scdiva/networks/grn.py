@@ -185,7 +185,7 @@ def grn(
     >>> len(sd.get.grn_df(adata, top=100))
     100
     """
-    begun = time.monotonic()
+    start_time = time.monotonic()
     from scdiva.networks.methods import METHODS
 
     check_choices(method=(method, tuple(METHODS)))
@@ -247,7 +247,7 @@ def grn(
         "heads": np.array(chosen_heads or (), dtype=np.int64),
         "cells": sizes[: len(keys)],
         "signed": signed,
-        "seconds": time.monotonic() - begun,
+        "seconds": time.monotonic() - start_time,
     }
     return write(adata, "tl.grn", key_added, parameters, copy=copy, varp=graphs)
 

@@ -27,7 +27,7 @@ Times = dict[str, list[float] | str]
 
 @dataclass
 class Setting:
-    """Where the sections run, how large they are, and what earlier ones found.
+    """Device and sizes of the sections, and results of earlier sections.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Setting:
 
     @property
     def cuda(self) -> bool:
-        """Whether this is the real thing."""
+        """Whether the device is a GPU; otherwise this is a dry run."""
         return self.device.type == "cuda"
 
     @property
@@ -81,7 +81,7 @@ def synchronize(setting: Setting) -> None:
 
 
 def free_memory(setting: Setting) -> None:
-    """Give back what is not held any more, and count the peak from here."""
+    """Release unused memory of the device and reset its peak."""
     if setting.cuda:
         gc.collect()
         torch.cuda.empty_cache()
@@ -103,8 +103,8 @@ def compiled(setting: Setting, function: Callable, *, dynamic: bool | None = Non
 def timed(setting: Setting, arms: dict[str, Arm], *, calls: int | None = None) -> Times:
     """Time arms by device events.
 
-    Arms take turns and the first place goes round. Each sample spans several calls, so that the device, not the launch,
-    is timed. An arm that fails says why and does not keep the others from running.
+    Arms take turns, and the order rotates. Each sample spans several calls, so that the time of the device, not of the
+    launch, is measured. If an arm fails, its entry is the error message, and the others are still timed.
     """
     times: Times = {}
     for name, arm in arms.items():
@@ -164,7 +164,7 @@ def ratio(setting: Setting, what: str, times: Times, above: str, below: str, arm
 
 @contextmanager
 def profiled(setting: Setting, on_host: bool = False, top: int = 40) -> Iterator[list[str]]:
-    """Where the time goes inside the block, filled in at its end: kernels of the device, or what the host does."""
+    """Profile the block, filled in at its end: time of device kernels, or of functions of the host."""
     from torch.profiler import ProfilerActivity
 
     lines: list[str] = []
@@ -208,7 +208,7 @@ def ceilings(setting: Setting) -> Iterator[dict]:
 
 
 def count_compilations() -> Callable[[], dict[str, int]]:
-    """Count from here on: graphs that torch.compile made, breaks between them, kernels that Triton compiled or loaded.
+    """Count new graphs of torch.compile, graph breaks, and kernels that Triton compiled or loaded.
 
     Returns a function that gives the counts so far.
     """

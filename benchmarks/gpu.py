@@ -1,15 +1,15 @@
-"""Everything that only a GPU can show, in one call of nine minutes; goals first, each row written as it is found.
+"""Run all benchmarks that require a GPU in one call of nine minutes, goals first; each row is written immediately.
 
     PYTHONPATH=src python benchmarks/gpu.py [--only SECTION ...] [--commit SHA]
     PYTHONPATH=src python benchmarks/gpu.py --dry-run      # on a CPU: every line at toy sizes, nothing is measured
 
 One NVIDIA GPU with bfloat16 (written for an H100 or H200). Needs torch, triton, numpy, scipy, pandas, h5py, safetensors
-and pytorch-lightning; no anndata, no scanpy, no pytest. Give `--commit` where there is no git to ask.
+and pytorch-lightning; no anndata, no scanpy, no pytest. Pass `--commit` if git is not available.
 
-Sections run one after another in processes of their own, each within its own seconds: one that crashes, hangs or is
-cut off loses what it had not found yet, and no other. After each row its section is replaced in results/gpu.json, and
-a copy is written to the folder $OUT where that is set. A goal that is missed has a profile. `--merge FILE` adds the
-rows of a run on another machine.
+Sections run one after another, each in a separate process with its own time limit: a section that crashes, hangs or
+exceeds the limit loses only the rows that it has not written yet. After each row, its section is replaced in
+results/gpu.json, and a copy is written to the folder $OUT if that is set. Missed goals are profiled. `--merge FILE`
+adds the rows of a run on another machine.
 
 Which row answers which goal, as `section: beginning of the row`:
 
@@ -35,8 +35,8 @@ tuning takes 60 s at most                                  tuning: tuning attent
 rows of the gene head are aligned, within 1.05             head: gene head: its loss over that of aligned rows
 =========================================================  ==========================================================
 
-Several GPUs (DDP, FSDP) are not looked at. Exit code: 0, no goal is missed and every section came to its end; 1,
-otherwise; 2, there is no CUDA device.
+Several GPUs (DDP, FSDP) are not tested. Exit code: 0 if no goal is missed and every section is completed; 2 if there is
+no CUDA device; otherwise 1.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def keep_plan(setting: Setting) -> None:
 
 
 def _judged(name: str, device: str, backend: str) -> str:
-    """What is wrong in a case; empty: nothing."""
+    """Error message of a case; empty if it passes."""
     torch.set_num_threads(1)
     try:
         CASES[name](device=device, backend=backend)
@@ -171,7 +171,7 @@ def packed_inputs(setting: Setting, lengths: list[int] | Tensor) -> tuple[Tensor
 def fused_arm(
     setting: Setting, qkv: Tensor, bounds: Tensor, longest: int, *, rotate: bool = True
 ) -> Callable[[], Tensor]:
-    """Our attention; the caller vouches for the longest cell, so that no call waits for the device."""
+    """Fused attention; the caller passes the length of the longest cell, so that calls do not wait for the device."""
     cos, sin = rope_tables(setting.length, setting.head_dim, device=setting.device) if rotate else (None, None)
 
     def run() -> Tensor:
@@ -181,7 +181,7 @@ def fused_arm(
 
 
 def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """RoPE as most code has it: in the dtype of q, tables `(tokens, 1, D)` that hold each angle twice."""
+    """RoPE as commonly implemented: in the dtype of q, with tables `(tokens, 1, D)` that contain each angle twice."""
 
     def one(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -286,7 +286,7 @@ def backward_only(arms: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, .
 
 
 def agree(arms: dict[str, Arm], *names: str) -> float:
-    """Largest relative difference of the named arms' results from those of the first; raises if they are two things."""
+    """Largest relative difference of the arms' results from those of the first; an error if it exceeds AGREEMENT."""
 
     def result(name: str) -> list[Tensor]:
         out = arms[name]()
@@ -737,7 +737,7 @@ def block_products(setting: Setting) -> Iterator[dict]:
 
 
 class Span(Callback):
-    """What `fit` does between two steps, timed and counted; then where the host waits in the steps after them."""
+    """Measure time and compilations of `fit` between two steps; then count waits of the host in the following steps."""
 
     def __init__(self, setting: Setting, steps: tuple[int, ...], compilations: Callable[[], dict[str, int]]) -> None:
         self.setting, self.compilations = setting, compilations
@@ -894,7 +894,7 @@ def checks(setting: Setting) -> Iterator[dict]:
 
 
 def run(section: Section, setting: Setting, rows: Connection) -> None:
-    """What the process of a section does: send each row as it is found, None at the end."""
+    """Run a section in its process: send each row when it is measured, and None at the end."""
     os.setsid()  # so that all that it starts ends with it
     if not setting.cuda:
         torch.set_num_threads(1)
@@ -910,7 +910,7 @@ def run(section: Section, setting: Setting, rows: Connection) -> None:
 
 
 def rows_of(section: Section, setting: Setting, seconds: float) -> Iterator[dict]:
-    """Run a section in a process of its own for so long at most; yield its rows, and what kept it from its end."""
+    """Run a section in a separate process for at most `seconds`; yield its rows, and an error if it is incomplete."""
     receive, send = FORK.Pipe(duplex=False)
     process = FORK.Process(target=run, args=(section, setting, send))
     process.start()

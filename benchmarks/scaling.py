@@ -129,7 +129,7 @@ def write_cells(path: Path, n_cells: int, n_genes: int, n_used: int = WIDTH) -> 
 
 
 def call(name: str, path: Path, out: Path) -> float:
-    """Do what a user would, from a file; gives CPU seconds."""
+    """Run a call on a file, as a user would; return its CPU seconds."""
     import anndata as ad
 
     import scdiva as sd

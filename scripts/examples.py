@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def public_things(part: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the thing of every public function and class of a part."""
+    """Yield name and object of every public function and class of a subpackage."""
     module = importlib.import_module(f"scdiva.{part}")
     for name in getattr(module, "__all__", dir(module)):
         thing = getattr(module, name)

@@ -4,9 +4,9 @@
                                               [--train paper reader] [--commit SHA]
     PYTHONPATH=src python scripts/gpu_once.py --dry-run      # on a CPU, at toy sizes
 
-The steps run in the order of STEPS, each in processes of its own and within its own seconds. A step that fails or is
-cut off loses only itself; steps for which no time is left are skipped. Training takes the rest, for as many steps as
-the measured rate allows, in the order of `--train`:
+The steps run in the order of STEPS, each in separate processes with its own time limit. A step that fails or exceeds
+its limit does not affect the others; steps for which no time is left are skipped. Training uses the remaining time, for
+as many steps as the measured rate allows, in the order of `--train`:
 
 - paper: `scripts/train_paper.py` continues scdiva-paper-mini, or the model `--init`, on the whole corpus.
 - reader: `scripts/train_reader.py` trains the reader of scdiva-mini, and readers of about 4 and 16 times its weights,

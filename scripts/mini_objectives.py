@@ -319,7 +319,7 @@ class QueryConfig(OptimiserConfig):
 
 
 class Queries(NamedTuple):
-    """What cells show, and what is asked of them.
+    """Visible genes of cells, and the queries about them with their answers.
 
     Attributes
     ----------
@@ -442,11 +442,11 @@ class QueryModule(TaskModule):
     r"""Train a query head on batches of one study each.
 
     The loss of a batch is the mean cross-entropy of presence over balanced queries plus λ times the mean squared error
-    of masked values. In half of the batches cells show half of their counts
-    (:func:`draw_queries`, `thinned`), in the others a part of their genes. In half, genes are captured with
-    efficiencies of their own, :math:`\min(1, e^x)` with x ~ N(0, 1), the same for all cells of the batch: a study that
-    no one has measured. What the state head predicts of a gene gets a random error, the same for the batch, as it has
-    in a study that it was not trained on. All weights of the model are frozen; `measured` as for :func:`draw`.
+    of masked values. In half of the batches, half of the counts of each cell are visible (:func:`draw_queries`,
+    `thinned`), in the others a part of its genes. In half of the batches, each gene has a random capture efficiency,
+    :math:`\min(1, e^x)` with x ~ N(0, 1), the same for all cells of the batch, which simulates a new study. A random
+    error, the same for the batch, is added to the predictions of the state head for a gene, as in a study that it was
+    not trained on. All weights of the model are frozen; `measured` as for :func:`draw`.
     """
 
     config: QueryConfig

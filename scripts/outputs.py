@@ -1,4 +1,4 @@
-"""What every public call writes and returns, kept to be compared with another commit's.
+"""Store the outputs of every public call, and compare them with those of another commit.
 
     python scripts/outputs.py --out before [--parts embed grn ...]       on one commit
     python scripts/outputs.py --out after --against before               on the other

@@ -1,8 +1,7 @@
-"""Take pictures of the built site in Chromium, and say which pages are wider than the window.
+"""Take screenshots of the built site in Chromium, and report pages that are wider than the window.
 
-Each page is opened at the width of a laptop and of a telephone, light and dark, as a reader's browser asks for it. A
-page that scrolls sideways, or on which something is not found, ends the call with an error: what does not fit has to
-scroll in its own box.
+Each page is opened at the width of a laptop and of a phone, in light and dark mode. A page that scrolls horizontally or
+that requests a missing file causes an error: wide content must scroll in its own element.
 
     python scripts/screenshots.py [PAGE ...] [--site docs/_build/html] [--out docs/_build/screenshots]
 

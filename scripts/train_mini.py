@@ -182,7 +182,7 @@ def with_part(model: ScDiVa, part: str, seed: int) -> ScDiVa:
 
 @torch.no_grad()
 def start_long(model: ScDiVa) -> None:
-    """Leave to the transformer what it has learned of identities, and none of its values; freeze what stays."""
+    """Rescale the final norm, reset the value head, and freeze gene table, set encoder and state head."""
     model.norm.weight.mul_(STREAM_SCALE)
     model.heads.value.weight.zero_()
     model.heads.value.bias.zero_()

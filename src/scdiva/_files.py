@@ -290,7 +290,7 @@ def open_alone(path: Path, *, waits: bool = False) -> BinaryIO:
                 f"{str(path)!r} is in use: another call is writing the same result. Wait for it, or pass another out."
             ) from None
         except OSError as error:  # some network file systems have no locks
-            logger.warning("%s can't be locked (%s): calls that begin at once don't know of each other", path, error)
+            logger.warning("%s can't be locked (%s): simultaneous calls are not detected", path, error)
         # the previous owner may have deleted it before the lock was taken
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file
@@ -363,8 +363,8 @@ def reaching(path: Any) -> Iterator[None]:
             raise
         kind = next((kind for kind in (FileNotFoundError, ImportError) if isinstance(error, kind)), OSError)
         raise kind(
-            f"{str(path)!r} can't be read ({type(error).__name__}: {error}). Is there such a bucket and key, and what "
-            "reads it (pip install 'scdiva[remote]')? Who you are and where the server is, fsspec reads from the "
+            f"{str(path)!r} can't be read ({type(error).__name__}: {error}). Is there such a bucket and key, and is "
+            "its file system installed (pip install 'scdiva[remote]')? fsspec reads credentials and endpoints from the "
             "environment: AWS_PROFILE, AWS_ENDPOINT_URL, FSSPEC_S3_ANON=true for a public bucket, and so on."
         ) from error
 

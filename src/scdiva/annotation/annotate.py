@@ -107,7 +107,7 @@ def annotate(
     entry `max_novelty_from` states which. In queries of another study, `reject=0.05` with a
     threshold from held-out cells called 3% to 57% of the cells of known types unknown, most of which had the right
     most probable label, and 56% to 95% of the cells of types that were removed from the reference (four pairs of
-    studies, see the benchmark page "Annotation"). With held-out batches these shares were 0% to 15% and 28% to 72%
+    studies, section "Annotation" of the benchmarks). With held-out batches these shares were 0% to 15% and 28% to 72%
     (three pairs). So pass a `batch_key` if the reference has batches of different studies, technologies or treatments;
     with few batches rejection is conservative. With a reference of one batch, `reject=0.01` is closer to a rate of 5%.
 
@@ -158,7 +158,7 @@ def annotate(
 
     Returns
     -------
-    The fitted annotator, for `tl.annotate(later, model=annotator)`; `annotator.save(folder)` keeps it. It writes
+    The fitted annotator, for `tl.annotate(later, model=annotator)`; `annotator.save(folder)` saves it. The call writes
 
     `adata.obs[key_added]`
         Categorical: the label, the group above it, or `"unknown"`. Missing for cells that express no gene of the

@@ -281,7 +281,7 @@ def _warn_of_foreign_cells(scan: Scan, opened: OpenMatrix) -> None:
         first = ", ".join(repr(str(opened.obs_names[row])) for row in rows[:5])
         warn(
             f"in {len(rows)} of {scan.n_obs} cells (first: {first}) less than half of the genes found are known: "
-            "cells of another species? Results for them rest on the rest; leave such cells out."
+            "cells of another species? Their results use only the known genes; leave such cells out."
         )
 
 

@@ -593,7 +593,7 @@ def judge_genes(
         first = _some(name for name, way in zip(names, how, strict=True) if way == "ortholog")
         warn(
             f"these are {kind}, such as {first}: {int(mapped.sum()):,} of {len(names):,} are read as their human "
-            f"orthologs, with {share:.0%} of the counts. The model has learned from human cells alone."
+            f"orthologs, with {share:.0%} of the counts. The model was trained on human cells only."
         )
     if two_species and share >= ERROR_SHARE:
         warn(two_species)
@@ -650,7 +650,7 @@ def _refuse_or_warn(
         column = "var_names" if reading.gene_ids is None else f"var[{reading.gene_ids!r}]"
         drop = f"adata = adata[:, scdiva.tokenizer.load_vocabulary().match(adata.{column}, 'human').tokens >= 0].copy()"
         warn(
-            f"{summary}: results rest on that part of the data."
+            f"{summary}: results use only that part of the data."
             + (f" The unknown genes are those of a mouse. Keep the human ones: {drop}." if mouse and of_human else "")
             + _about_spikes(names, counts)
         )

@@ -94,7 +94,7 @@ def embed(
     Warns
     -----
     UserWarning
-        If the data have less than 65% of the model's genes, weighed by entropy, so that embeddings have a mean cosine
+        If the data have less than 65% of the model's genes, weighted by entropy, so that embeddings have a mean cosine
         below 0.95 to embeddings from all genes; or if values look unlike the unit that they are read as.
 
     Examples
@@ -145,7 +145,7 @@ def gene_embedding(
     Parameters
     ----------
     adata
-        Cells × genes, raw counts or log-normalised expression, read once to check the gene names, weighed by counts.
+        Cells × genes, raw counts or log-normalised expression, read once to check the gene names, weighted by counts.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s

@@ -244,7 +244,7 @@ def _embed_shard(
 ) -> _ShardResult:
     """Compute the parts of a shard (None: all), and join all parts if they are complete and `joins`.
 
-    On a cluster (`joins=False`), a worker that dask gave up may still be run_config: wait for its lock.
+    On a cluster (`joins=False`), a worker that dask gave up may still be running: wait for its lock.
     """
     from scdiva.models.pretrained import load_for
 

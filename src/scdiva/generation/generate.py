@@ -61,7 +61,7 @@ def generate(
     `groupby`, group by group. Values are drawn as counts. No gene occurs twice in a cell, and no value is negative.
 
     Given the state and the number of genes, genes are independent and are drawn all at once. The transformer is not
-    run: its step-by-step draws are much easier to distinguish from real cells (see the benchmarks).
+    run: its step-by-step draws are much easier to distinguish from real cells (see the page on decisions).
 
     **A model that predicts through its transformer alone** (no state head, as in the paper, or a cell state from the
     transformer) draws by the reverse process instead (paper, algorithm "scDiVa Inference"): from masked positions at

@@ -58,8 +58,8 @@ def log_likelihood(
     that `adata` measures. Longer cells have a lower likelihood, so compare cells by the bound per gene.
 
     The probabilities are those of the model's state head. The transformer is run if there is no state head, as in the
-    paper: this takes two to five times as long, and it separated doublets from cells no better (see the benchmarks). It
-    reads masked genes at their true ranks, so the bound is then that of the ordered genes.
+    paper: this takes two to five times as long, and it separated doublets from cells no better (see the page on
+    decisions). It reads masked genes at their true ranks, so the bound is then that of the ordered genes.
 
     Parameters
     ----------

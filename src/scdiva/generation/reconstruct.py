@@ -70,9 +70,9 @@ def reconstruct(
     based on model probabilities" and does not define it further. With `mask_ratio=0` every position is predicted.
     `mask_free="folds"` is our reading: the positions are divided at random into ten parts, each of which is masked at
     its ranks and predicted from the other nine in one step. `mask_free="stream"` is the literal reading: one pass over
-    the unmasked cell, identity and value read from the hidden state of each position. No loss trains visible
-    positions of a masked diffusion model, so it does this poorly. A copy of the input would score 0, 1 and 1 (L-Dist,
-    BLEU, Spearman) by construction; neither reading copies.
+    the unmasked cell, identity and value read from the hidden state of each position. Visible positions
+    are not part of the loss of a masked diffusion model, so these predictions are poor. A copy of the input would score
+    0, 1 and 1 (L-Dist, BLEU, Spearman) by construction; neither reading copies.
 
     Parameters
     ----------

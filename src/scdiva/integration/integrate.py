@@ -78,8 +78,8 @@ def integrate(
     cell is the same cell with genes left out, and the negatives are the other cells of its batch. The embedding is then
     the cell state itself.
 
-    The model is not given the batch. A cell's embedding does not depend on the other cells, and cells of a new batch
-    are mapped without refitting: `tl.embed(query, model)`.
+    The batch is not an input of the model. A cell's embedding does not depend on the other cells, and cells of a new
+    batch are mapped without refitting: `tl.embed(query, model)`.
 
     Parameters
     ----------
@@ -99,10 +99,11 @@ def integrate(
         far as there are such cells. Only the sample is held in memory, and the fitted model then embeds all cells by
         blocks of rows.
     steps
-        Without fine-tuning: maximum number of training steps, of 256 cells; None: 1,000. The reversal rises in the
-        first quarter. Once the other losses have converged, the learning rate falls to 0 within half of the steps, and
-        training ends; weights are averaged over the last steps. Matrix products are computed in bfloat16 where the
-        device supports it and `scdiva.settings.precision` allows it; weights and losses are float32.
+        Without fine-tuning: maximum number of training steps, of 256 cells; None: 1,000. The weight of the
+        reversal increases during the first quarter. Once the other losses have converged, the learning rate falls to 0
+        within half of the steps, and training ends; weights are averaged over the last steps. Matrix products are
+        computed in bfloat16 where the device supports it and `scdiva.settings.precision` allows it; weights and losses
+        are float32.
     %(finetuning)s
     key_added
         Key of `adata.obsm` to write.
@@ -144,8 +145,8 @@ def integrate(
     -----
     UserWarning
         If training is interrupted (Ctrl-C): the embedding at that step is written. If no cell has the
-        `unlabeled_category`. If batch and label are confounded (Cramér's V above 0.5): types that one batch alone has
-        cannot be separated from its effect.
+        `unlabeled_category`. If batch and label are confounded (Cramér's V above 0.5): types that occur in
+        one batch only cannot be separated from its effect.
 
     References
     ----------

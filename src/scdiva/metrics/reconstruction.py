@@ -321,6 +321,6 @@ def _sequence(values: ArrayLike, name: str, *, once: bool = False) -> NDArray[np
         if len(numbers) < len(genes):
             raise ValueError(
                 f"{(times > 1).sum()} of {len(numbers)} genes of {name} occur more than once (such as gene "
-                f"{numbers[times > 1][0]}); each may stand once."
+                f"{numbers[times > 1][0]}); each may occur once."
             )
     return genes.astype(np.int64)

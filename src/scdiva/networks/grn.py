@@ -118,7 +118,7 @@ def grn(
             cell without the source. The weight is its mean over the cells that express the target, minus its mean over
             all genes of all cells: above 0, the target attends to the source more than other genes do. Targets in few
             cells are shrunk towards 0 (100 pseudo-cells). Known targets of transcription factors are recovered about as
-            well as by co-expression alone, gene families better (see the benchmarks).
+            well as by co-expression alone (see the benchmarks).
         `"correlation"`
             Pearson correlation of log-normalised expression, as a baseline. The model only sets the genes.
     sources

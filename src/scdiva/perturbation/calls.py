@@ -363,8 +363,8 @@ def rank_perturbations(
     -------
     One row a perturbation, best first: `perturbation`, `n_parts`, `n_seen` (parts that were measured alone), `trained`
     (whether it was measured, in any group), `cosine` of predicted and needed change, by which rows are sorted,
-    `reached` (length of the predicted change along the needed one; 1: all of it), and `distance` to the target, as a
-    share of that before the perturbation. The columns are also written into `adata.uns[key_added]`, as arrays, with
+    `reached` (predicted change projected on the needed one, as a share of its length), and `distance` to the target, as
+    a share of that before the perturbation. The columns are also written into `adata.uns[key_added]`, as arrays, with
     `state_key`, `start` and `target`; h5ad and zarr can hold them.
 
     Raises

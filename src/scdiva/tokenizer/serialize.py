@@ -56,7 +56,7 @@ def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: fl
     if bad.any():
         raise ValueError(
             f"{int(bad.sum())} of {len(entropy)} entropies are negative or not finite, first at token "
-            f"{int(np.flatnonzero(bad)[0])}. Give genes that the corpus never saw the median (Vocabulary.entropy does)."
+            f"{int(np.flatnonzero(bad)[0])}. Use the median for genes that the corpus lacks (Vocabulary.entropy does)."
         )
     denominator = np.maximum(entropy.astype(np.float32), np.float32(floor)) + np.float32(eps)
     if not ((denominator > 0) & (denominator < np.inf)).all():

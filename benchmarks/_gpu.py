@@ -252,8 +252,8 @@ def embed_flops(config: object, lengths: Sequence[int] | Tensor) -> float:
 
     Per block and token 2 (4 d² + 3 d f) for the linear layers and 4 L d for attention, and the value embedding's d × d
     product per gene. 157 GFLOP for one cell of 1,201 tokens in the paper's model. This counts the whole
-    network, although `encode` computes only keys, values and one row of the last block: the rate is that of the result
-    that a user gets.
+    network, although `encode` computes only keys, values and one row of the last block: the rate refers to the returned
+    embeddings.
     """
     d, f, layers = config.dim, config.ffn_dim, config.n_layers  # type: ignore[attr-defined]
     linear = 2.0 * (4 * d * d + 3 * d * f)
@@ -272,8 +272,8 @@ def train_flops(config: object, lengths: Sequence[int] | Tensor, n_masked: float
 def spread_lengths(n: int, length: int, seed: int = 0) -> Tensor:
     """Genes of typical cells, median 3/4 of `length`: 900 of 1,200, cut there; padding to it is 1.41 × the tokens.
 
-    Evenly spaced quantiles of a log-normal distribution (sigma 0.7), in random order: no draw makes one run easier than
-    another.
+    Evenly spaced quantiles of a log-normal distribution (sigma 0.7), in random order, so that all runs have the
+    same lengths.
     """
     quantile = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     lengths = (0.75 * length * torch.exp(0.7 * torch.special.ndtri(quantile))).round().clamp(1, length).long()

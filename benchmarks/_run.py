@@ -251,7 +251,7 @@ def has_row(name: str, row: dict[str, Any], options: argparse.Namespace) -> bool
     """Whether the results have such a row; with `--again`, whether they have one of this commit."""
     if options.again:
         row = {**row, "commit": commit()}
-        if "+" in row["commit"] or row["commit"] == "unknown":  # not one state of the code
+        if "+" in row["commit"] or row["commit"] == "unknown":  # the state of the code is not identified
             return False
     return any(row.items() <= other.items() for other in recorded_rows(name))
 

@@ -82,7 +82,7 @@ def perturbation(folder, rng):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the benchmark h5ad files")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     options, failed = parser.parse_args(), 0
     for claim in (embedding, annotation, perturbation):
         what, recorded, recomputed = claim(options.data, np.random.default_rng(options.seed))

@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = _run.parser_of(
         __doc__, dict.fromkeys(name for names in SETS.values() for name in names), ARMS, tuple(SETS)
     )
-    parser.add_argument("--epochs", type=int, default=3, help="of fine-tuning")
+    parser.add_argument("--epochs", type=int, default=3, help="number of epochs of fine-tuning")
     parser.set_defaults(max_cells=MAX_CELLS, seeds=[0])
     options = parser.parse_args(argv)
     for part in options.part:

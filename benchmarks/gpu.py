@@ -199,7 +199,7 @@ def wide_tables(setting: Setting, where: Tensor | slice) -> tuple[Tensor, ...]:
 def sdpa_arm(
     setting: Setting, name: str, inputs: Inputs, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 ) -> Callable[[], Tensor]:
-    """A kernel of SDPA on cells of full length, after a rotation if one is given; a CPU has but one for certain."""
+    """A kernel of SDPA on cells of full length, after a rotation if one is given; a CPU uses the math backend."""
     shape = (-1, setting.length, setting.heads, setting.head_dim)
     backend = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}[name]
 
@@ -300,7 +300,7 @@ def agree(arms: dict[str, Arm], *names: str) -> float:
             continue
         for a, b in zip(first, other, strict=True):
             difference = float((a - b).norm() / a.norm())
-            if not difference <= AGREEMENT:  # so that NaN is none
+            if not difference <= AGREEMENT:  # this form also rejects NaN
                 raise AssertionError(f"{names[0]} and {name} differ by {difference:.3g}: they do not compute the same.")
             worst = max(worst, difference)
     return worst
@@ -327,7 +327,7 @@ def against_sdpa(setting: Setting) -> Iterator[dict]:
     """Cells of full length: rotation + SDPA, eager and compiled, and SDPA's kernels without any rotation.
 
     The fused kernel takes queries, keys and values in one tensor, as the model's projection returns them, its rivals
-    in three, so that none of them copies.
+    in three, so that no arm makes a copy.
     """
     keep_plan(setting)
     torch._functorch.config.donated_buffer = False  # backward passes of the compiled rotation run more than once
@@ -432,7 +432,7 @@ def tuning(setting: Setting) -> Iterator[dict]:
 
 @cache
 def vocabulary(setting_cuda: bool) -> Vocabulary:
-    """All human genes, or a hundred of them, with entropies drawn: what is timed does not depend on them."""
+    """All human genes, or a hundred of them, with random entropies, which do not affect the run times."""
     genes = load_vocabulary("human")
     genes = genes if setting_cuda else genes.subset(np.arange(N_SPECIAL, N_SPECIAL + 100))
     return genes.with_entropy(np.random.default_rng(0).uniform(0.3, 2.0, genes.n_genes))
@@ -447,7 +447,7 @@ def model_config(setting: Setting) -> ScDiVaConfig:
 
 
 def build(setting: Setting) -> ScDiVa:
-    """The model with random weights on the device: what is timed does not depend on them."""
+    """The model on the device, with random weights, which do not affect the run times."""
     return ScDiVa(model_config(setting), generator=torch.Generator().manual_seed(0)).to(setting.device)
 
 
@@ -536,7 +536,7 @@ def embedding(setting: Setting) -> Iterator[dict]:
 
     def embed(kind: str) -> float:
         start_time = time.perf_counter()
-        states = embed_all(model, sources[kind], run_config)  # on the host: what was asked of the device is done
+        states = embed_all(model, sources[kind], run_config)  # states are on the host, so the device has finished
         if not np.isfinite(states).all():
             raise FloatingPointError(f"{int((~np.isfinite(states)).sum())} numbers of the states are not finite")
         return time.perf_counter() - start_time
@@ -545,7 +545,7 @@ def embedding(setting: Setting) -> Iterator[dict]:
         yield {"what": f"tl.embed, {kind}: first call, compiling included", "seconds": round(embed(kind), 2)}
     first = compilations()
     free_memory(setting)
-    for turn in range(4 if setting.cuda else 2):  # what the first one says stands there if a later one is cut off
+    for turn in range(4 if setting.cuda else 2):  # the first result remains if a later turn is interrupted
         for kind, genes in kinds.items():
             seconds[kind], flops = min(seconds[kind], embed(kind)), embed_flops(config, genes + 1)
             about = {"calls": turn + 1, "peak_gib": peak_gib(setting)}
@@ -583,7 +583,7 @@ def module_of(setting: Setting, **options: object) -> PretrainingModule:
 
 
 def fits(setting: Setting, arm: Arm) -> bool:
-    """Run once; False if the device's memory does not do."""
+    """Run once; False if the device runs out of memory."""
     try:
         arm()
         synchronize(setting)
@@ -643,7 +643,7 @@ def training(setting: Setting) -> Iterator[dict]:
 
 
 def gene_head(setting: Setting) -> Iterator[dict]:
-    """The gene head's loss, forward and backward, beside one of as many genes rounded up to a multiple of 64."""
+    """The gene head's loss, forward and backward, compared with the number of genes rounded up to a multiple of 64."""
     n_rows, dim, n_genes = (16_384, 512, 41_818) if setting.cuda else (32, 32, 100)
     targets = torch.randint(0, n_genes, (n_rows,), device=setting.device)
     weight = torch.full((n_rows,), 1.0 / n_rows, device=setting.device)
@@ -698,7 +698,7 @@ def float8_arm(setting: Setting, x: Tensor, weight: Tensor) -> Callable[[], Tens
 
 @torch.no_grad()
 def block_products(setting: Setting) -> Iterator[dict]:
-    """Matrix products of a block of the paper's model: in float8, and fused with the norm or the gate beside them.
+    """Matrix products of a block of the paper's model: in float8, and fused with the adjacent norm or gate.
 
     A fused arm is compiled with Inductor's own matrix products, which may take in the operation before or after.
     """
@@ -895,7 +895,7 @@ def checks(setting: Setting) -> Iterator[dict]:
 
 def run(section: Section, setting: Setting, rows: Connection) -> None:
     """Run a section in its process: send each row when it is measured, and None at the end."""
-    os.setsid()  # so that all that it starts ends with it
+    os.setsid()  # a new session, so that child processes can be ended too
     if not setting.cuda:
         torch.set_num_threads(1)
     try:
@@ -918,7 +918,7 @@ def rows_of(section: Section, setting: Setting, seconds: float) -> Iterator[dict
     end = time.monotonic() + seconds
     try:
         while (left := end - time.monotonic()) > 0:
-            alive = process.is_alive()  # asked first: what it sent before its end is still read
+            alive = process.is_alive()  # checked first, so that rows sent before its end are still read
             if receive.poll(min(left, 0.5) if alive else 0):
                 try:
                     row = receive.recv()
@@ -943,9 +943,9 @@ def rows_of(section: Section, setting: Setting, seconds: float) -> Iterator[dict
 def run_all(
     setting: Setting, names: Iterable[str], write: Callable[[list[dict], dict], object], limit: float = LIMIT
 ) -> tuple[list[dict], int]:
-    """Run sections for at most `limit` seconds in all; return their rows, and how many did not come to their end."""
+    """Run sections for at most `limit` seconds in all; return their rows, and the number of incomplete sections."""
     started, rows, failed = time.monotonic(), [], 0
-    about: dict = {"processor": "unknown"}  # to ask for it here would touch the device
+    about: dict = {"processor": "unknown"}  # querying it here would initialise the device
     sections = {"checks": (checks, 30.0)} | {name: SECTIONS[name] for name in names}
     for name, (section, seconds) in sections.items():
         start_time, complete = time.monotonic(), True
@@ -959,11 +959,11 @@ def run_all(
             complete = complete and not row.keys() & {"error", "failed"}
             setting.matmul, setting.plan = row.pop("matmul", setting.matmul), row.get("plan", setting.plan)
             setting.step_share = row.pop("step_share", setting.step_share)
-            rows = replaced(rows, row, ("section", "what"))  # a count that goes up
+            rows = replaced(rows, row, ("section", "what"))  # a row may be sent again with a higher count
             report([row])
             write(rows, about)
         failed += not complete
-        print(f"[{name}: {time.monotonic() - start_time:.0f} s{'' if complete else ', NOT WHOLE'}]", flush=True)
+        print(f"[{name}: {time.monotonic() - start_time:.0f} s{'' if complete else ', INCOMPLETE'}]", flush=True)
     return rows, failed
 
 
@@ -989,7 +989,7 @@ def merge(file: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="sections to run, after the ceilings")
-    parser.add_argument("--commit", help="commit of the code, where there is no git to ask")
+    parser.add_argument("--commit", help="commit of the code, if git is not available")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes on a CPU; results go to $OUT, or nowhere")
     parser.add_argument("--merge", type=Path, help="add the rows of this gpu.json to the results; nothing is run")
     arguments = parser.parse_args()
@@ -1009,13 +1009,13 @@ def main() -> int:
 
         rows, failed = run_all(setting, chosen, write)
     if not rows:
-        print("No CUDA device here: run this on a machine with an NVIDIA GPU, or try its every line with --dry-run.")
+        print("No CUDA device: run this on a machine with an NVIDIA GPU, or pass --dry-run to test it on a CPU.")
         return NO_DEVICE
     print("\nGoals:")
     missed = report(row for row in rows if "met" in row)
-    print(f"{missed} goals missed, {failed} sections not whole, {time.monotonic() - start_time:.0f} s.")
+    print(f"{missed} goals missed, {failed} sections incomplete, {time.monotonic() - start_time:.0f} s.")
     if arguments.dry_run:
-        print("A dry run: its figures mean nothing.")
+        print("This was a dry run: its numbers are not measurements.")
     return int(failed > 0 or (missed > 0 and not arguments.dry_run))
 
 

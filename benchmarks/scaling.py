@@ -129,7 +129,7 @@ def write_cells(path: Path, n_cells: int, n_genes: int, n_used: int = WIDTH) -> 
 
 
 def call(name: str, path: Path, out: Path) -> float:
-    """Run a call on a file, as a user would; return its CPU seconds."""
+    """Run a public call on a file, including opening it; return its CPU seconds."""
     import anndata as ad
 
     import scdiva as sd
@@ -170,7 +170,7 @@ def measured(name: str, path: Path, small: Path, repeats: int) -> dict:
     torch.set_num_threads(1)
     sd.settings.progress, sd.settings.threads, sd.settings.device = False, 1, "cpu"
     out = path.with_name("out.h5ad")
-    for cheap in (*SMALL, *([name] if name == "tl.umap" else [])):  # which compiles for ten seconds
+    for cheap in (*SMALL, *([name] if name == "tl.umap" else [])):  # tl.umap compiles for ten seconds at its first call
         call(cheap, small, out)
     spent = []
     for _ in range(repeats):

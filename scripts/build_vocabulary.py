@@ -14,7 +14,7 @@ Which genes
 -----------
 Candidates are (a) HGNC genes with an Ensembl id, (b) HGNC genes without one, or with one that GENCODE retired, whose
 symbol GENCODE has: they take GENCODE's id and keep the retired one as an alias, and (c) GENCODE genes that HGNC does
-not have. Of several GENCODE genes with one symbol (U6, Y_RNA) the one with most transcripts stands for the symbol.
+not have. Of several GENCODE genes with one symbol (U6, Y_RNA) the one with the most transcripts is used.
 They are taken in this order until 41,818 (the paper's number) are reached:
 
 1. protein-coding genes (HGNC's group or GENCODE's biotype),
@@ -27,8 +27,8 @@ They are taken in this order until 41,818 (the paper's number) are reached:
    have it), by number of transcripts, then length.
 
 Left out are the rest of 6, immunoglobulin and receptor pseudogenes, copies of small nuclear, 7SL, Y and ribosomal RNA,
-and unnamed pseudogenes: polyadenylated libraries hardly see them, and 10x references leave them out. Within a group
-genes stand by symbol (group 6: by id).
+and unnamed pseudogenes: polyadenylated libraries rarely contain them, and 10x references exclude them. Within a group
+genes are sorted by symbol (group 6: by id).
 
 Names
 -----
@@ -78,7 +78,7 @@ def read_gencode(path: str) -> pd.DataFrame:
 
 
 def join(hgnc: pd.DataFrame, gencode: pd.DataFrame) -> pd.DataFrame:
-    """All candidates, one row each, with ids settled and GENCODE's facts beside HGNC's names."""
+    """All candidates, one row each, with resolved ids, HGNC's names and GENCODE's annotation."""
     by_id = gencode.set_index("ensembl_id")
     free = gencode[~gencode["ensembl_id"].isin(hgnc["ensembl_id"])]
     free = free.sort_values(["n_transcripts", "length", "ensembl_id"], ascending=[False, False, True])
@@ -92,7 +92,7 @@ def join(hgnc: pd.DataFrame, gencode: pd.DataFrame) -> pd.DataFrame:
     refseq = hgnc["symbol"].map(REFSEQ_MITOCHONDRIAL).fillna("")
     hgnc["alias"] = [join_names(*names) for names in zip(hgnc["alias"], old_ids, refseq, strict=True)]
 
-    # two HGNC genes with one id: the one that GENCODE means has it
+    # if two HGNC genes share an id, it is assigned to the one whose symbol GENCODE has for this id
     is_named = hgnc["ensembl_id"].map(by_id["symbol"]) == hgnc["symbol"]
     shared = hgnc["ensembl_id"].ne("") & hgnc["ensembl_id"].duplicated(keep=False) & ~is_named
     shared &= hgnc["ensembl_id"].isin(hgnc["ensembl_id"][is_named]) | hgnc["ensembl_id"].duplicated()
@@ -167,7 +167,7 @@ def main() -> None:
 
     genes = join(read_hgnc(args.hgnc), read_gencode(args.gencode))
     chosen = choose(genes)
-    # Every candidate is a vocabulary of its own, whose subset settles what each name means.
+    # Names are resolved in a vocabulary of all candidates, of which the chosen genes are a subset.
     everything = pd.concat([chosen, genes.drop(chosen.index)]).assign(entropy=np.float32(np.nan))
     everything = everything[["ensembl_id", "symbol", "previous", "alias", "biotype", "entropy"]]
     full = Vocabulary(everything)

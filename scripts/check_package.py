@@ -70,13 +70,13 @@ def environment() -> dict[str, str]:
 
 
 def run(command: Sequence[str | Path], cwd: Path = ROOT) -> None:
-    """Run a command that finds nothing of the repository by itself; end everything if it fails."""
+    """Run a command in an environment that does not point to the repository; raise an error if it fails."""
     print("==", *command, flush=True)
     subprocess.run([str(part) for part in command], cwd=cwd, env=environment(), check=True)
 
 
 def build(folder: Path) -> Path:
-    """Build the sdist into a folder, and the wheel from the unpacked sdist, so that the sdist is known to be whole."""
+    """Build the sdist into a folder, and the wheel from the unpacked sdist, which shows that the sdist is complete."""
     run([sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", folder])
     (sdist,) = folder.glob("scdiva-*.tar.gz")
     unpacked = folder / "unpacked"

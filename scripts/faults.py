@@ -4,7 +4,7 @@
 
 An undisturbed run records a digest of its checkpoint after each step: weights, their running mean, optimiser, schedule.
 Other runs with the same configuration are killed (SIGKILL at a random moment, or while a checkpoint is written),
-stopped (SIGTERM, Ctrl-C) or find the disk full, and are resumed until they are complete. After each fault the
+stopped (SIGTERM, Ctrl-C) or run out of disk space, and are resumed until they are complete. After each fault the
 checkpoint on the disk must equal that of the undisturbed run at its step bit for bit, and so must the last one. It is
 at most `checkpoint_every` steps old, or twice as many while the next one is written. Packing is killed too, with one
 process and with three: all complete parts must equal those of an undisturbed call, no earlier part may be missing, and
@@ -198,7 +198,7 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def wait(child: int, until: Callable[[], bool] = lambda: False) -> int | None:
-    """Wait until a condition holds (None), or the child ends: its exit code, negative the signal that killed it."""
+    """Wait until a condition holds (None) or the child ends (its exit code, or minus the signal that killed it)."""
     while not (status := os.waitpid(child, os.WNOHANG))[0]:
         if until():
             return None
@@ -236,7 +236,7 @@ class Trial:
         self.lost += done - step > may_lose
 
     def finish(self) -> None:
-        """Resume to the end, which must be that of the undisturbed run."""
+        """Resume to the end; the final checkpoint must equal that of the undisturbed run."""
         code, at = wait(self.start(new_board())), saved(self.folder)
         if code or at is None or at[1] != self.straight[self.job.steps]:
             print(f"  {self.name}: the end differs (exit code {code}, {at})", flush=True)
@@ -263,7 +263,7 @@ def kills(trial: Trial, number: int, seconds: float, rng: random.Random, in_save
         if code is None:
             saving = bool(board[1])
             kill(child)
-            if saving or not in_save:  # otherwise too late for this moment, which is no trial
+            if saving or not in_save:  # otherwise the kill came after the save, which is not counted
                 # training continues while a checkpoint is written, until the next one is due
                 trial.judge(board[0], trial.job.every * (1 + saving))
         elif code:
@@ -289,7 +289,7 @@ def signals(trial: Trial, number: int, sent: signal.Signals, code: int, rng: ran
 
 
 def full_disk(trial: Trial, number: int, rng: random.Random) -> dict[str, Any]:
-    """No space from some step on, by a limit of the size of files."""
+    """Simulate a full disk from a random step on by limiting the file size."""
     for _ in range(number):
         board, full_at = new_board(), rng.randrange(EVERY + 1, trial.job.steps - EVERY)
         code = wait(trial.start(board, full_at))
@@ -376,7 +376,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="SIGKILLs at random moments")
     parser.add_argument("--saves", type=int, default=50, help="SIGKILLs while a checkpoint is written")
     parser.add_argument("--signals", type=int, default=10, help="number of SIGTERMs, of Ctrl-Cs and of full disks")
-    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/faults.json")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")

@@ -140,7 +140,7 @@ def copy_results(run: Path, out: Path) -> None:
             copy_in_pieces(file, out)
     n_files = len(list(out.iterdir()))
     if n_files > MOST_FILES:
-        print(f"{n_files} files in {out}, of which only {MOST_FILES} may come back")
+        print(f"{n_files} files in {out}, but at most {MOST_FILES} can be returned")
 
 
 def copy_in_pieces(file: Path, out: Path) -> None:
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument(
         "--train", nargs="*", default=list(LEAST_TRAINING), choices=list(LEAST_TRAINING), help="models, in this order"
     )
-    parser.add_argument("--commit", help="commit of the code, where there is no git")
+    parser.add_argument("--commit", help="commit of the code, if git is not available")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes on a CPU")
     arguments = parser.parse_args()
     if arguments.init and not any((arguments.init / name).exists() for name in (CONFIG, READERS)):

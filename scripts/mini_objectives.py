@@ -151,8 +151,8 @@ class StateHeadConfig(OptimiserConfig):
 class StateHeadModule(TaskModule):
     r"""Train a model's state head by masked diffusion without the transformer.
 
-    Genes are masked as in pretraining. From the state of what is left of a cell, the head alone predicts which of the
-    genes not visible are masked, and how much of each there is (:class:`~scdiva.models.StateHead`). All positions of a
+    Genes are masked as in pretraining. From the state of the visible genes of a cell, the head alone predicts which
+    other genes are masked, and how strongly each is expressed (:class:`~scdiva.models.StateHead`). All positions of a
     cell share one prediction, so a batch of hundreds of cells takes a fraction of a second. All other weights are
     frozen, and stay so.
     """
@@ -214,8 +214,8 @@ class Context(NamedTuple):
     Attributes
     ----------
     missed
-        `(M, n)`, probability 2^-c that half of a cell's counts, drawn at random, misses a gene of which it has c; of
-        the n genes that are asked about.
+        `(M, n)`, probability 2^-c that half of a cell's counts, drawn at random, misses a gene of which it has c, for
+        the n queried genes.
     """
 
     state: Tensor
@@ -228,8 +228,8 @@ class Context(NamedTuple):
 class SingleQueries(QueryHead):
     r"""A query head that answers single queries, with or without context, of cells that are thinned or masked in part.
 
-    Of a gene that is not detected in a half of the counts it reads how often cells of the context that miss it in one
-    half of theirs show it in the other, :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}`.
+    For a gene that is not detected in half of the counts, a feature is how often context cells that miss it in one half
+    of their counts show it in the other, :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}`.
     """
 
     def forward(
@@ -242,7 +242,7 @@ class SingleQueries(QueryHead):
         Parameters
         ----------
         state, head_hidden, n_genes
-            `(B, state_dim)`, `(B, read_dim)` and `(B,)`: of the cells asked about, what they show.
+            `(B, state_dim)`, `(B, read_dim)` and `(B,)`: from the visible genes of the queried cells.
         cell, gene, column
             int64 `(N,)`: the cell and the gene of each query, and the gene's column in `context`.
         log_odds, values
@@ -250,7 +250,7 @@ class SingleQueries(QueryHead):
         thinned
             Whether the genes are not detected in a half of the cells' counts, or masked.
         context
-            Other cells of the study, all of these cells'.
+            Other cells of the study, shared by all queried cells.
         own_row
             As for :meth:`weigh`.
 
@@ -324,7 +324,7 @@ class Queries(NamedTuple):
     Attributes
     ----------
     visible
-        Tokens, log-normalised values and boundaries of what they show.
+        Tokens, log-normalised values and boundaries of the visible genes.
     cell, token, present
         `(N,)`: queries of presence, and their answers, float32.
     value_cell, value_token, value
@@ -385,9 +385,9 @@ def draw_queries(
     generator
         Source of every draw.
     thinned
-        True: cells show half of their counts, and are asked which genes not detected there the other half shows.
-        False: cells show whole genes, each masked with a probability t ~ U(0, 1) of the cell: masked diffusion with the
-        identity given and the existence masked.
+        True: half of the counts of a cell are visible; queries ask which genes not detected there are in the other.
+        False: all counts of a gene are visible or masked, with a probability t ~ U(0, 1) of the cell: masked diffusion
+        in which the identity of a gene is given and its presence is masked.
     max_queries
         Queries of presence of a cell, and values of a cell, at most.
     held_out
@@ -461,7 +461,7 @@ class QueryModule(TaskModule):
         model.requires_grad_(False)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of cells of one study, the first of them asked about; its parts are `presence` (nats) and `value`."""
+        """Loss of cells of one study, the first of which are queried; its parts are `presence` (nats) and `value`."""
         c, device = self.config, self.device
         queries, around = draw(batch.on_host(), self.measured.cpu(), c, generator)
         odds, values = self.answer(queries, around)
@@ -502,7 +502,7 @@ class QueryModule(TaskModule):
 
     @torch.no_grad()
     def context_of(self, tokens: Tensor, counts: Counts, bounds: Tensor, genes: Tensor) -> Context:
-        """Make what queries of these genes read of whole cells around them."""
+        """Compute the context of queries of these genes from complete cells."""
         model, head, device = self.model, self.model.state_head, self.device
         assert head is not None
         values = log_normalised(counts, bounds).to(device)
@@ -524,16 +524,16 @@ class QueryModule(TaskModule):
 
 
 def n_query_cells(n_cells: int, batch_size: int) -> int:
-    """Cells of a batch that are asked about, its first: as many as leave 16 around them."""
+    """Number of queried cells, the first of a batch; at least 16 others remain as context."""
     return min(batch_size, n_cells - MIN_CONTEXT)
 
 
 class StudyBatches(IterableDataset[CellBatch]):
-    """Endless batches of one study each, the first cells asked about, the others their context.
+    """Endless batches of one study each; the first cells are queried, the others are their context.
 
-    Batch s is a function of (cells, sizes, seed, s) and of nothing else. Of the context there are as many cells as are
-    drawn log-uniformly from 16 to `context_cells`, and up to `batch_size` others; both are fewer in a small study. The
-    packed corpus is read into memory.
+    Batch s depends only on (cells, sizes, seed, s). The number of context cells is drawn log-uniformly from 16 to
+    `context_cells`, and up to `batch_size` cells are queried; both are fewer in a small study. The packed corpus is
+    read into memory.
     """
 
     def __init__(self, cells: PackedCells, batch_size: int, context_cells: int, seed: int, start_step: int = 0) -> None:

@@ -305,7 +305,7 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}-steps", type=int, default=number)
     parser.add_argument("--min-validate-every", type=int, default=60, help="minimum steps between validations")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoints in OUT")
-    parser.add_argument("--batch-size", type=int, default=32, help="of the part transformer")
+    parser.add_argument("--batch-size", type=int, default=32, help="batch size of the part transformer")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--long-context", type=int, default=1024)
     parser.add_argument("--query-batch-size", type=int, default=24, help="queried cells of a batch")

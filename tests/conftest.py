@@ -100,7 +100,7 @@ def screen():
 def by_hand():
     """Predict a screen: the observed means with noise, and baselines from plain means.
 
-    No baseline is elsewhere but with groups, additive only of combinations, and linear of nothing.
+    `elsewhere` is defined only with groups, `additive` only for combinations, and `linear` never.
     """
 
     def predict(adata, groupby=None, noise=0.1, rng=0):
@@ -163,7 +163,7 @@ def by_hand():
 
 @pytest.fixture(scope="session")
 def measured():
-    """A screen as numbers, drawn at random: what was done, as text, with the number of the group behind it."""
+    """A random screen as arrays; labels are perturbations, followed by @ and the number of the group."""
 
     def make(labels=("A", "B", "C", "A+B", "B+C"), n_genes=12, state_dim=6, doses=None, rng=0, genes=None):
         from scdiva.perturbation.screen import Conditions, Screen
@@ -223,10 +223,11 @@ def network():
 
 @pytest.fixture(scope="session")
 def reconstruct():
-    """Write into toy cells, or those given, what `scdiva.tl.reconstruct` writes, made up cell by cell.
+    """Write a simulated result of `scdiva.tl.reconstruct` into cells, by default toy cells.
 
-    Genes stand by falling value. A masked one comes back with `recall`, at another masked rank; in its stead comes a
-    gene that the cell does not have. Values have an error, which falls with the number of steps.
+    Genes are ranked by decreasing value. A masked gene is recovered with probability `recall`, at another masked rank,
+    or else replaced by a gene that the cell does not express. Values have an error, which decreases with the number of
+    steps.
     """
 
     def make(adata=None, key="scdiva_reconstructed", mask_ratio=0.3, n_steps=1, recall=0.6, rng=0):

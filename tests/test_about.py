@@ -36,7 +36,7 @@ def test_bibtex_and_citation_file_agree():
 
 
 def requirements(_):
-    """What metadata say after an installation of this very pyproject.toml; an editable one may be older."""
+    """Requirements in the metadata of the current pyproject.toml; those of an editable install may be older."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     yield from project["dependencies"]
     for extra, lines in project["optional-dependencies"].items():

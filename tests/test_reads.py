@@ -1,7 +1,7 @@
 """How often a public call passes over the user's matrix, and how often it encodes the same cells: once each.
 
-The matrix is one chunk of dask, which counts how often it is computed, so whatever reads it is counted, by whichever
-way; a matrix up to `scdiva.data.cells.KEPT_BYTES` is kept by the scan, so that what is run reads it no second time.
+The matrix is one chunk of dask, which counts how often it is computed, so whatever reads it is counted, in any
+way; a matrix up to `scdiva.data.cells.KEPT_BYTES` is kept by the scan, so that the run does not read it again.
 (Larger ones are passed over once to be checked and once to be run: which unit values are in is known at the end of the
 first pass.) A cell is encoded when the set encoder sees all of its genes; thinned or masked cells are others.
 """

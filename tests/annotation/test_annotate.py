@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said_and_nothing_is_changed(plain, query, reference, a
 
 @pytest.mark.parametrize("fault", ["NaN", "negative", "text", "genes", "layer", "raw"])
 def test_a_fault_of_the_reference_is_said_of_it(plain, query, reference, fault):
-    """With a remedy that mends the reference; `query` is sound."""
+    """The error suggests a fix for the reference; the query is valid."""
     query, reference = query.copy(), reference.copy()
     query.raw, query.layers["counts"] = query.copy(), query.X
     sound = reference.X
@@ -182,7 +182,7 @@ def test_a_path_as_reference_is_refused_by_that_name(plain, query):
 
 
 def test_one_fault_is_told_of_once():
-    """Few genes of both query and reference; a word for no label in another case."""
+    """Few genes in both query and reference; the name for unlabelled cells in a different case."""
     cells = sd.datasets.toy(160, 100)
     query, reference = cells[:60].copy(), cells[60:].copy()
     with pytest.warns(UserWarning, match="genes that the model knows") as caught:
@@ -258,7 +258,7 @@ def assert_alike(first, second, atol=0.0):
 
 @pytest.mark.parametrize("method", ["linear", "knn"])
 def test_labelled_and_unlabelled_cells_in_one_object(plain, cells, query, reference, method):
-    """As scANVI's users write it, with a missing value, and as two objects: the same."""
+    """The scANVI convention, missing values and two separate objects give the same result."""
     new = (cells.obs["batch"] == "batch 3").to_numpy()
     with_unknown, missing = cells.copy(), cells.copy()
     with_unknown.obs["cell_type"] = np.where(new, "Unknown", cells.obs["cell_type"].astype(str))
@@ -271,7 +271,7 @@ def test_labelled_and_unlabelled_cells_in_one_object(plain, cells, query, refere
     assert annotator.labels == ("type A", "type B", "type C", "type D")
     assert one.uns["scdiva"]["scdiva_label"]["n_labelled"] == 160
     assert one.obs["scdiva_label"].notna().all()
-    if method == "knn":  # nothing of it rests on unlabelled cells
+    if method == "knn":  # its result does not depend on unlabelled cells
         assert_alike(one[new], fit(query, reference, plain, method=method)[1], atol=1e-6)
 
 
@@ -290,7 +290,7 @@ def test_a_cells_annotation_does_not_depend_on_its_company(plain, query, referen
 
 @pytest.mark.parametrize("method", SHORT)
 def test_later_queries_are_annotated_alike(plain, query, reference, method, tmp_path):
-    """By what was returned, by its folder, and by what was loaded: bit for bit what the first call said."""
+    """With the returned annotator, its folder and the loaded annotator: bit-identical to the first call."""
     annotator, first = fit(query, reference, plain, method=method, reject=0.2, parents={"type A": "low"}, backoff=0.7)
     folder = annotator.save(tmp_path / "annotator")
     for one in (annotator, folder, str(folder), sd.models.load(folder)):
@@ -303,7 +303,7 @@ def test_later_queries_are_annotated_alike(plain, query, reference, method, tmp_
 
 
 def test_other_genes_are_not_read(plain, query, reference):
-    """Genes of one side alone, known to the model or not, and names of no gene: as if they were not there."""
+    """Genes in only one dataset, known to the model or not, and names that are not genes are ignored."""
     columns = np.r_[0:26, 30:56]
     _, expected = fit(query[:, columns].copy(), reference[:, columns].copy(), plain)
     assert expected.uns["scdiva"]["scdiva_label"]["n_genes"] == 52
@@ -320,7 +320,7 @@ def test_other_genes_are_not_read(plain, query, reference):
 
 
 def test_human_genes_that_the_model_lacks_are_read(plain, query, reference):
-    """Labels that only such genes tell apart; the state, which does not hold them, is no better than chance."""
+    """Labels that differ only in such genes; an embedding without these genes is no better than chance."""
     rng, accuracy = np.random.default_rng(0), {}
     data = [one.copy() for one in (query, reference)]
     for one in data:

@@ -1,4 +1,4 @@
-"""Fit of the annotation head: classifiers beside sklearn's, and held-out cells that nothing was fitted on."""
+"""Fit of the annotation head: classifiers compared with sklearn's, and held-out cells that are not used in any fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
 
 
 def make_reference(n: int = 90, unlabelled: int = 0, seed: int = 0) -> A.Reference:
-    """Cells of two batches; a label likes a third of the genes, and its state points its way."""
+    """Cells of two batches; each label has a third of the genes as markers and its own direction of the state."""
     draw = np.random.default_rng(seed)
     labels = draw.permutation(np.arange(n) % N_LABELS)
     liked = np.arange(30) // 10 == labels[:, None]
@@ -50,7 +50,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def heads(reference):
-    """A head of each method, and what held-out cells are called."""
+    """A head of each method, and its predictions for held-out cells."""
     fitted = {method: fit(reference, method) for method in METHODS}
     return {method: (head, A.predict_folds(head, reference, 0)) for method, head in fitted.items()}
 
@@ -137,7 +137,7 @@ def test_two_classes_and_a_class_that_a_fold_lacks():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_held_out_cell_is_in_its_own_fit(method, heads, reference, monkeypatch):
-    """Other labels, other genes and states for the cells of one part: the fit that is asked about them is the same."""
+    """Other labels, genes and states for the cells of one fold do not change the fit that predicts these cells."""
     fold = np.arange(90) % A.FOLDS
     monkeypatch.setattr(A, "_label_folds", lambda y, rng: fold)
     head, part = heads[method][0], fold == 1
@@ -250,7 +250,7 @@ def test_a_shift_between_batches_raises_the_novelty_that_rejection_is_calibrated
 
 
 def made_up(seed: int, n: int, sharp: float = 4.0) -> A.HeldOut:
-    """Logits that are far too sure."""
+    """Overconfident logits."""
     draw = np.random.default_rng(seed)
     logits = draw.normal(size=(n, N_LABELS))
     labels = np.array([draw.choice(N_LABELS, p=p) for p in softmax(logits, axis=1)])

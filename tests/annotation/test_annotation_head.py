@@ -19,7 +19,7 @@ SIZES = {
 
 
 def make_head(method: str, n_labels: int = 4, **more) -> AnnotationHead:
-    """A head with something in every parameter and buffer."""
+    """A head in which all parameters and buffers are set."""
     sizes = HeadSizes(method, n_labels, STATE_DIM, N_TOKENS, **SIZES[method] | more)
     head, draw = AnnotationHead(sizes), torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_votes_are_those_of_sklearn(k, monkeypatch):
     voters.known.copy_(torch.from_numpy(points))
     voters.label.copy_(torch.from_numpy(label))
     shares = KNeighborsClassifier(k).fit(points, label).predict_proba(x)
-    expected = (k * shares + 1 / 3) / (k + 1)  # one cell more votes for all alike
+    expected = (k * shares + 1 / 3) / (k + 1)  # one pseudo-cell votes equally for all labels
     logits = voters(torch.from_numpy(x).float())
     np.testing.assert_allclose(logits.exp(), expected, rtol=1e-5)
     monkeypatch.setattr(annotation, "QUERY_BLOCK", 7)

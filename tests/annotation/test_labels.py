@@ -44,7 +44,7 @@ def test_labels_are_numbered_by_name(data, kind):
     filled.obs["label"] = names.fillna("?").astype(kind)
     again, same = label_numbers(filled, "label", "?")
     assert (again.tolist(), same) == (expected, labels)
-    mixed = adata.copy()  # a missing value means no label beside a category that means so
+    mixed = adata.copy()  # a missing value also means no label if a category for unlabelled cells is named
     mixed.obs["label"] = names.where(np.arange(60) != 1, "?").astype(kind)
     expected[1] = -1
     assert label_numbers(mixed, "label", "?")[0].tolist() == expected

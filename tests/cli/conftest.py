@@ -71,7 +71,7 @@ def small(tmp_path_factory):
     fields = MODEL | {"anchor": "encoder", "anchor_residual": False, "state_head": True, "state_rank": 4}
     model = ScDiVa(ScDiVaConfig(n_genes=genes.n_genes, **fields), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):  # away from the zeros that hide a path
+        for number, parameter in enumerate(model.parameters()):  # weights of zero would hide parts of the network
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
     return save_model(model, genes, tmp_path_factory.mktemp("small") / "model", metadata={"corpus": "drawn at random"})
 

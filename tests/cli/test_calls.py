@@ -1,4 +1,4 @@
-"""Commands that are calls: each gives what Python gives, by the same options, whole or not at all."""
+"""Commands that run public functions: the results and options are those of Python, and files are written atomically."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(small, tmp_path, capsys):
 
 @pytest.fixture
 def refused(tmp_path, capsys):
-    """Run a command that fails; returns the one line that it says, after seeing that it left nothing."""
+    """Run a command that must fail; return its one-line error, after checking that it wrote no file."""
 
     def command(name, *words, out="out.h5ad", code=1):
         before = sorted(tmp_path.rglob("*"))

@@ -160,7 +160,7 @@ def test_config_and_manifest_are_there_from_the_start(files, options, command, m
         assert command("--validation_cells", "30")[0] == 130
     written = yaml.safe_load((run / "config.yaml").read_text())
     assert written["training"].keys() == PretrainingConfig().to_dict().keys()
-    assert written["training"]["learning_rate"] == 3e-4  # nobody said
+    assert written["training"]["learning_rate"] == 3e-4  # the default
     assert (written["model"]["dim"], written["model"]["anchor_balance"]) == (16, 2.0)
     assert (written["validation_cells"], written["preset"]) == (30, None)
     manifest = json.loads((run / "manifest.json").read_text())

@@ -59,7 +59,7 @@ def study_files(vocabulary, tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def s3():
-    """Run a real S3 server in this process, said to fsspec as users say it; give the class of its file systems."""
+    """Run an S3 server in this process, configured for fsspec by environment variables; give its file system class."""
     s3fs = pytest.importorskip("s3fs", reason="s3fs, of the extra remote, is not installed")
     moto = pytest.importorskip("moto.server", reason="moto[s3], flask and flask-cors are not installed")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -88,7 +88,7 @@ def test_broken_indices_are_mended_on_a_copy(x):
     broken.data[:2] = 0
     expected = x.copy()
     expected[0, broken.indices[0]] = 0
-    broken.has_sorted_indices = True  # what scipy would believe after a careless in-place edit
+    broken.has_sorted_indices = True  # flags that an in-place edit can leave outdated
     broken.has_canonical_format = True
     before = broken.data.copy(), broken.indices.copy(), broken.indptr.copy()
     np.testing.assert_array_equal(join_blocks(broken), expected)

@@ -123,7 +123,7 @@ def proteins(adata):
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_an_antibody_makes_none_of_a_gene(symbols, first):
-    """CD5L and CD207 are genes, whether or not a model knows them; a gene's second column is RNA far from a panel."""
+    """CD5L and CD207 are genes, also if a model lacks them; a duplicate gene column outside a panel is RNA."""
     genes = [*symbols, "CD5L", "UQCR11", "UQCR11"]
     adata = with_columns(genes, ["ADT_CD3", "ADT_CD4", "ADT_CD8"], 40, first)
     adata.X = adata.X.multiply(adata.var_names != "UQCR11").tocsr()

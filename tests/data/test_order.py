@@ -92,7 +92,7 @@ def test_no_cell_is_lost_or_seen_twice_when_the_number_of_lanes_changes(pool, ho
     last = max(epochs)
     assert all(n <= last + 1 for n in counts.values())
     assert all(counts[cell] >= last - 1 for cell in range(pool.n_cells))
-    # what came before is not touched by what follows, and comes again
+    # earlier batches do not depend on later stretches, and are reproducible
     short = Order(pool, 3, size, batch_tokens=tokens, n_blocks=3, lanes=lanes[:-1])
     assert batches_of(short, range(ends[-2])) == batches_of(order, range(ends[-2]))
 

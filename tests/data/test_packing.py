@@ -1,4 +1,4 @@
-"""A corpus is the same whoever packs it, in whatever order, and however often the call was cut off."""
+"""A packed corpus does not depend on the number or order of jobs, nor on interruptions."""
 
 from __future__ import annotations
 

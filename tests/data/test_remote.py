@@ -1,4 +1,4 @@
-"""Cells are read from object storage as from a disk, to the bit; what can't be reached is named, with the remedy."""
+"""Cells from object storage are bit-identical to those from a disk; errors name unreachable files and a remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:study2", "ignore:the data have")
 
 @pytest.fixture(scope="module")
 def folder(study_files, tmp_path_factory) -> Path:
-    """Three studies as zarr of both formats, one of which says in one place what it holds, and one as h5ad."""
+    """Three studies: zarr of both formats, one of them with consolidated metadata, and h5ad."""
     where = tmp_path_factory.mktemp("remote") / "train"
     where.mkdir()
     with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def test_cells_are_those_of_the_file(where, name, folder, vocabulary, request):
 
 
 def test_no_garbage_is_collected_while_h5py_reads_from_afar(folder, vocabulary, monkeypatch):
-    """Else a thread that fetches may wait for h5py's lock to let go of a file, and the read for that thread."""
+    """Otherwise a fetching thread can deadlock: closing a file needs h5py's lock, whose holder waits for the thread."""
     collects = []
 
     def noted(self, buffer):

@@ -34,7 +34,7 @@ KNOWN = [name for name in CALLS if FIRST[name]["sha256"]]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Refuses the clients that scverse's server refuses, and fails in the way that the server is told."""
+    """Reject the clients that scverse's server rejects, and fail in the way that `server.fault` names."""
 
     def do_GET(self):
         self.server.asked.append(self.path)

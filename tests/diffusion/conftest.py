@@ -34,7 +34,7 @@ def table_denoiser(table: Tensor):
 
 
 def random_table(seed: int) -> Tensor:
-    """Any old network: conditionals that belong to no joint distribution."""
+    """A random network: its conditionals are not those of any joint distribution."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(5, 5, 5, LENGTH, N_GENES, generator=generator, dtype=torch.float64)
 

@@ -1,4 +1,4 @@
-"""What places say of genes, against a loop over cells, places and genes."""
+"""Log-prior of genes given their ranks, compared with a loop over cells, ranks and genes."""
 
 from __future__ import annotations
 

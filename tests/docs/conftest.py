@@ -47,7 +47,7 @@ def page_names():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Stand in a folder with the files that the pages name."""
+    """Change to a folder with the files that the pages name."""
     import matplotlib
     from scipy.io import mmwrite
 

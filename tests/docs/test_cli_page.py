@@ -1,4 +1,4 @@
-"""Every command of the page on the command line runs, as it stands but for the time it takes."""
+"""Every command of the page on the command line runs unchanged, apart from options that shorten the run time."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_what_is_made_quicker_is_there():
 
 
 def known_command(line: str, extras: set[str], targets: set[str]) -> bool:
-    """Whether a line of bash is one that this repository can answer for."""
+    """Whether a bash command and its options are defined in this repository."""
     command = line.split("#")[0].strip()
     if match := re.fullmatch(r"make ([a-z-]+)( DATA=\S+)?", command):
         return match[1] in targets

@@ -52,7 +52,7 @@ CALLS = ["embed", "integrate", "generate", "pretrain"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What this process found, and what another did."""
+    """Results of this process and of another one."""
     import scdiva as sd
 
     this_folder, subprocess_folder = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")

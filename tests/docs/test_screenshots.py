@@ -22,7 +22,7 @@ def screenshots():
 
 @pytest.fixture
 def site(tmp_path):
-    """Two pages, of which one has a line that no telephone shows whole."""
+    """Two pages, one of which is wider than the screen of a phone."""
     for name, width in {"index": 300, "results/wide": 900, "generated/scdiva.tl.embed": 1}.items():
         page = tmp_path / "site" / f"{name}.html"
         page.parent.mkdir(parents=True, exist_ok=True)

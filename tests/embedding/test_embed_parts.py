@@ -52,7 +52,7 @@ def embed(file, model):
 
 @pytest.fixture(scope="module")
 def expected_bytes(embed, tmp_path_factory):
-    """The file that a run makes which nothing disturbs."""
+    """The output file of an uninterrupted run."""
     out = embed(tmp_path_factory.mktemp("whole") / "z.h5ad")
     missing = np.flatnonzero(np.isnan(ad.read_h5ad(out).obsm["X_scdiva"][:, 0]))
     assert missing.tolist() == [*range(8100, 8192), *range(4 * 4096, N)]

@@ -1,4 +1,4 @@
-"""What is larger than memory is read by blocks, wherever it lies, and gives what it gives in memory."""
+"""Data larger than memory are read in blocks from any storage, with the same results as in memory."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def model(build):
 
 @pytest.fixture(params=[*ENTRIES, "tl.embed_file"])
 def enter(request, model, tmp_path):
-    """Call one of the ways in with cells. tl.embed_file is given a file of them, which must come to no harm."""
+    """Call one of the functions that read cells. For tl.embed_file they are in a file, which must not change."""
 
     def through_a_file(adata):
         folder = tmp_path / "files"
@@ -103,7 +103,7 @@ def enter(request, model, tmp_path):
 
 @pytest.fixture
 def refused(hashed):
-    """Check that a call fails with a named error, that it says all that is asked for, and leaves adata as it was."""
+    """Check that a call raises an error whose message matches all patterns, and that adata is unchanged."""
 
     def check(call, adata, error, *patterns):
         before = hashed(adata)

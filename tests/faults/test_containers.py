@@ -1,4 +1,4 @@
-"""What is no AnnData object, but holds one or could become one, is named by every public call before any work."""
+"""Arguments that contain or resemble an AnnData object raise an error that names them, before any computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of a model's folder: nothing is run, nothing filled in, nothing allocated that the weights do not bear out."""
+"""Faults of a model's folder: no code is run, no missing weight is filled in, and memory is bounded by the weights."""
 
 from __future__ import annotations
 

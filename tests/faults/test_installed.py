@@ -28,7 +28,7 @@ ON_DEVICE = (
 @pytest.mark.parametrize("device", ["cuda:3", "mps"])
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_a_device_that_is_not_there(cells, model, refused, monkeypatch, name, device):
-    """Nothing falls back to the CPU in silence, asked for by the call or by the settings."""
+    """A missing device raises an error instead of using the CPU, whether set by the call or by the settings."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     patterns = f"device='{device}' was asked for", "finds no (CUDA|MPS) device here"

@@ -128,7 +128,7 @@ def integrated(drawn, model):
 @pytest.mark.fault("unseen batch at mapping")
 @pytest.mark.parametrize("batch", ["a new one", np.nan, None])
 def test_an_integrated_model_maps_cells_of_any_batch(integrated, drawn, batch):
-    """The model asks for no batch: a cell's state is its own, whatever batch it is said to be of."""
+    """The model does not use the batch: a cell's embedding does not depend on its batch label."""
     fitted, before = integrated
     unchanged, new = drawn.copy(), drawn.copy()
     new.obs["batch"] = batch

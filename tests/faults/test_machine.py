@@ -38,7 +38,7 @@ def room(n_bytes):
 
 
 def without_room(work, n_bytes, report, again=None):
-    """Do some work without room in a process of its own, and give the name of the error that it ends in.
+    """Run a function in a child process without disk space and return the name of the error that it raises.
 
     The process then writes with free space: it would crash if HDF5 had failed to close a file.
     """
@@ -95,7 +95,7 @@ EVERY_WRITER = {
     [*((name, 20_000 if name == "pretrain" else 500) for name in EVERY_WRITER), ("write_cells, h5ad", 5000)],
 )
 def test_a_disk_that_fills_up_in_the_middle(model, drawn, tmp_path, monkeypatch, name, n_bytes):
-    """As when another process fills it: the error names the path, nothing is left half, and the process lives on."""
+    """Another process fills the disk: the error names the path, no partial file remains, and the process continues."""
     file, out, report = tmp_path / "cells.h5ad", tmp_path / "results" / "result", tmp_path / "said"
     drawn.copy().write_h5ad(file)
     model.vocabulary.write(file.with_name("genes.safetensors"))
@@ -140,7 +140,7 @@ def test_a_full_disk_is_seen_before_a_file_is_begun(model, drawn, tmp_path, monk
 
 # --- killed -----------------------------------------------------------------------------------------------------------
 def killed_at(step, work):
-    """Do some work in a process of its own that is killed at its n-th step of writing; say whether it came so far."""
+    """Run a function in a child process that is killed at its n-th step of writing; return whether it was reached."""
     process = os.fork()
     if not process:
         left = [step]
@@ -165,7 +165,7 @@ def killed_at(step, work):
 
 
 def renamed_back(path):
-    """Do what the error says where a kill fell between two renames."""
+    """Apply the remedy of the error message if the process was killed between two renames."""
     if not path.exists():
         with pytest.raises(FileNotFoundError, match=r"a save was cut off.*Rename it") as caught:
             load_model(path)
@@ -187,7 +187,7 @@ def test_a_kill_in_a_save_leaves_the_old_model_or_the_new_one(model, tmp_path, s
 
 @pytest.mark.fault("two processes on one cache")
 def test_two_processes_save_to_one_place(model, tmp_path):
-    """Each writes beside it; one of the two stands there, whole."""
+    """Each process writes to a temporary folder; the result is the complete model of one of them."""
     path = save_model(model, model.vocabulary, tmp_path / "model", card="old\n")
     processes = []
     for card in ("one\n", "two\n"):
@@ -253,7 +253,7 @@ ERRORS = {
 
 
 def out_of_memory(monkeypatch, max_cells, error):
-    """Let no batch of more than so many cells through."""
+    """Raise an error for batches of more than `max_cells` cells."""
     read_out = inference.read_out
 
     def limited(network, batch, what):

@@ -29,7 +29,7 @@ def scaled(cells):
 
 
 def scaled_up(cells):
-    """Scaled, and then moved to be positive: no negative value tells."""
+    """Scaled, then shifted to positive values, so that no negative value reveals the scaling."""
     cells = scaled(cells)
     cells.X = (cells.X - cells.X.min() + 0.1).astype(np.float32)
     return cells

@@ -1,6 +1,6 @@
-"""What newer pandas and anndata hand over: arrays that can't be written to, text that is no `object`, X as a layer.
+"""Read-only arrays, string dtypes other than `object`, and X as a layer, as newer pandas and anndata return them.
 
-pandas 3 gives them by itself; on earlier ones they are asked for, so that these tests hold the same on both.
+These are the default in pandas 3; with earlier versions they are enabled, so that the tests are the same on both.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def copies_on_write():
 
 
 def closed(matrix):
-    """Let nobody write into a matrix, as into that of `AnnData(frame)` of pandas 3, or of a file mapped into memory."""
+    """Make a matrix read-only, like that of `AnnData(frame)` of pandas 3, or of a file mapped into memory."""
     for part in (matrix,) if isinstance(matrix, np.ndarray) else (matrix.data, matrix.indices, matrix.indptr):
         part.setflags(write=False)
     return matrix

@@ -1,4 +1,4 @@
-"""Files that can't be written or are none, and folders of another kind: named before any work, nothing left behind."""
+"""Invalid output and input files, and folders of another kind: errors come first, and no file is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files from anybody: a corpus, a model or cells read nothing outside their place, and cost no more than they hold."""
+"""Untrusted corpora, models and datasets: only their own files are read, with memory bounded by their size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(model, tmp_path):
 
 
 def index(folder, change, sums=False):
-    """Change the index of a corpus; with sums as somebody does who means harm."""
+    """Change the index of a corpus; with `sums`, also its checksum, as an attacker would."""
     content = json.loads((folder / "index.json").read_text())
     change(content)
     if sums:

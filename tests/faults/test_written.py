@@ -48,7 +48,7 @@ PARTS = ("obs", "var", "obsm", "varm", "obsp", "varp", "layers", "uns")
 
 
 def same(actual, expected, at=""):
-    """Hold what was read against what was written; numpy's and pandas's types for text count alike."""
+    """Assert that the read content equals the written one; string types of numpy and pandas are equivalent."""
     if isinstance(expected, ad.AnnData):
         for part in PARTS:
             same(getattr(actual, part), getattr(expected, part), part)

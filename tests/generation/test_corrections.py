@@ -120,7 +120,7 @@ def test_a_model_that_is_right_is_hardly_corrected():
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # shares of no variance
 def test_small_populations_are_shrunk():
-    """Of few cells of one state nothing but how often each gene is expressed is learned."""
+    """With few cells of one state, only the detection rate of each gene is learned."""
     simulated = simulate(n_cells=6)
     states = np.ones_like(simulated.states)
     corrections = fit_corrections(

@@ -58,7 +58,7 @@ def test_what_is_documented_is_returned(adata, headed, hashed):
 
 
 def test_a_new_cell_shows_as_many_genes_as_its_source(generated, adata):
-    """One gene fewer where the source shows all: what is never absent has no odds."""
+    """One gene fewer if the source expresses all: a gene that is always present has no finite log-odds."""
     rows = source_rows(generated, adata)
     lengths = (adata.X[rows][:, :55].toarray() > 0).sum(1)
     np.testing.assert_array_equal(np.diff(generated.X.indptr), np.minimum(lengths, 54))
@@ -144,7 +144,7 @@ def test_fixed_genes_have_their_values_in_every_cell(adata, headed, how):
     fraction=st.none() | st.floats(0, 1),
 )
 def test_no_cell_is_malformed(adata, headed, how, fixed, fraction):
-    """No gene occurs twice or is none of the panel, and no value is negative, zero or not finite."""
+    """Genes are unique and in the panel, and values are positive and finite."""
     groups = {} if fraction is None else {"between": ("type A", "type D"), "fraction": fraction}
     fixed = {adata.var_names[gene]: value for gene, value in fixed.items()}
     generated = drawn(adata, headed, n_cells=3, groupby="cell_type", fixed=fixed, **groups, **how)

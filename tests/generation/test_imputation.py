@@ -106,7 +106,7 @@ def test_chance_and_value_follow_their_formula(cell, with_state):
 
 
 def test_mean_and_spread_are_those_of_a_log_normal_variable_with_a_zero_beside_it():
-    """Held against draws of it. What is observed is what is expected, so nothing is there to correct."""
+    """Compared with random draws. Observed values have the expected mean, so no correction applies."""
     n, chance, value, width = 200_000, 0.3, 2.0, 0.5
     draw = np.random.default_rng(0)
     drawn = np.where(draw.random((n, 2)) < chance, draw.normal(value, width, (n, 2)), 0.0).astype(np.float32)

@@ -108,7 +108,7 @@ def test_raw_values_are_read_for_the_genes_that_adata_has(adata, headed):
 
 
 def test_a_cell_with_a_single_gene_has_finite_values(adata, headed):
-    """While that gene is hidden, nothing of the cell is left to read a state from."""
+    """If that gene is masked, the cell has no visible gene for its state."""
     data = adata.copy()
     counts = data.X.toarray()
     counts[0] = 0
@@ -140,7 +140,7 @@ def test_identical_cells_have_the_same_values(adata, headed):
 
 
 def test_expected_values_follow_the_truth_better_than_means_do():
-    """What a type shows of its modules' genes is learned from half of the cells and held against the other half."""
+    """What a type shows of its modules' genes is learned from half of the cells and compared with the other half."""
     cells = sd.datasets.toy(320, 200, rng=1)
     in_module = cells.uns["truth"]["module"] >= 0
     kinds = cells.obs["cell_type"].to_numpy()
@@ -244,7 +244,7 @@ def test_a_table_of_what_was_imputed(adata, headed):
 
 
 def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, querying):
-    """Of a gene that is masked, a cell is not among the cells that it is predicted from."""
+    """A masked gene of a cell is predicted from other cells only."""
     from scdiva.data.batch import read_cells
     from scdiva.data.cells import open_cells
     from scdiva.generation.state_head import context_of, on_cpu, predict, states_of
@@ -343,7 +343,7 @@ def test_a_mask_names_no_genes(adata, headed):
 
 @pytest.mark.filterwarnings("ignore:1 columns hold the counts of antibodies")
 def test_a_protein_is_not_imputed(adata, headed):
-    """CD4-1, an antibody, stands for no gene of the model, and for none that is last."""
+    """CD4-1, an antibody, is not matched to any gene of the model, nor to the last gene."""
     x = np.hstack([adata.X.toarray() if sp.issparse(adata.X) else adata.X, np.full((adata.n_obs, 2), [[1, 4000]])])
     data = ad.AnnData(sp.csr_matrix(x.astype(np.float32)), var=pd.DataFrame(index=[*adata.var_names, "x", "x"]))
     data.var_names = [*adata.var_names, "late", f"{adata.var_names[0]}-1"]

@@ -107,7 +107,7 @@ def test_with_nothing_masked_every_position_is_predicted(subset, headed, how):
 
 @pytest.mark.parametrize("use_ranks", [False, True])
 def test_a_part_is_predicted_without_its_own_genes(subset, headed, use_ranks):
-    """Where the values of genes at masked positions change, so does nothing that is predicted at them."""
+    """Predictions at masked positions do not depend on the values of the genes at these positions."""
     length, row = 30, 4
     fill = of_single_cells(headed, 0.0, 1, use_ranks)
     drawn = torch.randperm(length, generator=sd._rng.step_generator(1, row, "reconstruct"))

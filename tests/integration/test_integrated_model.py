@@ -44,7 +44,7 @@ def test_a_batch_never_seen_is_embedded_without_a_refit(fitted, left_out, plain)
     assert embedding.shape == (query.n_obs, data.obsm[KEY].shape[1])
     np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, rtol=1e-5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    # a cell's state is its own, whatever company it comes in
+    # embeddings do not depend on the other cells of the dataset
     np.testing.assert_allclose(embedded(query[::7].copy(), model), embedding[::7], atol=1e-6)
     shuffled = query[:, np.random.default_rng(0).permutation(query.n_vars)].copy()
     np.testing.assert_allclose(embedded(shuffled, model), embedding, atol=1e-6)

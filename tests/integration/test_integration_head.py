@@ -19,7 +19,7 @@ def seeded(seed: int) -> torch.Generator:
 def head():
     module = IntegrationHead(DIM, 7)
     with torch.no_grad():
-        for p in module.parameters():  # away from the zeros that hide a path
+        for p in module.parameters():  # weights of zero would hide parts of the network
             p.copy_(0.5 * torch.randn(p.shape, generator=seeded(p.numel())))
     return module
 

@@ -95,7 +95,7 @@ def test_any_layout_and_a_generous_bound():
 
 
 def test_tuning_keeps_what_was_fastest(monkeypatch):
-    """A clock that knows what to prefer; every candidate really runs."""
+    """A simulated clock makes one candidate fastest; every candidate is executed."""
     tried = Tiles(32, 32, 1, 1), Tiles(32, 16, 1, 1), Tiles(16, 32, 1, 1)
     monkeypatch.setattr(_triton_configs, "_CANDIDATES_32", tried)
     monkeypatch.setattr(_triton, "shared_limit", lambda device: 10**6)

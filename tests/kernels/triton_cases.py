@@ -42,9 +42,9 @@ def random_lengths(seed: int) -> list[int]:
 
 @contextmanager
 def poisoned(device: str) -> Iterator[None]:
-    """Fill all new memory with NaN inside the block, so that what a kernel leaves out shows.
+    """Fill all new memory with NaN inside the block, so that elements which a kernel does not write are detected.
 
-    First what the allocator has at hand, then, by torch's own means, every tensor that is made without a content.
+    First the cached memory of the allocator, then, with an option of torch, every uninitialised tensor.
     """
     if device == "cuda":
         sizes = [1 << 19] * 64 + [1 << 28] * 2
@@ -156,7 +156,7 @@ def poison_works(*, device: str, backend: str) -> None:
 
 
 def nothing_is_waited_for(*, device: str, backend: str) -> None:
-    """With max_seqlen given, a call asks the device for nothing."""
+    """With max_seqlen given, a call does not synchronise with the device."""
     inputs, grad = leaves((100, HEADS, 64), torch.bfloat16, 0, device)
     bounds = torch.tensor([0, 40, 100], dtype=torch.int32, device=device)
     options = {**tables(64, device), "cu_seqlens": bounds, "backend": backend, "max_seqlen": 60}

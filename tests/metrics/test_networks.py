@@ -45,7 +45,7 @@ def test_hubs_of_a_real_size():
 
 
 def test_blocks_of_the_same_strength_share_the_first_place():
-    """One vector of many with the same eigenvalue, which a solver alone would pick at random."""
+    """Several eigenvectors have the same eigenvalue, and a solver would return an arbitrary one."""
     np.testing.assert_array_equal(hub_scores(np.eye(30)[:, ::-1]), 1.0)
     two = np.kron(np.eye(2), [[1.0, 1.0], [1.0, 0.0]])
     np.testing.assert_allclose(hub_scores(two), power_iteration(two))

@@ -23,7 +23,7 @@ def build(**fields) -> ScDiVa:
     )  # fmt: skip
     model = ScDiVa(config, generator=seeded(0)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # away from the zeros that hide a path
+        for parameter in model.parameters():  # weights of zero would hide parts of the network
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=seeded(1)))
     return model
 

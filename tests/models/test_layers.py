@@ -84,7 +84,7 @@ def test_set_encoder_states_have_length_one_and_ignore_depth():
 
 
 def test_gene_and_value_start_at_the_same_size():
-    """Neither drowns the other at the start: the norm of the first block would hide the smaller one."""
+    """Gene and value embeddings start at similar scales; otherwise the first norm would suppress the smaller one."""
     module = GeneValueEmbedding(5000, 256)
     genes = module.gene.weight.std().item()
     values = torch.linspace(0.5, 6.0, 200)

@@ -65,7 +65,7 @@ def test_logits_and_values_are_the_formulas(network, packed, anchor):
 
 @pytest.mark.parametrize("anchor", ANCHORS)
 def test_a_new_head_changes_neither_stream_nor_state(network, packed, anchor):
-    """Its zeros say nothing but which share is hidden, the same of all genes."""
+    """With zero weights, it adds only the masked fraction, which is the same for all genes."""
     with_head, without = network(anchor=anchor, state_head=True), network(anchor=anchor)
     with_head.load_state_dict(without.state_dict(), strict=False)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What models say of themselves, in a notebook as in a terminal; `models.load` gives back whatever was saved."""
+"""Summaries of models in a notebook and in a terminal; `models.load` gives back whatever was saved."""
 
 from __future__ import annotations
 

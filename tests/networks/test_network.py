@@ -1,4 +1,4 @@
-"""Reading networks that stand in AnnData."""
+"""Reading networks stored in AnnData."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def of_frame(frame, name) -> list[float]:
 
 @pytest.mark.parametrize(("label", "base"), [("0", "expected"), ("3", "no_change"), ("drug", "train_mean")])
 def test_the_measured_perturbation_that_made_a_group_comes_first(fitted, states, genes, label, base):
-    """Whatever new ones are predicted from: all of them alike by train mean, say."""
+    """For any baseline of unseen perturbations, such as the training mean, which is the same for all."""
     fitted = replace(fitted, base=fitted.base | dict.fromkeys(KINDS, base))
     ranking = rank(states(label), fitted)
     assert ranking["perturbation"][0] == (genes[int(label)] if label.isdigit() else label)

@@ -80,7 +80,7 @@ def tau_squared(screen, prior) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("doses", [None, [0.5, 1, 2, 1, 1, 3, 1]])
 def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
-    """Sklearn's knows no covariance given as a matrix; the rows of its root are features that have it.
+    """sklearn does not accept a covariance matrix; the rows of its square root are features with this covariance.
 
     The error of a group's control cells is in all changes of the group, measured or not.
     """

@@ -55,7 +55,7 @@ def test_no_change_changes_nothing(cells, seed):
 
 @pytest.mark.parametrize("fold", [0.3, 0.7, 1.5, 4.0])
 def test_detection_moves_as_that_of_counts(fold):
-    """Of Poisson counts the share of cells that have a gene goes with the mean as is said; levels change little."""
+    """The detection rate follows the mean as for Poisson counts; expression levels change little."""
     draw, n, rate = rng(1), 40_000, np.array([0.05, 0.3, 1.0])
     before, after = (draw.poisson(rate * f, (n, 3)).astype(float) for f in (1.0, fold))
     result = shift_cells(before, after.mean(axis=0), LEVEL, rng(2))

@@ -23,7 +23,7 @@ KEY = "scdiva_perturbation"
 
 @pytest.mark.skipif(not NORMAN.is_file(), reason="Norman's screen is not at hand (shared/data/benchmark)")
 def test_predicted_cells_of_a_real_screen_have_the_predicted_change():
-    """Worked out as a user does, from the predicted cells and all control cells."""
+    """Computed from the predicted cells and all control cells."""
     screen = ad.read_h5ad(NORMAN)
     screen = screen[screen.obs["cell_type"] == "k562"].copy()
     predicted = sd.tl.predict_perturbation(screen, "perturbation", n_cells=50, rng=0)

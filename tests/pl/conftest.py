@@ -75,7 +75,7 @@ def mapped() -> ad.AnnData:
 
 @pytest.fixture
 def integrated() -> ad.AnnData:
-    """Three types in two batches, apart before and mixed after; the maps stand there, so that none is computed."""
+    """Three types in two batches, separate before and mixed after; UMAPs are stored, so that none is computed."""
     n = 90
     rng = np.random.default_rng(0)
     kind, batch = np.arange(n) % 3, np.arange(n) // 3 % 2
@@ -106,7 +106,7 @@ def real_and_made() -> tuple[ad.AnnData, ad.AnnData]:
 
 @pytest.fixture
 def components(monkeypatch):
-    """Put the first two components in the place of UMAP; what it was given is kept."""
+    """Replace UMAP by the first two components, and record its arguments."""
     calls = []
     monkeypatch.setattr("scdiva.pl._umap.umap_of", lambda z, seed: calls.append((z, seed)) or z[:, :2])
     return calls

@@ -87,7 +87,7 @@ def test_every_plot_is_here():
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_looks_as_it_did(name, get, tmp_path):
-    """Made anew by: draw, look at it, and copy the file that is named when this fails to tests/pl/baseline."""
+    """To update a baseline: check the figure named in the failure, and copy it to tests/pl/baseline."""
     with mpl.style.context("default"):
         draw(name, get, return_fig=True).savefig(tmp_path / f"{name}.png", dpi=50)
     # Of 255: another colour of one group makes 6, another letter in a name 0.5, fonts drawn otherwise 9 and more.

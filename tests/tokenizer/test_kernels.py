@@ -1,4 +1,4 @@
-"""The compiled loops: loaded when they are first needed, and compiled whatever the install can be written to."""
+"""The compiled loops: loaded on first use, and compiled also if the installation is read-only."""
 
 from __future__ import annotations
 

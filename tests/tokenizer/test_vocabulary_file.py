@@ -1,4 +1,4 @@
-"""A vocabulary's file by somebody who means harm, or who knows no better."""
+"""Malicious or invalid vocabulary files."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def logged(folder, name):
 
 
 def test_the_rate_is_cells_by_time_without_validation(run, tmp_path, monkeypatch):
-    """On a clock that goes on by one second a look, and by a hundred in validation."""
+    """The clock advances one second per reading, and a hundred during validation."""
     now = iter(range(10**6))
     monkeypatch.setattr("scdiva.train.callbacks.time.perf_counter", lambda: float(next(now)))
 

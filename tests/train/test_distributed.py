@@ -1,4 +1,4 @@
-"""Two processes do what one does with twice the batch, and others can go on from what they did."""
+"""Two processes equal one with twice the batch size, and other numbers of processes can resume their run."""
 
 from __future__ import annotations
 

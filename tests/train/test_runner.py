@@ -164,7 +164,7 @@ def test_resuming_needs_a_checkpoint_that_fits(run, tmp_path, tiny, config):
 
 
 def test_attention_is_tuned_once_a_run_even_a_resumed_one(run, tmp_path, monkeypatch):
-    """The kernel's launch plan is found on a GPU; here only who is told of it, and when."""
+    """Tuning the launch plan requires a GPU; this tests only when it is called and when its plan is used."""
     from scdiva.train import pretraining
 
     tuned, stored_plans = [], []

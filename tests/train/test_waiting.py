@@ -1,4 +1,4 @@
-"""What a training step asks its device for. The meta device stands in for a GPU: it holds no numbers to wait for."""
+"""Synchronisations of a training step, on the meta device, which replaces a GPU and has no data to wait for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def device(monkeypatch):
     """The meta device, on which attention runs as on a GPU, with rows of logits as wide."""
     monkeypatch.setattr(_attention, "_triton_obstacle", lambda *_: "")
     monkeypatch.setitem(loss_module.ALIGNED, "meta", 64)
-    # no autocast for it: asked whether it is on, torch knows no such device
+    # torch raises an error for autocast on the meta device
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: torch.enable_grad())
     return torch.device("meta")

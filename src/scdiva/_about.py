@@ -29,7 +29,7 @@ Ma, Yanbiao}},
 
 
 def cite() -> str:
-    """BibTeX entries of this package, in its version, and of the paper of the method.
+    """BibTeX entries of this version of the package and of the paper that describes the method.
 
     Returns
     -------

@@ -62,7 +62,7 @@ _OF_MATCH_GENES = ("gene_ids", "species", "duplicates")
 def check_arguments(function: F) -> F:
     """Decorate a function to raise TypeError for arguments that do not match their annotation.
 
-    Checked are parameters annotated with text, number, bool, path, or a union of these and None. Numbers are accepted
+    Parameters annotated with text, number, bool, path, or a union of these and None are checked. Numbers are accepted
     as text, because the groups of a column may be numbers. The annotations must be strings
     (``from __future__ import annotations``).
     """
@@ -154,7 +154,7 @@ def check_choices(**arguments: tuple[object, Sequence[object]]) -> None:
 
 
 def check_least(**arguments: tuple[int, int]) -> None:
-    """Raise ValueError for an integer below its minimum, TypeError for no integer: `name=(value, minimum)`."""
+    """Raise ValueError for an integer below its minimum, TypeError for other types: `name=(value, minimum)`."""
     for name, (value, least) in arguments.items():
         try:
             number = operator.index(value)
@@ -301,7 +301,7 @@ def refuse_unwritable(out: Path) -> None:
     while not os.path.lexists(folder):
         folder = folder.parent
     try:
-        # written, because permissions do not tell of read-only disks
+        # test by writing, because permissions do not show that a disk is read-only
         with tempfile.TemporaryFile(dir=folder):
             return
     except OSError as error:

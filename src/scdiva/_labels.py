@@ -62,8 +62,8 @@ def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection
     where
         Name of the column in messages, such as `"adata.obs['cell_type']"`.
     kind
-        Use of the column. Words such as "unknown" are refused as labels, which are learned, and raise a warning
-        otherwise. Each cell may have its own perturbation.
+        Use of the column. Words such as "unknown" raise an error for labels, because they would be learned as a label,
+        and a warning for other uses. For perturbations, each cell may have a different value.
     meant
         Texts that are accepted, such as the user's name for control cells.
 

@@ -234,8 +234,9 @@ def torch_threads_kept(within: int | None = None) -> Iterator[None]:
 def one_blas_thread(when: bool = True) -> Iterator[None]:
     """Use one thread for the products of numpy, scipy and scikit-learn in the block, if `when` is true.
 
-    Between many small products, the threads of OpenBLAS wait for each other. On cores that run other programs too, that
-    took 8 to 40 times as long as one thread (logistic regressions of 1,000 cells), and saves nothing on free ones.
+    Between many small products, the threads of OpenBLAS wait for each other. On cores that also run other programs,
+    several threads took 8 to 40 times as long as one (logistic regressions of 1,000 cells); on idle cores they are not
+    faster.
     """
     from threadpoolctl import threadpool_limits
 

@@ -18,13 +18,13 @@ LOG_SHARE = 0.5
 """Share of non-integer values above which a matrix of small values is taken as log-normalised. Counts corrected for
 ambient RNA or multiple mapping still have many integers."""
 MAX_COUNT = 2**31 - 1
-"""Values from here on are overflows or codes of missing values."""
+"""Values of this size or larger are taken as overflows or codes of missing values."""
 MAX_LOGNORM = 15.0
 """Maximum of log-normalised values: log(1 + 1e6), a cell with one gene at a million counts, is 13.8."""
 _SAMPLE = 200_000
 """Number of values, of the first cells with non-integer values, from which the scale is determined."""
 _MIN_WHOLE = 20
-"""Minimum number of genes of a cell of integers that counts as a cell of counts."""
+"""Minimum number of expressed genes for which a cell with integer values is taken as a cell of counts."""
 _MIN_BINARY = 10_000
 """Number of values from which a matrix of zeros and ones is not taken as counts."""
 _FIRST_CELLS = 100
@@ -33,7 +33,7 @@ _FITS, _MAY_FIT = 0.9, 0.8
 """Shares of values that are multiples of one count: a scale fits above the first, and may fit above the second."""
 _TOLERANCE = 0.05
 EQUAL_TOTALS = 1e-3
-"""Coefficient of variation of the cells' totals below which they are equal: cells were normalised."""
+"""Coefficient of variation of the cells' totals below which they are taken as equal, as in normalised data."""
 _MIN_VALUES = 100
 _MIN_CELLS = 10
 _ZERO = "Find out where they come from; if they stand for missing counts, set them to zero: "

@@ -70,20 +70,20 @@ def annotate(
 ) -> Annotator:
     r"""Annotate cells from a labelled reference, with calibrated confidence, and reject types that it lacks.
 
-    Reference and cells are read as if they had only the genes that both have. The labelled cells may also be in `adata`
-    itself, together with the cells to annotate.
+    Both datasets are restricted to the genes that they share, and are normalised over these genes. The labelled cells
+    may also be in `adata` itself, together with the cells to annotate.
 
     - `"linear"`, the default: logistic regression without an intercept on the cell state and on the 2,000 genes of
-      highest variance in the reference. These may be human genes that the model lacks. The state is centred, the genes
-      are not, and each of the two has one scale.
-      Novelty comes from a second logistic regression, which also reads principal components of the reference (within
-      batches), all standardised. If labels have fewer than 50 cells on average and other cells of the reference have
-      none, this second one gives the labels too; it is then fitted to the unlabelled cells as well, with the labels
-      that a first fit gives them, and its confidence in these cells is too high.
+      highest variance in the reference. These may include human genes that the model lacks. The state is centred and
+      the genes are not; each of these two blocks has one scale. Novelty comes from a second logistic regression, which
+      also uses principal components of the reference (within batches), all standardised. If labels have fewer than 50
+      cells on average and the reference has unlabelled cells, this second regression also predicts the labels. It is
+      then also fitted to the unlabelled cells, with labels predicted by a first fit, and its confidence in these cells
+      is too high.
     - `"probe"`: a multilayer perceptron with two hidden layers of 128 units on the cell state alone, scaled to length 1
-      and standardised. The model stays as it is. The paper calls this zero-shot annotation.
+      and standardised. The model is not changed. The paper calls this zero-shot annotation.
     - `"knn"`: nearest neighbours in the embedding. Nothing is trained. For a model that has integrated batches, this is
-      the integrated embedding; the other methods read the state before it.
+      the integrated embedding; the other methods use the cell state before integration.
 
     With `finetune=True` all weights of the model that the cell state depends on are trained together with the head of
     `"probe"`, by cross-entropy (paper, section on annotation), from the given model and a head trained on it. At least
@@ -91,15 +91,15 @@ def annotate(
     there is one batch or no label is in two. The result is always the fine-tuned model. `accuracy_before` and
     `loss_before` are measured on the held-out cells before fine-tuning.
 
-    In all fits each label has the same weight, however few cells it has. A fit without fine-tuning reads at most about
-    50,000 labelled cells (stratified by label, at least 50 of each) and 20,000 unlabelled cells; all cells of `adata`
-    are then annotated in blocks, so that memory does not depend on the size of a backed file.
+    In all fits each label has the same weight, whatever its number of cells. A fit without fine-tuning uses at most
+    about 50,000 labelled cells (stratified by label, at least 50 of each) and 20,000 unlabelled cells; all cells of
+    `adata` are then annotated in blocks, so that memory does not depend on the size of a backed file.
 
     Probabilities are calibrated on held-out cells of the reference [1]_. The labelled cells are divided into three
-    folds, each predicted by a classifier that was fitted on the two others; with `finetune=True`, the cells held out
-    above are used. With few of them (`n_held_out` below some hundred) confidence is a rough guide. `novelty` has mean 0
-    on the same cells. It is higher for cells of types that the reference lacks; `AnnotationHead` has
-    the formula.
+    folds, each predicted by a classifier that was fitted on the two others; with `finetune=True`, the held-out cells
+    described above are used. With few held-out cells (`n_held_out` below a few hundred), the confidence is only
+    approximate. `novelty` has mean 0 on the same cells. It is higher for cells of types that the reference lacks;
+    `AnnotationHead` has the formula.
 
     Novelty is also higher for cells of another study. The threshold of `reject` is the 1 - `reject` quantile of the
     novelty of held-out cells. With a `batch_key` whole batches are held out, in up to three parts, so the threshold
@@ -122,7 +122,7 @@ def annotate(
         both, :func:`scdiva.pp.match_genes` to the object that it was called on.
     method
         `"linear"`: logistic regression on the cell state and genes. `"probe"`: a multilayer perceptron on the cell
-        state. `"knn"`: nearest neighbours in the embedding. With `finetune=True` it is `"probe"`, which need not be
+        state. `"knn"`: nearest neighbours in the embedding. `finetune=True` uses `"probe"`, also if the method is not
         given.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Or an
@@ -145,7 +145,8 @@ def annotate(
     majority_voting
         Whether to also give each cell the most frequent label of its cluster, as in CellTypist [2]_. True or
         `"leiden"`: Leiden clusters of the embedding at a high resolution (5 below 5,000 cells, up to 30), computed from
-        the genes that are read. Or a column of `adata.obs` with clusters. Types smaller than a cluster are lost.
+        the genes that are read. Or a column of `adata.obs` with clusters. Types that are the majority in no cluster do
+        not appear.
     %(reading)s
     %(finetuning)s
     key_added
@@ -165,7 +166,7 @@ def annotate(
         model. Labels that are numbers, truth values or ordered categories keep that type (text with groups of
         `parents`), and rejected cells are then missing, as none of these can hold `"unknown"`.
     `adata.obs[key_added + "_confidence"]`
-        float32, the calibrated probability of the label or group; for a rejected cell, that of its most probable one.
+        float32, the calibrated probability of the label or group; for a rejected cell, that of its most probable label.
     `adata.obs[key_added + "_novelty"]`
         float32, dissimilarity to the labels of the reference: mean 0 over its held-out cells, higher for types that it
         lacks.
@@ -178,13 +179,13 @@ def annotate(
         float32 `(n_cells, n_labels)`, rows that sum to 1.
     `adata.uns["scdiva"][key_added]`
         `labels` (the columns of the probabilities), `groups` (the names that `parents` gives), `n_cells`, `method`,
-        `finetuned`, `labels_key`, `temperature`, `ece` (expected calibration error of held-out cells), `accuracy`,
-        `loss` (cross-entropy of the calibrated probabilities) and `n_held_out` (theirs and their number), `reliability`
-        (arrays `confidence`, `accuracy`, `n_cells` of 15 bins of confidence), `max_novelty` (the threshold of `reject`,
-        else NaN), `max_novelty_from` (`"held-out batches"` or `"held-out cells"`, on which `reject` is calibrated),
-        `n_genes` (that both have), `n_labelled` (cells used in the fit), `own_directions`, `model`, `seed`,
-        `seconds`; with `finetune=True` also `accuracy_before` and `loss_before`, `steps`, and `history` (arrays `loss`
-        and `accuracy` with a value for each step, of its training cells).
+        `finetuned`, `labels_key`, `temperature`, `ece` (expected calibration error of held-out cells), `accuracy` and
+        `loss` (cross-entropy of the calibrated probabilities) of these cells, `n_held_out` (their number),
+        `reliability` (arrays `confidence`, `accuracy`, `n_cells` of 15 bins of confidence), `max_novelty` (the
+        threshold of `reject`, else NaN), `max_novelty_from` (`"held-out batches"` or `"held-out cells"`, on which
+        `reject` is calibrated), `n_genes` (number of shared genes), `n_labelled` (cells used in the fit),
+        `own_directions`, `model`, `seed`, `seconds`; with `finetune=True` also `accuracy_before` and `loss_before`,
+        `steps`, and `history` (arrays `loss` and `accuracy` with a value for each step, of its training cells).
 
     Raises
     ------
@@ -197,7 +198,7 @@ def annotate(
         did not write, or is not a valid h5ad or zarr key; if an annotator is given together with arguments of a fit; if
         an argument is out of range; if fewer than ten cells are to be clustered; if `finetune=True` and the method is
         `"knn"`, or `checkpoint_dir` holds another run; if fewer than 20 cells of the reference have a known gene, or a
-        matrix is refused as by :func:`embed`.
+        matrix is not valid for :func:`embed`.
     TypeError
         If `adata` or `reference` is not an AnnData object, or `key_added` is not text.
     ImportError
@@ -209,10 +210,10 @@ def annotate(
     -----
     UserWarning
         If all cells of `adata` are labelled already, or it has a column `labels_key` without a label of the reference
-        (left as it is); if fine-tuning did not lower the loss of the held-out cells; if rejected cells are missing, as
-        the labels are not text; if a word such as `"unknown"` is a batch; if far more cells are unknown than `reject`
-        allows (above three times the rate, and beyond binomial chance), as the reference lacks their types or there is
-        a shift between query and reference.
+        (which is not changed); if fine-tuning did not lower the loss of the held-out cells; if rejected cells are
+        missing, as the labels are not text; if a word such as `"unknown"` is a batch; if far more cells are unknown
+        than `reject` allows (above three times the rate, and beyond binomial chance), as the reference lacks their
+        types or there is a shift between query and reference.
 
     References
     ----------

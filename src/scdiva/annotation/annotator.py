@@ -72,7 +72,7 @@ class HeadSizes:
 
     @property
     def two_layers(self) -> bool:
-        """Whether labels and novelty have a linear layer each."""
+        """Whether labels and novelty have separate linear layers."""
         return self.method == "linear" and not self.self_trained
 
     @property
@@ -82,7 +82,7 @@ class HeadSizes:
 
 
 class Neighbors(nn.Module):
-    """Log shares of the labels among the nearest reference cells, with one vote more that is split over all labels.
+    """Log shares of the labels among the nearest reference cells, with one additional vote divided among all labels.
 
     Parameters
     ----------

@@ -121,7 +121,7 @@ def cells_to_read(labels: np.ndarray, seed: int) -> np.ndarray:
     labels
         Label numbers from 0, -1 for none, `(n_cells,)`.
     seed
-        Of subsampling, which is stratified by label and keeps at least 50 cells of each.
+        Seed of subsampling, which is stratified by label and keeps at least 50 cells of each.
 
     Returns
     -------
@@ -383,7 +383,8 @@ def fit_head(
 def predict_folds(head: AnnotationHead, reference: Reference, seed: int, *, by_batch: bool = False) -> HeldOut:
     """Predict the labelled cells of each fold by classifiers that are fitted on the other folds.
 
-    Folds are stratified by label. A label is predicted where other folds have it, so the only cell of a label is not.
+    Folds are stratified by label. A cell is predicted only if its label occurs in other folds, so the only cell of a
+    label is not predicted.
 
     Parameters
     ----------
@@ -433,8 +434,8 @@ def predict_folds(head: AnnotationHead, reference: Reference, seed: int, *, by_b
 def hold_out(labels: np.ndarray, batch: np.ndarray, seed: int) -> np.ndarray:
     """Select labelled cells to hold out: whole batches, at least a tenth of the cells; else a tenth of the cells.
 
-    Every label keeps a training cell: no cell is held out of a label that is in the selected batches only. Single cells
-    are held out where there is one batch or no label is in two; none is where each label has one cell.
+    Every label keeps a training cell: cells of labels that occur only in the selected batches are not held out. Single
+    cells are held out if there is one batch or no label occurs in two batches, and no cell if each label has one cell.
 
     Parameters
     ----------
@@ -475,7 +476,7 @@ def predict(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> Hel
     reference
         Labelled cells.
     rows
-        Numbers of those to predict.
+        Numbers of the cells to predict.
     """
     u, genes = read_features(head, reference, rows)
     logits = head.classifier(head.inputs(u, genes)).numpy()
@@ -489,7 +490,7 @@ def calibrate(head: AnnotationHead, held_out: HeldOut, by_batch: HeldOut | None 
     Parameters
     ----------
     head
-        Changed in place; not without held-out cells.
+        Changed in place, unless there are no held-out cells.
     held_out
         Predictions for held-out cells.
     by_batch

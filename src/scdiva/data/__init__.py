@@ -1,4 +1,4 @@
-"""From AnnData or files to batches of cells. Names are loaded when first used, so that `pp` stays free of torch."""
+"""Conversion of AnnData or files to batches of cells. Names are imported on first access: `pp` needs no torch."""
 
 from __future__ import annotations
 

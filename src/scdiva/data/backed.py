@@ -178,7 +178,7 @@ def _refusing(array: Any) -> Any:
 def checked_array(array: Any, where: str) -> Any:
     """Return a zarr array after checking that its blosc chunks in a local folder are not truncated.
 
-    Blosc does not check: it reads beyond the end of the chunk, whatever is in memory there.
+    Blosc does not check the size: it would read memory beyond the end of a truncated chunk.
 
     Parameters
     ----------
@@ -217,8 +217,8 @@ def file_of(element: Any) -> str:
 class _Uncollected:
     """A remote file for h5py, which reads with garbage collection disabled.
 
-    h5py holds its lock while it reads, and takes it to close a file that is garbage. If fsspec's thread collected such
-    a file, the read and the thread would wait for each other.
+    h5py holds its lock while it reads, and needs it to close a garbage-collected file. If fsspec's thread collected
+    such a file, the read and the thread would be in a deadlock.
     """
 
     def __init__(self, file: Any) -> None:

@@ -1,4 +1,4 @@
-"""Cells for models: batches without padding, filled or dealt by a budget of tokens, and cells in memory."""
+"""Cells for models: batches without padding, filled or dealt by a token budget, and cells in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scdiva._settings import progress_bar
 from scdiva.data.cells import CellSource, Ragged, take_cells, warn_left_out
 
 WINDOW = 4096
-"""Minimum number of cells that batches are filled from; fewer fill them badly."""
+"""Minimum number of cells from which batches are filled; from fewer cells, batches would be less full."""
 BATCH_TOKENS = 32_768
 """Default number of tokens per batch: fills a GPU, with half a gigabyte of activations."""
 
@@ -111,24 +111,24 @@ def from_ragged(
 
 
 def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int | None = None) -> list[np.ndarray]:
-    """Pack cells into as few batches as a token budget allows, those of equal length side by side. For inference.
+    """Pack cells greedily into few batches under a token budget, ordered by length. For inference.
 
-    Each batch takes, again and again, the longest cells left that still fit: a run of long cells, then the few shorter
-    ones that fill the rest. No number is random; cells of equal length are taken in the order in which they came.
+    Each batch is filled with the longest remaining cells that fit: first long cells, then shorter ones in the remaining
+    space. The result is deterministic; cells of equal length are taken in input order.
 
     Parameters
     ----------
     lengths
         Tokens of each cell, int (n,), not negative; with `[LAT]` where the transformer runs.
     budget
-        Most tokens of a batch. A cell longer than that gets a batch of its own.
+        Maximum number of tokens per batch. A longer cell gets a separate batch.
     max_cells
-        Most cells of a batch.
+        Maximum number of cells per batch.
 
     Returns
     -------
     The cells of each batch, int64 index arrays that together hold each of ``range(n)`` once; batches with the longest
-    cells come first, and within a batch lengths do not rise.
+    cells come first, and within a batch lengths do not increase.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int
 
 
 def portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -> list[list[np.ndarray]]:
-    """Cut a list of batches into runs of about so many tokens; a batch itself is never cut.
+    """Group a list of batches into consecutive runs of about `held` tokens; batches are not split.
 
     Parameters
     ----------
@@ -190,8 +190,8 @@ def portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -
 def deal_batches(lengths: np.ndarray, n_batches: int) -> list[np.ndarray]:
     """Deal cells into batches of mixed lengths, each a fair sample. For training.
 
-    Cells are sorted by length and dealt to the batches forwards, backwards and so on. Batches differ by at most one
-    cell in number and by at most the longest cell in tokens.
+    Cells are sorted by length and dealt to the batches forwards, backwards and so on. Numbers of cells per batch differ
+    by at most one, and numbers of tokens by at most those of the longest cell.
 
     Parameters
     ----------
@@ -328,7 +328,7 @@ def read_cells(
     chosen = chosen[np.argsort(batch[chosen], kind="stable")]
     if max_cells is not None and len(chosen) > max_cells:
         chosen = chosen[np.sort(np.random.default_rng([seed, 1]).choice(len(chosen), max_cells, replace=False))]
-    # every cell is written to its place at once: only one block is ever held twice
+    # each cell is written to its final position, so that only one block is in memory twice
     position = np.full(source.n_obs, -1)
     position[chosen] = np.arange(len(chosen))
     room = np.minimum(source.lengths[chosen], source.max_length).astype(np.int64)

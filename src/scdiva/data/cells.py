@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 KEPT_BYTES = 1 << 27
 """Largest matrix, as CSR, that is kept in memory once it is scanned: 128 MiB are 8,000 cells of 2,000 genes."""
 ENOUGH_ENTROPY = 0.65
-"""Below this share of the entropy of the vocabulary's genes there is a warning: from here on, embeddings from the
-measured genes have a mean cosine of at least 0.95 to embeddings from all genes."""
+"""Share of the entropy of the vocabulary's genes below which there is a warning. Above it, embeddings from the measured
+genes have a mean cosine of at least 0.95 to embeddings from all genes."""
 MEAN_COSINE = {0.01: 0.3, 0.03: 0.4, 0.07: 0.5, 0.14: 0.65, 0.25: 0.75, 0.33: 0.8, 0.44: 0.88, 0.55: 0.92, 0.65: 0.95}
 """Mean cosine between embeddings from a part of the genes and from all genes, by the share of entropy."""
 Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -587,7 +587,7 @@ def log_normalised(
     Raises
     ------
     KeyError, ValueError
-        If there is no such layer, or the matrix is refused as by :func:`scdiva.tl.embed`.
+        If there is no such layer, or the matrix is not valid for :func:`scdiva.tl.embed`.
     """
     check_choices(input=(input, get_args(Input)))
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:

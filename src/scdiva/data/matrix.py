@@ -101,7 +101,7 @@ class OpenMatrix:
 def open_matrix(data: AnnData | SomaCells | str | Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:
     """Open the expression matrix of an AnnData object, an ``.h5ad`` or ``.zarr`` file, or a SOMA experiment.
 
-    Nothing is loaded but the gene table and, if they are not an array of text, the cell names.
+    Only the gene table and, if they are not stored as an array of text, the cell names are loaded.
 
     Parameters
     ----------

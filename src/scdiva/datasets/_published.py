@@ -41,7 +41,8 @@ def published_file(name: str, *, download: bool = False, instead: str = "") -> P
         A name in `published.tsv`. Its files are looked up in the order of their rows: the complete dataset, and a
         smaller one that a data folder or a mirror may have instead.
     download
-        Whether a first file of more than 100 MB may be downloaded. If so, a smaller one is not read instead.
+        Whether the complete dataset may be downloaded if it is larger than 100 MB. If so, a smaller file is not read
+        instead.
     instead
         An alternative to a large file, as a sentence for the error.
 
@@ -415,8 +416,8 @@ def pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
     """500 cells of human pancreatic islets, measured by five technologies.
 
     Baron, Muraro, Grün, Segerstolpe and Lawlor et al. [1]_ [2]_ [3]_ [4]_ [5]_, 100 cells per technology and 2,000
-    variable genes. Counts are molecules (inDrop, CEL-seq, CEL-seq2) or reads (Smart-seq2, Fluidigm C1). No public
-    address has the file, see :doc:`/datasets`.
+    variable genes. Counts are molecules (inDrop, CEL-seq, CEL-seq2) or reads (Smart-seq2, Fluidigm C1). The file has
+    no public address, see :doc:`/datasets`.
 
     Parameters
     ----------
@@ -457,8 +458,8 @@ def pancreas(path: str | os.PathLike[str] | None = None) -> AnnData:
 def mouse_brain(path: str | os.PathLike[str] | None = None) -> AnnData:
     """550 cells of mouse cortex and hippocampus, 50 of each of eleven cell types.
 
-    A subset of Zeisel et al. [1]_, measured by STRT-seq with unique molecular identifiers. No public address has the
-    file, see :doc:`/datasets`.
+    A subset of Zeisel et al. [1]_, measured by STRT-seq with unique molecular identifiers. The file has no public
+    address, see :doc:`/datasets`.
 
     Parameters
     ----------
@@ -551,7 +552,7 @@ def _read(path: str | os.PathLike[str] | None, name: str, *, download: bool = Fa
 
 
 def _counts_of_logs(x: csr_matrix, totals: np.ndarray) -> csr_matrix:
-    """Recover counts from log1p of counts per 10,000: a cell's smallest value is one count, or by its total a few."""
+    """Recover counts from log1p of counts per 10,000: a cell's smallest value is one count, or several by its total."""
     values = np.expm1(x.data.astype(np.float64))
     unit = np.minimum.reduceat(values, x.indptr[:-1])  # each cell has a count
     unit /= np.maximum(np.rint(totals * unit / 1e4), 1)

@@ -61,7 +61,8 @@ def log_likelihood(
     Parameters
     ----------
     denoiser
-        As in :func:`sample`; called `n_samples` times on the whole batch, with `by_cell` once on so many copies of it.
+        As in :func:`sample`; called `n_samples` times on the whole batch, or with `by_cell` once on `n_samples` copies
+        of it.
     tokens, values, cu_seqlens
         Packed batch of complete cells. Not changed.
     n_samples

@@ -44,21 +44,21 @@ MOST_STATES = 5000
 def with_dataset_components(
     model: ScDiVa, cells: InMemoryCells, sample: tuple[np.ndarray, Tensor] | None = None
 ) -> tuple[ScDiVa, dict[str, Any]]:
-    r"""Copy a model whose embedding is the directions that separate neighbourhoods of a dataset.
+    r"""Copy a model with an embedding along the directions that separate neighbourhoods of a dataset.
 
     1. x: 50 principal components of the log-normalised expression of 2,000 highly variable genes, minus the mean over
        cells, each cell scaled to length 1.
     2. z: 50 principal components of the cell state.
     3. y: 50 principal components of both blocks together, each scaled to unit total variance and z multiplied by 0.7.
     4. The embedding: the 20 generalised eigenvectors of largest eigenvalue of :math:`\Sigma v = \lambda W v`, where
-       :math:`\Sigma` is the covariance of y, and W that of a cell's difference from the mean of its 15 nearest
-       neighbours in the first 20 components, times 15/16 (the mean of 15 has a variance of its own), with a tenth of
-       its mean variance added to the diagonal. They are scaled to :math:`v^T W v = 1`.
+       :math:`\Sigma` is the covariance of y, and W the covariance of the difference between a cell and the mean of its
+       15 nearest neighbours in the first 20 components, times 15/16 (to correct for the variance of that mean), with a
+       tenth of the mean variance of W added to the diagonal. They are scaled to :math:`v^T W v = 1`.
 
-    All covariances are computed within batches, and neighbours are found there after the means of batches are taken
-    off. The mean that is subtracted is the mean over all cells, so that the embedding of a cell does not depend on its
-    batch. There are at most as many components as cells minus batches, in each step. The steps after the first use at
-    most 5,000 cells, every n-th.
+    All covariances are computed within batches, and neighbours are searched among all cells after the means of batches
+    are subtracted. The mean that is subtracted is the mean over all cells, so that the embedding of a cell does not
+    depend on its batch. There are at most as many components as cells minus batches, in each step. The steps after the
+    first use at most 5,000 cells, every n-th.
 
     Parameters
     ----------

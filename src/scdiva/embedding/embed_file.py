@@ -550,7 +550,7 @@ def map_shards(client: Client | str, embed: Callable[[tuple[int, int]], Result],
 
 
 def _with_warnings(embed: Callable[[tuple[int, int]], Result], shard: tuple[int, int]) -> tuple[Result, list[str]]:
-    """Run the function on a worker and return its warnings, since nobody reads a worker's stderr."""
+    """Run the function on a worker and return its warnings, since the stderr of a worker is not shown to the user."""
     with warnings.catch_warnings(record=True) as caught:
         result = embed(shard)
     return result, [str(one.message) for one in caught if issubclass(one.category, UserWarning)]

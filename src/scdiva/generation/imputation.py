@@ -299,7 +299,7 @@ def predict_by_transformer(
         for (cell,), predicted in results:
             chance[cell], value[cell] = predicted[0]
     observed_all = expression_of(cells, cells.measured.astype(np.int64)[requested]).tocsc()
-    depth = np.zeros(cells.n_cells, dtype=np.float32)  # the transformer reads the values of visible genes, so knows it
+    depth = np.zeros(cells.n_cells, dtype=np.float32)  # the transformer infers it from the values of visible genes
     for start in range(0, len(requested), GENES):
         block = slice(start, start + GENES)
         observed = observed_all[:, block].toarray()

@@ -146,7 +146,8 @@ N_MEANS, N_SPREADS = 120, 10
 """Size of the table of distributions: means and standard deviations."""
 SPREADS = (0.1, 2.5)
 BELOW = 3.0
-"""How far the mean of a distribution may lie below a single count: nearly all of it is then at that count."""
+"""Maximum distance of the mean of a distribution below a single count, at which nearly all probability is at that
+count."""
 
 Cell = tuple[Ints, Matrix, Ints]
 """Tokens, log-normalised values and counts of a cell."""

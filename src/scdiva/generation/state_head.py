@@ -27,9 +27,10 @@ N_COMPONENTS = 20
 RIDGE = 3.0
 """Penalty on their coefficients, in cells, for generation, where the variance between cells matters."""
 ROUNDS, STEPS = 5, 5
-"""Rounds of the fit; each has so many Newton steps of shifts and biases, and one of the coefficients."""
+"""Number of rounds of the fit, and of Newton steps of shifts and biases in each; the coefficients have one step per
+round."""
 BLOCK, WIDER = 2**19, 16
-"""Probabilities held at once, so that they fit into a processor's cache; so many times more for matrix products."""
+"""Number of probabilities per block, so that they fit into a processor's cache, and its factor for matrix products."""
 MAX_STEP = 0.5
 """Maximum Newton step of a coefficient, a bias or a shift."""
 EPS = 1e-6
@@ -44,7 +45,7 @@ QUERIES = 20_000
 
 
 class States(NamedTuple):
-    """Cell states and what the heads read beside them.
+    """Cell states and the other inputs of the heads.
 
     Attributes
     ----------

@@ -46,9 +46,10 @@ def correct_batches(
         R_{ik} \propto e^{-2 (1 - Y_k^\top z_i) / \sigma} \prod_b \left(\frac{E_{kb} + 1}{O_{kb} + 1}\right)^{\theta}
 
     with O the observed and E the expected number of cells of batch b in cluster k. In each cluster a ridge regression
-    on the batches, with an intercept and the penalty :math:`1 + 0.2 E_{kb}` on the effect :math:`W_{kb}`, corrects less
-    for a batch that has few cells there, of few cells in all or fewer than expected. The corrected state is
-    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. It is corrected a second time, with new clusters.
+    on the batches, with an intercept and the penalty :math:`1 + 0.2 E_{kb}` on the effect :math:`W_{kb}`, makes a
+    smaller correction for a batch with few cells in the cluster, in absolute number or compared with the expected
+    number. The corrected state is :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. It is corrected a second time, with new
+    clusters.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ def correct_batches(
     batches
         One array or more of batch numbers from 0, `(n_cells,)` each: batch covariates.
     rng
-        Of the first clusters and of the order of cells.
+        Random generator of the initial clusters and of the order of cells.
     labels
         Number of each cell's label from 0, -1 for none, `(n_cells,)`. Each cluster then has one label, and labelled
         cells belong only to clusters of their label, so no correction merges two labels. Other cells join any.

@@ -92,7 +92,7 @@ def corrected_expression(
         If a column, layer, state or gene does not exist, the model does not know a gene, or no cell is of the batch.
     ValueError
         If names repeat or are not valid h5ad and zarr keys, the batch of a cell is missing, fewer than 20 cells or
-        none of the batch have a state, or the matrix is refused as by :func:`embed`.
+        none of the batch have a state, or the matrix is not valid for :func:`embed`.
     TypeError
         If `adata` is not an AnnData object.
 

@@ -134,7 +134,7 @@ def integrate(
     ValueError
         If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, there is
         one batch only, each batch has one cell or the cells are identical within batches without fine-tuning,
-        `checkpoint_dir` holds another run, the model has integrated batches before, or the matrix is refused as by
+        `checkpoint_dir` holds another run, the model has integrated batches before, or the matrix is not valid for
         :func:`embed`.
     TypeError
         If `adata` is not an AnnData object.
@@ -321,7 +321,8 @@ def _fit_head(
 ) -> tuple[ScDiVa, np.ndarray | None, dict[str, Any]]:
     """Copy a model with an integration head fitted to a sample.
 
-    Returns the copy, the integrated states `(n_cells, dim)` if the sample is whole, and what is recorded of the fit.
+    Returns the copy, the integrated states `(n_cells, dim)` if the sample contains all cells, and the report of the
+    fit.
     """
     import torch
 

@@ -1,6 +1,7 @@
 """Attention kernels behind one dispatcher, and the softmax of the gene head (`_triton_softmax`).
 
-`rope_attention` and `rope_attention_qkv` rotate and attend in one call, so that a fused backend can take both.
+`rope_attention` and `rope_attention_qkv` apply RoPE and attention in one call, so that a fused backend can compute
+both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dispatcher: checks what came in, picks a backend, never falls back in silence."""
+"""Dispatcher of attention: check the input and select a backend; a fallback to SDPA on a GPU is logged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rope_attention(
 ) -> Tensor:
     r"""Rotate queries and keys, then attend within each cell, in both directions.
 
-    Per head, :math:`\mathrm{softmax}(\tilde Q \tilde K^\top / \sqrt{d_h})\, V` with :math:`\tilde Q, \tilde K` turned
+    Per head, :math:`\mathrm{softmax}(\tilde Q \tilde K^\top / \sqrt{d_h})\, V` with :math:`\tilde Q, \tilde K` rotated
     by RoPE (paper, eqs. `mha` and `rope_rotation`). Values aren't rotated.
 
     Parameters
@@ -46,13 +46,14 @@ def rope_attention(
     cu_seqlens
         int32 or int64 `(B + 1,)`, cell boundaries, from 0 to `T`. Empty cells are allowed.
     max_seqlen
-        Upper bound of the cells' lengths. The caller vouches for it and for `cu_seqlens`: given,
-        neither is read on the host, so that no GPU is waited for. `None`: both are read and checked.
+        Upper bound of the cells' lengths. If given, it and `cu_seqlens` are not checked and must be correct; with
+        Triton, the host then does not wait for the GPU. `None`: `cu_seqlens` is checked, and the longest cell is
+        determined.
     backend
         `"triton"`: one fused kernel, on CUDA devices from compute capability 8.0; `"sdpa"`:
         `scaled_dot_product_attention` of rotated tensors, anywhere; `"reference"`: float32, written as in the paper;
-        `"auto"`: Triton on CUDA in bfloat16 and float16; SDPA elsewhere, and, with one line in the log, in float32 and
-        where Triton can't run. An explicit backend that can't run raises.
+        `"auto"`: Triton on CUDA in bfloat16 and float16, otherwise SDPA; on CUDA a message is logged if SDPA is used,
+        that is, in float32 or if Triton can't run. An explicit backend that can't run raises an error.
 
     Returns
     -------
@@ -61,10 +62,10 @@ def rope_attention(
     Raises
     ------
     ValueError
-        If shapes, boundaries or tables don't fit each other, the backend is unknown, or Triton is asked for with
-        a head width, dtype or device that it has no kernel for.
+        If shapes, boundaries or tables don't fit each other, the backend is unknown, or Triton is requested with a head
+        width, dtype or device that it has no kernel for.
     ImportError
-        If Triton is asked for and not installed.
+        If Triton is requested and not installed.
 
     Examples
     --------
@@ -142,11 +143,11 @@ def rope_attention_qkv(
 def attention_weights(
     q: Tensor, k: Tensor, *, cos: Tensor | None = None, sin: Tensor | None = None, cu_seqlens: Tensor
 ) -> Iterator[Tensor]:
-    r"""Weights of attention, one cell at a time.
+    r"""Attention weights, one cell at a time.
 
     :math:`\mathrm{softmax}(\tilde Q \tilde K^\top / \sqrt{d_h})` (paper, eq. `mha`), the matrices that
-    :func:`rope_attention` never forms. They exist for one cell only, until the next is asked for: a caller who sums
-    them up as they come holds `(H, L, L)` numbers, however many cells there are.
+    :func:`rope_attention` never forms. Only those of the current cell are in memory: summing them over cells takes
+    `(H, L, L)` numbers, independent of the number of cells.
 
     Parameters
     ----------
@@ -183,14 +184,15 @@ def autotune_attention(
 ) -> dict[str, Any]:
     """Time the fused kernel's launch configurations on this device, and keep the fastest for this process.
 
-    Without it the configurations run that were chosen for the device's architecture. Tuning compiles some 25 kernels,
-    which takes less than a minute the first time (Triton keeps them on disk). Which one wins is a matter of timing, and
-    another one adds in another order: to repeat a run to the last bit, give its plan to :func:`keep_attention_plan`.
+    Without tuning, the default configurations for the device's architecture are used. Tuning compiles some 25 kernels,
+    which takes less than a minute the first time (Triton caches them on disk). The fastest configuration may differ
+    between runs, and configurations sum in different orders: for bit-identical results, pass the plan of the first run
+    to :func:`keep_attention_plan`.
 
     Parameters
     ----------
     n_heads, head_dim
-        Heads, and numbers in each: 32, 64 or 128.
+        Number of heads, and width of each: 32, 64 or 128.
     length
         Tokens of a cell.
     dtype
@@ -202,7 +204,7 @@ def autotune_attention(
 
     Returns
     -------
-    The plan kept: for each kernel its tile sizes, warps and stages; plain types.
+    The selected plan: tile sizes, warps and stages of each kernel, as plain types.
 
     Raises
     ------
@@ -226,21 +228,21 @@ def autotune_attention(
 def keep_attention_plan(
     plan: Mapping[str, Any], *, head_dim: int, dtype: torch.dtype, device: torch.device | str
 ) -> None:
-    """Run the fused kernel with a plan that :func:`autotune_attention` found before, in this process.
+    """Use a plan from :func:`autotune_attention` for the fused kernel in this process.
 
     Parameters
     ----------
     plan
-        As returned there, on a device of the same kind.
+        Result of :func:`autotune_attention` on a device of the same kind.
     head_dim, dtype, device
-        As given there.
+        As passed to :func:`autotune_attention`.
 
     Raises
     ------
     ValueError, ImportError
         As :func:`rope_attention` for `backend="triton"`.
     """
-    device = torch.empty(0, device=device).device  # "cuda" alone is not a device in particular
+    device = torch.empty(0, device=device).device  # "cuda" does not name a specific device
     resolve_backend("triton", head_dim=head_dim, dtype=dtype, device=device)
     from scdiva.kernels import _triton
 
@@ -248,10 +250,10 @@ def keep_attention_plan(
 
 
 def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Decide what `"auto"` means for some tensors; check that an explicit backend can run.
+    """Resolve `"auto"` to a backend for some tensors; check that an explicit backend can run.
 
-    :func:`rope_attention` does this itself. A caller who compiles what is around it decides beforehand: a compiler
-    cannot look into a device.
+    :func:`rope_attention` calls this function. Compiled code must call it beforehand, because a device can't be queried
+    while a graph is traced.
 
     Parameters
     ----------
@@ -289,7 +291,7 @@ def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: 
         obstacle = f"it takes bfloat16, float16 or float32, not {dtype}"
     elif backend == "auto" and dtype == torch.float32:
         obstacle = "products in full float32 leave the tensor cores idle and spill registers; it is made for bfloat16"
-    # while a graph is traced the device can't be asked; the operator itself will fail there
+    # a device can't be queried while a graph is traced; the operator itself raises an error if Triton can't run
     elif backend == "auto" or not torch.compiler.is_compiling():
         obstacle = _triton_obstacle(device.type, device.index)
     if not obstacle:
@@ -303,7 +305,7 @@ def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: 
 
 @functools.cache
 def _triton_obstacle(device_type: str, index: int | None) -> str:
-    """Say what keeps Triton from running on a device; "" if nothing does."""
+    """Reason why Triton can't run on a device; "" if it can."""
     if importlib.util.find_spec("triton") is None:
         return 'Triton is not installed (pip install "scdiva[gpu]")'
     from scdiva.kernels import _triton
@@ -331,14 +333,14 @@ def _check_shapes(q: Tensor, *others: Tensor) -> None:
 
 
 def longest_cell(cu_seqlens: Tensor, n_tokens: int, *also: Tensor) -> tuple[int, ...]:
-    """Check cell boundaries `(B + 1,)`; return the length of the longest cell, and other numbers read along with it.
+    """Check cell boundaries `(B + 1,)`; return the length of the longest cell, and the numbers in `also`.
 
-    All come in one tensor, so that a GPU is waited for once.
+    All are copied in one tensor, so that the host waits for the GPU once.
 
     Raises
     ------
     ValueError
-        If they are not integers, of less than one cell, or don't rise from 0 to the number of tokens.
+        If they are not integers, have no cell, or don't ascend from 0 to the number of tokens.
     """
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(

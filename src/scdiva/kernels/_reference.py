@@ -1,7 +1,7 @@
 """Rotary positions, and attention as the paper writes it: one cell at a time, float32 (float64 for float64 input).
 
-Positions are ranks of genes in their cell (paper, appendix "Component Formulations", RoPE). Every other backend is held
-against the attention here. Slow, and meant to be read.
+Positions are ranks of genes in their cell (paper, appendix "Component Formulations", RoPE). All other backends are
+tested against this implementation, which is slow and written for readability.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def rope_tables(
 
     The angle of position :math:`p` and pair :math:`j` is :math:`p\,\omega_j` with
     :math:`\omega_j = \Theta^{-2j/d_h}` (paper, eq. `rope_rotation`; Su et al. 2024). Angles are formed in float64,
-    because in float32 the angle of rank 1,200 is already wrong in the fourth digit of its fraction of a turn.
+    because in float32 the angle of rank 1,200 is rounded by up to 6e-5.
 
     Parameters
     ----------
@@ -31,7 +31,8 @@ def rope_tables(
     base
         :math:`\Theta`; 10,000 in the paper.
     device
-        Where the tables are put; `None`: the CPU, where they are always computed, since not every device has float64.
+        Device of the tables; `None`: the CPU. They are always computed on the CPU, since not every device supports
+        float64.
 
     Returns
     -------
@@ -72,7 +73,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x
         `(..., H, D)`.
     cos, sin
-        `(..., D/2)` for the position of each entry of `x` but its head axis; broadcast over heads.
+        `(..., D/2)` for the position of each entry of `x`, without the head axis; broadcast over heads.
 
     Returns
     -------
@@ -100,7 +101,7 @@ def positions(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
     cu_seqlens
         Cell boundaries `(B + 1,)`: cell `b` holds tokens `cu_seqlens[b] ... cu_seqlens[b + 1] - 1`.
     n_tokens
-        `T`; given so that no device has to be asked for it.
+        `T`; passed to avoid a synchronisation with the device.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """Attention through `torch.nn.functional.scaled_dot_product_attention`.
 
-Packed cells are sorted by length and those of equal length share a call; others go one by one. No mask, no padding and
-no nested tensor: on a CPU that is the fastest of the four ways, and the result of a cell doesn't depend on how long its
-neighbours are. On a GPU the lengths have to be asked for, once a call: there this is what runs without Triton.
+Packed cells are sorted by length, and cells of equal length are processed in one call, without a mask, padding or
+nested tensors. On a CPU this is the fastest of these four methods, and the result of a cell doesn't depend on the
+lengths of other cells. On a GPU, each call waits for the lengths; this backend is used there if Triton can't run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch import Tensor
 from scdiva.kernels._reference import apply_rope, positions
 
 SHORT, IN_CACHE = 520, 2**20
-"""Tokens of a cell up to which plain products of bfloat16 are taken on a CPU, and weights of a product.
+"""Maximum number of tokens of a cell for plain bfloat16 products on a CPU, and maximum number of weights per product.
 
-The fused kernel takes longer, backward pass included: 77 ms, not 31, for 16 cells of 257 tokens and 4 heads, and
-114 ms, not 65, for 12 of 513. Weights of all of these in one product don't stay in cache (113 ms). Plain products keep
-weights for the backward pass: those of longer cells would fill the memory, so these go through the fused kernel."""
+The fused kernel takes longer, including the backward pass: 77 ms compared with 31 ms for 16 cells of 257 tokens and 4
+heads, and 114 ms compared with 65 ms for 12 cells of 513 tokens. The weights of all these cells in one product don't
+fit into the cache (113 ms). Plain products store the weights for the backward pass. For longer cells these would take
+too much memory, so the fused kernel is used."""
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ def _one_head_at_a_time(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin
     q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
     out, weights = torch.empty_like(q), q.new_empty(length, length)
     for b, h in product(range(q.shape[0]), range(q.shape[1])):
-        # in one place, which stays in cache: fresh memory for each head costs as much as the arithmetic
+        # one buffer, which stays in the cache: allocating memory for each head takes as long as the arithmetic
         torch.mm(q[b, h], k[b, h].T, out=weights)
         torch.softmax(weights, dim=-1, out=weights)
         torch.mm(weights, v[b, h], out=out[b, h])

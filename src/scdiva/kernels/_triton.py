@@ -1,4 +1,4 @@
-"""Launch the Triton kernels, as one operator that autograd and `torch.compile` know. Imported only when chosen."""
+"""Launch of the Triton kernels, as operators for autograd and `torch.compile`. Imported only if Triton is used."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from scdiva.kernels import _triton_kernels as kernels
 from scdiva.kernels._triton_configs import KERNELS, MIN_CAPABILITY, Kernel, Plan, Tiles, candidates, default_plan
 
 INTERPRETED = not isinstance(kernels.forward_kernel, triton.runtime.JITFunction)
-"""Whether Triton runs in its interpreter (`TRITON_INTERPRET=1` when this was imported): on a CPU, and slowly."""
+"""Whether Triton runs in its slow interpreter, on a CPU (`TRITON_INTERPRET=1` was set on import)."""
 
 INTERPRETED_PLAN = Plan(Tiles(64, 32, 1, 1), Tiles(32, 64, 1, 1), Tiles(64, 32, 1, 1))
-"""Small tiles, so that even a short cell meets full tiles and a tail."""
+"""Small tiles, so that even a short cell has full tiles and a partial one."""
 
 _tuned: dict[tuple[int | None, int, torch.dtype], Plan] = {}
 
@@ -30,7 +30,7 @@ def packed(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tens
 
 
 def device_plan(device: torch.device, head_dim: int, dtype: torch.dtype) -> Plan:
-    """How attention runs on a device: the plan that :func:`tune` kept, else the default for its architecture."""
+    """Launch plan of a device: the one that :func:`tune` selected, else the default for its architecture."""
     key = (device.index, head_dim, dtype)
     if key not in _tuned:
         if device.type != "cuda":
@@ -40,17 +40,17 @@ def device_plan(device: torch.device, head_dim: int, dtype: torch.dtype) -> Plan
 
 
 def keep(plan: Plan, device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
-    """Let attention run by a plan in this process."""
+    """Use a launch plan for attention in this process."""
     _tuned[device.index, head_dim, dtype] = plan
 
 
 def shared_limit(device: torch.device) -> int:
-    """Shared memory that a program may have, in bytes."""
+    """Maximum shared memory of a program, in bytes."""
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """CUDA architecture of a device; where Triton interprets, the oldest."""
+    """CUDA architecture of a device; in the interpreter, the oldest supported one."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else MIN_CAPABILITY
 
 
@@ -62,8 +62,8 @@ def median_seconds(call: Callable[[], object]) -> float:
 def tune(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int) -> Plan:
     """Time the plans that fit the device on given cells, and keep the best for this process.
 
-    The forward pass is timed alone, the two backward kernels together. A plan that the device refuses (too much shared
-    memory) is left out.
+    The forward pass is timed alone, the two backward kernels together. Plans that fail on the device (too much shared
+    memory) are skipped.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def tune(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor
     plan = device_plan(qkv.device, head_dim, qkv.dtype)
     cells = cos, sin, cu_seqlens, max_seqlen
     out, lse, keys = forward(qkv, *cells, plan)
-    back = qkv[:, 2], qkv, keys, out, lse, *cells  # as gradient any numbers but zeros will do
+    back = qkv[:, 2], qkv, keys, out, lse, *cells  # any gradient that is not zero is suitable
 
     def seconds(kernel: Kernel, tried: Plan) -> float:
         call = partial(forward, qkv, *cells, tried) if kernel == "forward" else partial(backward, *back, tried)
@@ -104,12 +104,12 @@ def _n_tiles(max_seqlen: int, block: int) -> int:
 
 
 def _options(tiles: Tiles) -> dict[str, Any]:
-    # said, not left to Triton's default: fused multiply-adds are what was measured and tested
+    # set explicitly, because measurements and tests used fused multiply-adds
     return {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": True}
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """How float32 products are formed: in full, unless torch's settings allow less."""
+    """Precision of float32 products: full, unless torch's settings allow a lower one."""
     return "ieee" if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
@@ -197,7 +197,7 @@ def backward(
 
 
 def _even(x: Tensor) -> Tensor:
-    """Return a tensor whose last axis is contiguous: all that the kernels ask of a layout."""
+    """Return a tensor whose last axis is contiguous, the only requirement of the kernels on the layout."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -240,7 +240,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     qkv, cos, sin, cu_seqlens, ctx.max_seqlen = inputs
     out, lse, keys = output
     ctx.save_for_backward(qkv, keys, out, lse, cos, sin, cu_seqlens)
-    ctx.set_materialize_grads(False)  # no zeros for the sums and the keys, whose gradients nobody asks for
+    ctx.set_materialize_grads(False)  # no zeros for the gradients of the sums and the keys, which are not used
 
 
 def _gradients(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:

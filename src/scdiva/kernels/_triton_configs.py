@@ -1,4 +1,4 @@
-"""Tile sizes of the Triton kernels: what is tried, what fits a device, what is taken."""
+"""Tile sizes of the Triton kernels: candidates, those that fit a device, and defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIN_CAPABILITY = (8, 0)
 
 
 class Tiles(NamedTuple):
-    """How one kernel is launched.
+    """Launch configuration of one kernel.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How attention runs on one kind of device, for one head width and dtype.
+    """Launch configurations of attention on one kind of device, for one head width and dtype.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
         return cls(**{kernel: Tiles(*plain[kernel]) for kernel in KERNELS})
 
 
-# What is tried, on a device with the shared memory for it.
+# Candidates, on a device with enough shared memory.
 _CANDIDATES_16: dict[Kernel, tuple[Tiles, ...]] = {
     "forward": (
         Tiles(128, 64, 8, 2), Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2),
@@ -79,11 +79,11 @@ _CANDIDATES_16: dict[Kernel, tuple[Tiles, ...]] = {
 }  # fmt: skip
 # float32 is for checking, not for speed: full-precision products run outside of the tensor cores.
 _CANDIDATES_32 = Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)
-# What runs untuned: no spills by ahead-of-time compilation (`tests/kernels/test_triton_aot.py`). Wide heads need
-# smaller tiles in the backward pass, most of all before Hopper, where the products' operands live in registers.
-# On Hopper four warps take half the time of eight (benchmarks/gpu.py, on an H100). There, two programs of `dkdv` (220
-# registers) and three of `dq` (154) share a multiprocessor, so that the exponentials of one overlap the products of
-# another.
+# Defaults without tuning, without register spills in ahead-of-time compilation (`tests/kernels/test_triton_aot.py`).
+# Wide heads need smaller tiles in the backward pass, especially before Hopper, where the operands of products are in
+# registers. On Hopper four warps take half the time of eight (benchmarks/gpu.py, on an H100). There, two programs of
+# `dkdv` (220 registers) and three of `dq` (154) share a multiprocessor, so that the exponentials of one overlap the
+# products of another.
 _HOPPER = Plan(Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3))
 _HOPPER_WIDE = Plan(Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 2), Tiles(64, 64, 4, 2))
 _AMPERE = Plan(Tiles(128, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2))
@@ -95,8 +95,9 @@ _FULL_WIDE = _FULL._replace(dkdv=Tiles(16, 32, 8, 1), dq=Tiles(16, 32, 8, 1))
 def shared_bytes(kernel: Kernel, tiles: Tiles, head_dim: int, itemsize: int) -> int:
     """Upper estimate of the shared memory of one program, in bytes.
 
-    Tiles that a loop loads are held once per stage, and in the backward kernels once more (by Blackwell); what it walks
-    past (queries, or keys and values in `dkdv`) and one tile of scores or of their gradients once.
+    Tiles that the loop loads are counted once per stage, and in the backward kernels once more, as on Blackwell. The
+    tiles that do not change in the loop (queries, or keys and values in `dkdv`), and the scores and their gradients,
+    are counted once.
     """
     q, k = tiles.block_q * head_dim, tiles.block_k * head_dim
     fixed, walked = {"forward": (q, 2 * k), "dq": (2 * q, 2 * k), "dkdv": (2 * k, 2 * q)}[kernel]
@@ -128,7 +129,7 @@ def candidates(
     def rows(tiles: Tiles) -> int:
         return tiles.block_k if kernel == "dkdv" else tiles.block_q
 
-    if itemsize == 2 and capability >= (9, 0):  # with fewer than 64 rows a product is made by older instructions
+    if itemsize == 2 and capability >= (9, 0):  # products with fewer than 64 rows use older instructions
         tried = tuple(tiles for tiles in tried if rows(tiles) >= 64)
     elif itemsize == 2 and kernel != "forward" and head_dim == 128:  # others spill (ahead-of-time compilation)
         tried = tuple(tiles for tiles in tried if rows(tiles) < 64)
@@ -138,7 +139,7 @@ def candidates(
 
 
 def default_plan(head_dim: int, itemsize: int, capability: tuple[int, int], shared_limit: int) -> Plan:
-    """Choose what runs where nothing was tuned.
+    """Choose the plan that is used without tuning.
 
     Parameters
     ----------

@@ -1,26 +1,26 @@
-"""Attention with RoPE inside, for Triton: FlashAttention-2 over packed cells (Dao 2023; Dao et al. 2022).
+"""Triton kernels of attention with RoPE: FlashAttention-2 over packed cells (Dao 2023; Dao et al. 2022).
 
-What the four kernels share:
+Properties of the four kernels:
 
-- A program owns one tile of rows of one head of one cell; tiles of a pair (cell, head) are neighbours in the grid, so
-  that they find each other's keys and values in the L2 cache. Positions are rows of the cell. A program beyond its
-  cell's end leaves at once.
+- A program processes one tile of rows of one head of one cell; tiles of a pair (cell, head) are adjacent in the grid,
+  so that they share keys and values in the L2 cache. Positions are rows of the cell. A program beyond the end of its
+  cell returns at once.
 - Rows are rotated as two tiles `(rows, D/2)` that hold the first and the second coordinate of each pair, without a
   shuffle or a second load. Each row is rotated once per pass: keys by :func:`rotate_kernel` before the forward kernel
   (saved for the backward pass), queries in the prologue of the forward kernel and again in that of :func:`dq_kernel`,
   which stores them for :func:`dkdv_kernel`.
 - The forward kernel multiplies the halves of queries and keys in two products. The backward kernels multiply whole
   tiles: on Hopper, products with 32 columns read shared memory faster than it delivers.
-- `Q̂` is the rotated query times `log2(e) / sqrt(D)`, so that the softmax is a bare `exp2`. It is rounded to the dtype
-  of the input in one place (:func:`_rotated_halves`), and so is the rotated key: the backward kernels see the very
-  numbers that the forward saw.
-- Full tiles carry no mask; the last one is peeled off the loop.
+- `Q̂` is the rotated query times `log2(e) / sqrt(D)`, so that the softmax requires only `exp2`. It is rounded to the
+  dtype of the input in one place (:func:`_rotated_halves`), and so is the rotated key: the backward kernels use exactly
+  the numbers of the forward kernel.
+- Full tiles have no mask; a partial last tile is processed after the loop.
 - Full-precision products (`PRECISION="ieee"`) run outside of the tensor cores, where a thread holds whole rows of both
-  factors. Moved out of the loop, the rows that the loop doesn't change would fill the registers; so nothing is moved
-  (Triton 3.6 moves them all the same, and spills; 3.9 leaves them there).
+  factors. Rows that the loop doesn't change would fill the registers if they were moved out of it, so this optimisation
+  is disabled (Triton 3.6 moves them nevertheless, and registers spill; 3.9 does not).
 - No atomics: two runs agree bit for bit.
-- What counts tokens or tiles is compiled as any number (`COUNTS`): by default Triton compiles again for numbers that 16
-  divides, and for 1, so that a run would stop for seconds at the first batch of each kind.
+- Numbers of tokens and tiles (`COUNTS`) are not specialised: by default Triton compiles again for multiples of 16 and
+  for 1, which would interrupt a run for seconds at the first batch of each kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COUNTS = ("n_tokens", "n_tiles")
 
 @triton.jit
 def _pair_of_program(Cu, n_tiles, n_heads, TILE: tl.constexpr):
-    """Which tile of which head of which cell this program owns."""
+    """Tile, head and cell that this program processes."""
     program = tl.program_id(0)
     pair = program // n_tiles
     first_row = (program % n_tiles) * TILE
@@ -113,7 +113,7 @@ def _attend(
     acc, row_max, row_sum, q1, q2, K, V, first_key, length, k_token, v_token,
     HALF: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take one tile of keys into the running softmax."""
+    """Update the running softmax with one tile of keys."""
     keys = first_key + tl.arange(0, BLOCK_K)
     inside = keys < length
     key = keys[:, None] * k_token + tl.arange(0, HALF)[None, :]
@@ -249,7 +249,7 @@ def _dkdv_tile(
     grad = _load(Grad, rows[:, None] * grad_token + column[None, :], inside, MASKED)
     # pairs, because vectors would be loaded again by every thread
     lse, delta = tl.split(_load(Sums, rows[:, None] * 2 + tl.arange(0, 2)[None, :], inside, MASKED))
-    if MASKED:  # beyond the cell an infinite sum, hence no weight
+    if MASKED:  # the sum is infinite beyond the cell, so that the weight is 0
         lse = tl.where(inside, lse, float("inf"))
     # transposed, (keys, queries): the products below then take p and ds in the layout that they have
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)

@@ -1,4 +1,4 @@
-"""Inference: open cells for a model, and run it over them in batches, on a device, by workers and in a precision.
+"""Inference: open cells for a model, and run it on them in batches, with a device, a precision and workers.
 
 The next window of cells is read while the model runs. On a CPU each worker is a thread that computes on one core and
 shares the weights (torch releases the GIL). The transformer processes one cell at a time, so that no padding is needed

@@ -75,7 +75,7 @@ class GeneValueEmbedding(nn.Module):
     def __init__(self, n_tokens: int, dim: int) -> None:
         super().__init__()
         self.gene = nn.Embedding(n_tokens, dim)
-        # the input of W1 is of size 1, so its weights are too, and its units bend at different values;
+        # the input of W1 is of order 1, and so are its weights and biases, so that its units bend at different values;
         # W2 scales the sum of `dim` such units to the size of a gene embedding
         self.value_in = linear(1, dim, bias=True, std=1.0)
         self.value_out = linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)

@@ -126,7 +126,7 @@ class ScDiVa(nn.Module):
             self.integration = IntegrationHead(c.adapted, c.integrated_hidden)
         if c.adapted:
             self.dataset_components = DatasetComponents(c.n_tokens, c.state_dim, c.adapted)
-        # each of the 2·n_layers writes to the stream adds its variance: scaled so that the sum keeps its size
+        # each of the 2·n_layers additions to the stream increases its variance; weights are scaled to compensate
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = Blocks(
             (Block(c.dim, c.n_heads, c.ffn_dim, eps=c.norm_eps, out_std=out_std) for _ in range(c.n_layers)),

@@ -105,7 +105,7 @@ def fit_perturbation(
     ValueError
         If there are no control cells (in a group) or no perturbed cells; if a name or dose is missing or invalid; if
         two labels are names of one gene (KLF1 and EKLF) and `guides` neither joins nor keeps them; if labels look like
-        controls that `control` lacks; if gene names repeat, or the matrix is refused as by :func:`embed`; if a
+        controls that `control` lacks; if gene names repeat, or the matrix is not valid for :func:`embed`; if a
         fine-tuning argument is given without `finetune=True` or is out of range, or `checkpoint_dir` contains another
         run.
     TypeError
@@ -361,11 +361,11 @@ def rank_perturbations(
 
     Returns
     -------
-    One row a perturbation, best first: `perturbation`, `n_parts`, `n_seen` (parts that were measured alone), `trained`
-    (whether it was measured, in any group), `cosine` of predicted and needed change, by which rows are sorted,
-    `reached` (predicted change projected on the needed one, as a share of its length), and `distance` to the target, as
-    a share of that before the perturbation. The columns are also written into `adata.uns[key_added]`, as arrays, with
-    `state_key`, `start` and `target`; h5ad and zarr can hold them.
+    One row per perturbation, best first: `perturbation`, `n_parts`, `n_seen` (parts that were measured alone),
+    `trained` (whether it was measured, in any group), `cosine` of predicted and needed change, by which rows are
+    sorted, `reached` (predicted change projected on the needed one, as a share of its length), and `distance` to the
+    target, as a share of that before the perturbation. The columns are also written into `adata.uns[key_added]`, as
+    arrays, with `state_key`, `start` and `target`; h5ad and zarr can hold them.
 
     Raises
     ------

@@ -257,9 +257,9 @@ def observed_responses(
     KeyError
         If `observed` lacks a column or layer.
     ValueError
-        If they have no condition or fewer than two genes in common, genes bear one name, a label is missing, or a group
-        observed has no control cells; if the control cells of the two are on different scales; or if the matrix is
-        refused as by :func:`scdiva.tl.embed`.
+        If they have no condition or fewer than two genes in common, gene names repeat, a label is missing, or an
+        observed group has no control cells; if the control cells of the two are on different scales; or if the matrix
+        is not valid for :func:`scdiva.tl.embed`.
 
     Warns
     -----
@@ -469,7 +469,7 @@ def score_perturbation(
         If `predicted` is not a prediction, or `observed` lacks a column or layer.
     ValueError
         If the two share no gene or no condition, gene names repeat, a label is missing, an observed group has no
-        control cells, the control cells of the two are on different scales, or the matrix is refused as by
+        control cells, the control cells of the two are on different scales, or the matrix is not valid for
         :func:`embed`.
 
     Warns

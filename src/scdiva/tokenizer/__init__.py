@@ -1,4 +1,4 @@
-"""From gene names and counts to tokens: numpy, scipy and pandas only."""
+"""Conversion of gene names and counts to tokens, without torch."""
 
 from scdiva.tokenizer.names import human_orthologs, looks_like_mouse
 from scdiva.tokenizer.vocabulary import GeneMatch, Vocabulary, load_vocabulary

@@ -37,7 +37,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         try:
             return kernel(*arguments)
-        except OSError:  # the disk is full: compiled by now, but not kept
+        except OSError:  # the disk is full: the kernel is compiled but not cached
             return kernel(*arguments)
 
     return call
@@ -45,10 +45,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_JIT
 def _sort(bits, n, keys, ordered, counters):
-    """Sort `bits[:n]`, equal ones by position; the lower half of `ordered[:n]` tells their positions.
+    """Sort `bits[:n]`, ties by position; the lower half of `ordered[:n]` contains the positions.
 
-    A radix sort from the lowest of three digits on. The least value is taken off first, so that the digits are no wider
-    than what lies between least and greatest.
+    A radix sort with three digits, from the lowest one. The minimum is subtracted first, so that the digits cover only
+    the range of the values.
     """
     lowest, highest = bits[0], bits[0]
     for i in range(1, n):
@@ -89,10 +89,10 @@ def _longest(indptr):
 
 @compiled
 def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
-    """Write the genes of each row by falling score; `out_indptr` says how many of them are kept.
+    """Write the genes of each row by descending score; `out_indptr` determines how many of them are kept.
 
-    False, at the first row whose tokens do not ascend or lie outside, or that holds a value that is not positive and
-    finite.
+    Returns False at the first row whose tokens do not ascend or are out of range, or that has a value that is not
+    positive and finite.
     """
     longest = _longest(indptr)
     score = np.empty(longest, np.float32)
@@ -104,8 +104,8 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
         if start == stop:
             continue
         value, token = data[start:stop], indices[start:stop]
-        # As unsigned integers, negative values, infinity and NaN are beyond all that is finite. A loop for each
-        # question, for then the compiler takes many values at a time.
+        # As unsigned integers, negative values, infinity and NaN are above all finite values. Each check has its own
+        # loop, so that the compiler can vectorise it.
         raw, least, greatest, ascend = value.view(np.uint32), np.uint32(0xFFFFFFFF), np.uint32(0), True
         for j in range(stop - start):
             least = min(least, raw[j])
@@ -118,7 +118,7 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
             return False
         for j in range(stop - start):
             score[j] = value[j] / denominator[token[j]]
-        # Bits of positive float32 sort like the numbers. Flipped, they sort descending.
+        # The bits of positive float32 values sort like the values; inverted, they sort in descending order.
         for j in range(stop - start):
             bits[j] = ~bits[j]
         _sort(bits, stop - start, keys, ordered, counters)
@@ -132,7 +132,7 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
 
 @compiled
 def normalise(indptr, indices, counts, tokens, fixed_bits, target_sum, out_indptr, out_tokens, shares):
-    """Move each row's counts to tokens, those of one token added, as shares of the row's total times `target_sum`."""
+    """Sum each row's counts by token, divided by the row's total and multiplied by `target_sum`."""
     longest = _longest(indptr)
     bits, fixed = np.empty(longest, np.uint32), np.empty(longest, np.int64)
     keys, ordered = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
@@ -177,13 +177,14 @@ def normalise(indptr, indices, counts, tokens, fixed_bits, target_sum, out_indpt
 
 @compiled
 def count(indices, data, is_measured, n_cells, per_width, highest, counts):
-    """Count every value into its gene and bin, of which there are `per_width`, a power of two, to 1 of the value.
+    """Count the values by gene and bin. There are `per_width` bins, a power of two, per unit of the value.
 
-    False, and nothing counted, if some value is not in (0, highest], or a token is not measured, or is none.
+    Returns False without counting anything if a value is not in (0, highest], or a token is not measured or out of
+    range.
     """
     n_tokens, bits = np.uint32(len(is_measured)), data.view(np.uint32)
-    # Bits of floats, as integers: the positive ones ascend, then come infinity and NaN, then all that is negative. A
-    # loop for each extreme, for then the compiler takes many values at a time.
+    # As unsigned integers, the bits of positive floats ascend, followed by infinity and NaN, then negative values. Each
+    # extreme has its own loop, so that the compiler can vectorise it.
     least, greatest, last = np.uint32(0xFFFFFFFF), np.uint32(0), np.uint32(0)
     for j in range(len(data)):
         least = min(least, bits[j])
@@ -200,7 +201,7 @@ def count(indices, data, is_measured, n_cells, per_width, highest, counts):
     for j in range(len(data)):
         token = np.uint64(np.uint32(indices[j]))
         counts[token, np.uint64(np.int32(np.ceil(data[j] * per_width)))] += 1
-        counts[token, np.uint64(0)] -= 1  # of the cells that are added below
+        counts[token, np.uint64(0)] -= 1  # the cell is not a zero; all cells are added below
     for i in range(len(unmeasured)):
         if counts[unmeasured[i], 0] != before[i]:
             for j in range(len(data)):
@@ -229,10 +230,10 @@ def check(indptr, indices, data, is_known_gene, end, sums, fractions, known_per_
     none, `IMPOSSIBLE` at the first cell with a value outside of [0, end).
     """
     bits, greatest, first = data.view(np.int32), np.int32(0), -1
-    genes = indices.view(np.uint32)  # an unsigned index can't count from the end, which is not checked then
+    genes = indices.view(np.uint32)  # unsigned, so that numba need not check for negative indices
     for i in range(len(indptr) - 1):
         start, stop = indptr[i], indptr[i + 1]
-        # a loop for each question, so that the compiler takes many values at a time
+        # each check has its own loop, so that the compiler can vectorise it
         possible, n, n_known = True, np.int32(0), np.int32(0)
         for j in range(start, stop):
             possible &= (data[j] >= 0) & (data[j] < end)

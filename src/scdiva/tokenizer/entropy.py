@@ -65,7 +65,7 @@ class EntropyHistogram:
             Expression in token space, (n, n_tokens), from :func:`scdiva.tokenizer.serialize.to_token_space`.
         measured_tokens
             Tokens of the genes that these cells' study has a column for (negative ones are ignored). A gene without a
-            column was not seen to be zero, so nothing is counted for it.
+            column was not measured, so nothing is counted for it.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class EntropyHistogram:
 
         Returns
         -------
-        float32 (n_tokens,), in nats; NaN for specials and for genes that no cell was measured for.
+        float32 (n_tokens,), in nats; NaN for special tokens and for genes that were not measured in any cell.
         """
         n = self.counts.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""From counts to ranked gene tokens, for training and inference.
+"""Conversion of counts to ranked gene tokens, for training and inference.
 
 The bits of the result depend neither on the order of columns, nor on the block size, nor on the storage of the matrix.
 """
@@ -18,7 +18,7 @@ ENTROPY_FLOOR = 0.3
 
 Rarer genes are ranked as if they were that common. Without a floor, a single count of a gene seen in 0.01% of cells
 (0.001 nats) outranks every marker: on 500 PBMCs, 38% of the first 16 tokens had an entropy below 0.1 nats with floors
-of 0 and 0.1, 5% with 0.3. From 1 nat on ribosomal genes come back to the front."""
+of 0 and 0.1, 5% with 0.3. With a floor of 1 nat or more, ribosomal genes are ranked first again."""
 
 EPSILON = 1e-6
 """The eps of the paper's score (appendix, entropy-normalised serialisation)."""
@@ -31,7 +31,8 @@ associative where float addition is not. Counts below 2^40 are exact."""
 def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: float = EPSILON) -> np.ndarray:
     r"""Denominator of the ranking score, :math:`\max(H_g, \mathrm{floor}) + \varepsilon`.
 
-    The paper divides by :math:`H_g + \varepsilon` (appendix, entropy-normalised serialisation); `floor=0` is that.
+    The paper divides by :math:`H_g + \varepsilon` (appendix, entropy-normalised serialisation); this corresponds to
+    `floor=0`.
 
     Parameters
     ----------

@@ -10,32 +10,32 @@ stored with it; a gene that no file has measured keeps NaN.
 (names joined by "|", quoted). `--gencode`: comma-separated, without a header: Ensembl id, symbol (the id again where
 there is none), number of transcripts, length, biotype.
 
-Which genes
------------
+Selection of genes
+------------------
 Candidates are (a) HGNC genes with an Ensembl id, (b) HGNC genes without one, or with one that GENCODE retired, whose
-symbol GENCODE has: they take GENCODE's id and keep the retired one as an alias, and (c) GENCODE genes that HGNC does
-not have. Of several GENCODE genes with one symbol (U6, Y_RNA) the one with the most transcripts is used.
+symbol GENCODE has: they get GENCODE's id and keep the retired one as an alias, and (c) GENCODE genes that HGNC does
+not have. If several GENCODE genes have one symbol (U6, Y_RNA), the one with the most transcripts is used.
 They are taken in this order until 41,818 (the paper's number) are reached:
 
 1. protein-coding genes (HGNC's group or GENCODE's biotype),
-2. mitochondrial genes, and immunoglobulin and T-cell receptor genes that are no pseudogenes,
+2. mitochondrial genes, and immunoglobulin and T-cell receptor genes that are not pseudogenes,
 3. long non-coding RNA with a symbol,
-4. every other HGNC gene that is no pseudogene (micro, small nucleolar, small nuclear, ... RNA; retired ids),
+4. all other HGNC genes that are not pseudogenes (micro, small nucleolar, small nuclear, ... RNA; retired ids),
 5. HGNC pseudogenes of GENCODE's processed, unprocessed, unitary and transcribed kinds: reads fall on them in
    full-length and in whole-transcriptome data,
 6. long non-coding RNA without a symbol whose id is older than ENSG00000286000 (Ensembl 98, so that references in use
    have it), by number of transcripts, then length.
 
-Left out are the rest of 6, immunoglobulin and receptor pseudogenes, copies of small nuclear, 7SL, Y and ribosomal RNA,
-and unnamed pseudogenes: polyadenylated libraries rarely contain them, and 10x references exclude them. Within a group
-genes are sorted by symbol (group 6: by id).
+The rest of group 6, immunoglobulin and receptor pseudogenes, copies of small nuclear, 7SL, Y and ribosomal RNA, and
+unnamed pseudogenes are excluded: polyadenylated libraries rarely contain them, and 10x references exclude them. Within
+a group, genes are sorted by symbol (group 6: by id).
 
 Names
 -----
-Previous and alias names are HGNC's. An alias is also: GENCODE's symbol where it differs from HGNC's, a retired Ensembl
-id, and RefSeq's names of the mitochondrial genes. A name is kept only where it means one gene among all candidates,
-also those left out, by the order current symbol, previous, alias: a name that means two genes, or a gene that is not
-here, must not lead to another gene.
+Previous symbols and aliases are those of HGNC. Further aliases are GENCODE's symbol where it differs from HGNC's,
+retired Ensembl ids, and RefSeq's names of the mitochondrial genes. A name is kept only if it identifies one gene among
+all candidates, including the excluded ones, in the order current symbol, previous symbol, alias: a name of two genes,
+or of a gene that is not in the vocabulary, must not be matched to another gene.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ PRIOR_CELLS = 0.5
 """Pseudocount of cells for the log-odds of a gene."""
 ODDS_ERROR, VALUE_ERROR = 1.5, 0.4
 """Standard deviations of the errors that are added, in training, to a gene's log-odds and value for a whole batch.
-Without them the query head learns to trust the state head and not the context: on four held-out studies, after 600
-steps, the log-loss with context was 0.538, with them 0.493."""
+Without these errors the query head relies on the state head and ignores the context: on four held-out studies, after
+600 steps, the log-loss with context was 0.538, and 0.493 with the errors."""
 MIN_CONTEXT = 16
 STUDY_POWER = 0.6
 """Studies are drawn with probability proportional to this power of their size."""
@@ -69,7 +69,7 @@ def contrast_loss(one: Tensor, other: Tensor, study: Tensor, temperature: float)
     """InfoNCE between two views of each cell, negatives from the cell's own study only.
 
     Mean over cells and both directions of `-log exp(s_ii / τ) / Σ_j exp(s_ij / τ)` with cosine similarity s and j over
-    the cells of i's study (van den Oord et al. 2018; the restriction takes away the reward for distinguishing studies).
+    the cells of i's study (van den Oord et al. 2018; the restriction removes the incentive to distinguish studies).
     States are `(B, dim)`, studies `(B,)`; without cells the loss is 0.
     """
     high = torch.promote_types(one.dtype, torch.float32)
@@ -83,11 +83,12 @@ def contrast_loss(one: Tensor, other: Tensor, study: Tensor, temperature: float)
 class AnchorModule(TaskModule):
     """Train the learned part of a model's set encoder; its linear part is set from the corpus SVD and kept.
 
-    Each batch is seen in two views, each with genes left out at random (as dropout does) and now and then through a
-    random gene panel. From the learned part of one view a linear decoder with the study as covariate predicts all genes
-    of the cell; and the two views of a cell must be nearer to each other than to other cells of the study. The linear
-    map is that of the same corpus: its directions become the linear part, its frequencies the decoder's start.
-    `study_sizes` are numbers of cells. All other weights are frozen, and stay so.
+    Each batch is encoded in two views, each with genes removed at random (as by dropout), and a share of them reduced
+    to a random gene panel. A linear decoder with the study as covariate predicts all genes of the cell from the learned
+    part of one view, and a contrastive loss makes the two views of a cell more similar to each other than to other
+    cells of the study. The linear map is computed from the same corpus: its directions become the linear part, its
+    frequencies the initial bias of the decoder. `study_sizes` are numbers of cells. All other weights are frozen and
+    remain frozen afterwards.
     """
 
     config: AnchorConfig
@@ -127,7 +128,7 @@ class AnchorModule(TaskModule):
         return self.model.anchor.parts(view.tokens, view.values, view.cu_seqlens, visible)[1]  # type: ignore[union-attr]
 
     def _view(self, batch: CellBatch, generator: torch.Generator) -> CellBatch:
-        """Leave each gene out with its cell's probability, and now and then all genes that a random panel lacks."""
+        """Remove each gene with its cell's probability, and in some views all genes outside a random panel."""
         c = self.config
         view = thinned_at_random(batch, c.max_time, generator)
         if float(torch.rand((), generator=generator)) >= c.panel_rate:
@@ -154,7 +155,7 @@ class StateHeadModule(TaskModule):
     Genes are masked as in pretraining. From the state of the visible genes of a cell, the head alone predicts which
     other genes are masked, and how strongly each is expressed (:class:`~scdiva.models.StateHead`). All positions of a
     cell share one prediction, so a batch of hundreds of cells takes a fraction of a second. All other weights are
-    frozen, and stay so.
+    frozen and remain frozen afterwards.
     """
 
     config: StateHeadConfig
@@ -195,7 +196,7 @@ class StateHeadModule(TaskModule):
 
 @torch.no_grad()
 def start_state_head(model: ScDiVa, tokens: np.ndarray, values: np.ndarray, n_cells: int) -> None:
-    """Start the biases of a model's state head from how often genes are expressed in all cells, and how much."""
+    """Initialise the biases of a model's state head from the frequency and mean value of each gene in all cells."""
     head = model.state_head
     assert head is not None
     n = np.bincount(tokens, minlength=model.config.n_tokens)[N_SPECIAL:]
@@ -209,12 +210,12 @@ def start_state_head(model: ScDiVa, tokens: np.ndarray, values: np.ndarray, n_ce
 
 
 class Context(NamedTuple):
-    """Other cells of the study, as training reads them: :class:`scdiva.models.queries.Context` and `missed`.
+    """Other cells of the study in training: fields of :class:`scdiva.models.queries.Context`, and `missed`.
 
     Attributes
     ----------
     missed
-        `(M, n)`, probability 2^-c that half of a cell's counts, drawn at random, misses a gene of which it has c, for
+        `(M, n)`, probability 2^-c that a gene with c counts is not detected in a random half of a cell's counts, for
         the n queried genes.
     """
 
@@ -226,10 +227,11 @@ class Context(NamedTuple):
 
 
 class SingleQueries(QueryHead):
-    r"""A query head that answers single queries, with or without context, of cells that are thinned or masked in part.
+    r"""Query head for single pairs of cell and gene, with or without context; cells are thinned or partly masked.
 
-    For a gene that is not detected in half of the counts, a feature is how often context cells that miss it in one half
-    of their counts show it in the other, :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}`.
+    If a gene is not detected in half of a cell's counts, one feature is the weighted share of context cells that
+    express it in one half of their counts, among those in which it is not detected in the other half,
+    :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}`.
     """
 
     def forward(
@@ -237,7 +239,7 @@ class SingleQueries(QueryHead):
         log_odds: Tensor, values: Tensor, *, thinned: bool, context: Context | None = None,
         own_row: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Answer N queries.
+        """Predict the expression of a gene in a cell, for N queries.
 
         Parameters
         ----------
@@ -246,9 +248,9 @@ class SingleQueries(QueryHead):
         cell, gene, column
             int64 `(N,)`: the cell and the gene of each query, and the gene's column in `context`.
         log_odds, values
-            `(N,)`, what the state head predicts.
+            `(N,)`, predictions of the state head.
         thinned
-            Whether the genes are not detected in a half of the cells' counts, or masked.
+            Whether queried genes are those not detected in half of a cell's counts (True), or masked genes (False).
         context
             Other cells of the study, shared by all queried cells.
         own_row
@@ -256,7 +258,7 @@ class SingleQueries(QueryHead):
 
         Returns
         -------
-        `(N,)` log-odds that the gene is expressed, and its log-normalised value if it is.
+        `(N,)` log-odds that the gene is expressed, and its expected log-normalised value if it is.
         """
         if context is None:
             features, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), log_odds
@@ -319,7 +321,7 @@ class QueryConfig(OptimiserConfig):
 
 
 class Queries(NamedTuple):
-    """Visible genes of cells, and the queries about them with their answers.
+    """Visible genes of cells, and queries with their true answers.
 
     Attributes
     ----------
@@ -330,7 +332,7 @@ class Queries(NamedTuple):
     value_cell, value_token, value
         `(V,)`: queries of values of genes that are expressed, and their answers.
     thinned
-        Whether the genes asked about are not detected in a half of the cells' counts, or masked.
+        Whether queried genes are those not detected in half of a cell's counts (True), or masked genes (False).
     """
 
     visible: Packed
@@ -346,7 +348,7 @@ class Queries(NamedTuple):
 def draw(batch: CellBatch, measured: Tensor, config: QueryConfig, generator: torch.Generator) -> tuple[Queries, Around]:
     """Draw queries for the first cells of a batch of one study, on the CPU; the other cells are the context, or None.
 
-    `measured` is bool `(n_studies, n_tokens)`: genes that each study has a column for.
+    `measured` is bool `(n_studies, n_tokens)`: genes measured in each study.
     """
     assert batch.study is not None
     tokens, bounds = batch.tokens, batch.cu_seqlens
@@ -374,28 +376,28 @@ def draw_queries(
     tokens: Tensor, counts: Counts, cu_seqlens: Tensor, measured: Tensor, generator: torch.Generator, *,
     thinned: bool, max_queries: int, held_out: float = 0.15,
 ) -> Queries:  # fmt: skip
-    """Mask part of cells, and query as many genes that are expressed as measured genes that are not.
+    """Mask genes or counts of cells, and query equal numbers of expressed and of measured but not expressed genes.
 
     Parameters
     ----------
     tokens, counts, cu_seqlens
         Packed cells.
     measured
-        int64, tokens that the study has a column for.
+        int64, tokens of the genes measured in the study.
     generator
-        Source of every draw.
+        Source of all random numbers.
     thinned
-        True: half of the counts of a cell are visible; queries ask which genes not detected there are in the other.
-        False: all counts of a gene are visible or masked, with a probability t ~ U(0, 1) of the cell: masked diffusion
-        in which the identity of a gene is given and its presence is masked.
+        True: half of the counts of a cell are visible; queries ask whether genes that are not detected in this half
+        are in the other. False: all counts of a gene are masked with probability t ~ U(0, 1), one t per cell: masked
+        diffusion in which the identity of a gene is given and its presence is masked.
     max_queries
-        Queries of presence of a cell, and values of a cell, at most.
+        Maximum number of queries of presence, and of values, per cell.
     held_out
-        With `thinned`, share of the visible genes that is masked, to ask for their values.
+        With `thinned`, share of the visible genes that are masked and whose values are queried.
 
     Returns
     -------
-    Cells ascend among queries.
+    The queries, ordered by cell.
     """
     n_cells, cells = cu_seqlens.numel() - 1, cell_of_token(cu_seqlens, tokens.numel())
     draw = torch.rand(tokens.numel(), generator=generator)
@@ -470,7 +472,7 @@ class QueryModule(TaskModule):
         return presence + c.value_weight * value, {"presence": presence.detach(), "value": value.detach()}
 
     def answer(self, queries: Queries, around: Around) -> tuple[Tensor, Tensor]:
-        """Answer queries, of presence and of values, given other cells of the study: tokens, counts and boundaries."""
+        """Predict presence and values for queries; `around` are tokens, counts and boundaries of the context cells."""
         model, head, device = self.model, self.model.state_head, self.device
         assert head is not None
         packed = [part.to(device) for part in queries.visible]
@@ -524,7 +526,7 @@ class QueryModule(TaskModule):
 
 
 def n_query_cells(n_cells: int, batch_size: int) -> int:
-    """Number of queried cells, the first of a batch; at least 16 others remain as context."""
+    """Number of queried cells (the first cells of a batch), such that at least 16 others remain as context."""
     return min(batch_size, n_cells - MIN_CONTEXT)
 
 
@@ -532,8 +534,8 @@ class StudyBatches(IterableDataset[CellBatch]):
     """Endless batches of one study each; the first cells are queried, the others are their context.
 
     Batch s depends only on (cells, sizes, seed, s). The number of context cells is drawn log-uniformly from 16 to
-    `context_cells`, and up to `batch_size` cells are queried; both are fewer in a small study. The packed corpus is
-    read into memory.
+    `context_cells`, and up to `batch_size` cells are queried; both numbers are lower for a small study. The packed
+    corpus is read into memory.
     """
 
     def __init__(self, cells: PackedCells, batch_size: int, context_cells: int, seed: int, start_step: int = 0) -> None:
@@ -548,7 +550,7 @@ class StudyBatches(IterableDataset[CellBatch]):
         self.share = weight / weight.sum()
 
     def batch(self, number: int) -> CellBatch:
-        """Make one batch; :func:`n_query_cells` says how many of its cells are asked about."""
+        """Make one batch; :func:`n_query_cells` is the number of its queried cells."""
         rng = np.random.default_rng(step_seed(self.seed, number, "study"))
         study = rng.choice(len(self.share), p=self.share)
         rows = rng.permutation(np.flatnonzero(self.study == study))

@@ -374,7 +374,7 @@ def listing(path: Path) -> list[tuple[str, int, str]]:
 
     Returns
     -------
-    Of each file its name below the path, its size in bytes, and its version: modification time, ETag of an object, or
+    For each file its name below the path, its size in bytes, and its version: modification time, ETag of an object, or
     whatever the file system offers. Empty for a folder on a server that can't list folders, such as most https servers.
     """
     from fsspec.core import url_to_fs

@@ -28,14 +28,15 @@ UNKNOWN = frozenset(
 )  # fmt: skip
 """Lower-case words for an unknown label, which may be intended as a group."""
 _FEW = 20
-"""Number of different values that is accepted with any number of cells."""
+"""Number of different values below which a column is not checked for nearly as many values as cells; also part of the
+limits for numbers."""
 
 
 @contextlib.contextmanager
 def many_labels_accepted() -> Iterator[None]:
     """Suppress scikit-learn's warning that many labels for few cells look like a regression target.
 
-    Columns of continuous values have been refused before (:func:`refuse_continuous`).
+    Columns of continuous values raised an error before (:func:`refuse_continuous`).
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
@@ -53,7 +54,7 @@ def is_unknown(texts: NDArray[np.str_]) -> NDArray[np.bool_]:
 
 
 def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection[str] = ()) -> None:
-    """Refuse a column whose values are not labels, batches or groups.
+    """Raise an error for a column whose values are not labels, batches or groups.
 
     Parameters
     ----------
@@ -70,8 +71,9 @@ def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection
     Raises
     ------
     ValueError
-        If a text stands for a missing value (`"nan"`, `"None"`, an empty one), if the values are continuous numbers, or
-        if there are more values than half the number of cells.
+        If a text stands for a missing value (`"nan"`, `"None"`, an empty one) or, for labels, for an unknown one; if
+        the values are continuous numbers; or if there are at least 20 different values and more than half as many as
+        cells (not for perturbations).
 
     Warns
     -----
@@ -110,7 +112,7 @@ def _counted(values: pd.Series, texts: NDArray[np.str_], which: NDArray[np.bool_
 
 
 def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
-    """Refuse continuous numbers, and columns in which few cells share a value.
+    """Raise an error for continuous numbers, and for columns with nearly as many different values as cells.
 
     Parameters
     ----------
@@ -120,7 +122,7 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
     Raises
     ------
     ValueError
-        For such a column.
+        If the column is of this kind, see :func:`check_labels`.
     """
     n, n_values = len(values), values.nunique()
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
@@ -182,7 +184,7 @@ def read_labels(
     KeyError
         If there is no such column.
     ValueError
-        If a label is missing, there is no cell, or :func:`check_labels` refuses the column.
+        If a label is missing, there is no cell, or as for :func:`check_labels`.
     """
     column = labels_column(adata, key, where)
     if not adata.n_obs:
@@ -218,7 +220,7 @@ def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata"
 def label_numbers(
     adata: AnnData, labels_key: str, unlabeled_category: str | None = None, *, where: str = "adata"
 ) -> tuple[np.ndarray, pd.CategoricalDtype]:
-    """Label number of each cell, int64 from 0, -1 for none, and the labels in their own type.
+    """Label number of each cell, int64 from 0, -1 for none, and the labels in their original type.
 
     Parameters
     ----------
@@ -241,7 +243,7 @@ def label_numbers(
     KeyError
         If there is no such column.
     ValueError
-        If there is no label, or only one, or :func:`check_labels` refuses the column.
+        If there is no label, or only one, or as for :func:`check_labels`.
 
     Warns
     -----
@@ -294,13 +296,13 @@ def listed(names: Sequence[str] | str) -> list[str]:
 
 
 def refuse_twice(values: Sequence[object], argument: str) -> None:
-    """Refuse repeated values."""
+    """Raise an error for repeated values."""
     if len(set(values)) < len(values):
         raise ValueError(f"{argument} holds {max(values, key=values.count)!r} more than once.")
 
 
 def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], lack: str) -> list[str]:
-    """The requested groups, all if None; refuse groups that do not exist.
+    """Requested groups, or all if None; raise an error for groups that do not exist.
 
     Raises
     ------

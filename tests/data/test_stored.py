@@ -1,4 +1,4 @@
-"""Files are read as they are in memory, in all formats; what is damaged, foreign or slow is named."""
+"""Matrices in files of all formats equal those in memory; errors name damaged or unsupported files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_types_of_values_and_indices(dtype, tmp_path):
 
 
 def broken(tmp_path, change):
-    """A file with something changed in its root group."""
+    """Write a file with a change in its root group."""
     path = write(tmp_path, counts(), "h5ad", "broken")
     with h5py.File(path, "r+") as root:
         change(root)
@@ -162,7 +162,7 @@ def test_a_zarr_with_a_truncated_chunk_names_itself(kind, store, tmp_path):
     chunks = [file for file in array.rglob("*") if file.is_file() and not file.name.startswith((".z", "zarr"))]
     chunk = chunks[0]
     chunk.write_bytes(chunk.read_bytes()[:-9])
-    # a codec that does not notice is not asked
+    # the size is checked before a codec that would not detect it
     with pytest.raises(ValueError, match=r"X of '.*torn\.zarr' is damaged"), open_matrix(path) as opened:
         list(row_blocks(opened.matrix))
 

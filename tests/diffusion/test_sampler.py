@@ -173,7 +173,7 @@ def test_result_is_sorted_by_score_when_asked():
         assert out.values[a:b].tolist() == [float(value) for _, value in cell]
 
 
-# --- the genes that are surest to be hidden ---------------------------------------------------------------------------
+# --- the most probable masked genes -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("share", [0.3, 0.5, 1.0])
 def test_likeliest_genes_against_all_assignments(share):
     """The genes with the largest sums of probabilities, on the places that make the product largest."""

@@ -80,7 +80,7 @@ def test_a_model_without_its_vocabulary(model, refused, drawn):
     refused(lambda a: sd.tl.embed(a, bare), drawn, ValueError, "has no vocabulary", "save_model")
 
 
-# --- malice -----------------------------------------------------------------------------------------------------------
+# --- pickles ----------------------------------------------------------------------------------------------------------
 class Evil:
     """A pickle that leaves a mark when it is read."""
 

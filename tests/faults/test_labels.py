@@ -117,7 +117,7 @@ def test_keys_and_labels_in_any_script(cells, model, tmp_path, text):
     assert sd.get.annotation_df(back, key=f"{text} found")["label"].str.startswith(text).all()
 
 
-# --- cells of a batch that nobody has seen ----------------------------------------------------------------------------
+# --- cells of new batches ---------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def integrated(drawn, model):
     adata = drawn[:60].copy()
@@ -234,7 +234,7 @@ def test_numbers_that_are_groups_are_labels(cells, model, kind):
     assert np.isfinite(cells.obsm["X_scdiva_integrated"]).all()
 
 
-# --- scores and pictures ----------------------------------------------------------------------------------------------
+# --- scores and plots -------------------------------------------------------------------------------------------------
 SCORES = {
     "classification": lambda z, labels, batch: sd.metrics.classification(labels, labels),
     "avg_batch": lambda z, labels, batch: sd.metrics.avg_batch(z, batch, labels),
@@ -253,7 +253,7 @@ def test_scores_leave_out_what_names_no_type(drawn, score, text):
     assert SCORES[score](z, labels, batch) == expected
 
 
-# --- a query with a column of its own ---------------------------------------------------------------------------------
+# --- labels in the query ----------------------------------------------------------------------------------------------
 @pytest.mark.fault("a query with labels of its own")
 @pytest.mark.parametrize("kind", ["text", "category", "number"])
 def test_a_query_with_other_names_is_annotated(cells, model, kind):

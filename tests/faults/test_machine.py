@@ -69,7 +69,7 @@ def light(build):
     return build(anchor="encoder", anchor_residual=False, n_layers=1)
 
 
-# --- no room ----------------------------------------------------------------------------------------------------------
+# --- full disk --------------------------------------------------------------------------------------------------------
 SMALL = {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24}
 EVERY_WRITER = {
     "write_cells, h5ad": lambda out, a, m, _: write_cells(a, out.with_suffix(".h5ad")),

@@ -127,7 +127,7 @@ def test_a_missing_text_is_missing(drawn, model, refused, dtype, key):
     refused(lambda a: ENTRIES[call](a, model), cells, ValueError, "1 of 80", "'cell3'")
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- combinations -----------------------------------------------------------------------------------------------------
 @pytest.mark.fault("read-only arrays (pandas 3)")
 @pytest.mark.fault("string dtypes")
 @pytest.mark.fault("a layer named None")

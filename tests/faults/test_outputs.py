@@ -187,7 +187,7 @@ def test_a_folder_of_another_kind(folders, drawn, refused, name, kind):
         load_model(folders[kind] / "model", device="cpu")
 
 
-# --- labels that part nothing -----------------------------------------------------------------------------------------
+# --- one label, or one per cell ---------------------------------------------------------------------------------------
 @pytest.mark.fault("labels that part nothing")
 @pytest.mark.parametrize("labels", ["one", "none", "one each"])
 def test_scores_of_labels_that_part_nothing(labels):

@@ -278,7 +278,7 @@ def test_a_checkpoint_that_is_damaged_is_named(trained, tmp_path, monkeypatch, h
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-# --- what is not ours -------------------------------------------------------------------------------------------------
+# --- files of the user ------------------------------------------------------------------------------------------------
 @pytest.mark.fault("files of the user in a folder that is replaced")
 @pytest.mark.parametrize("kind", ["model", "annotator", "zarr"])
 def test_a_file_of_the_user_is_not_deleted(model, drawn, tmp_path, kind):

@@ -177,7 +177,7 @@ def test_a_key_that_belongs_to_another_result_stays(odd_cells, model, refused, n
     single(before, model, key_added=side)
 
 
-# --- put together -----------------------------------------------------------------------------------------------------
+# --- concatenated datasets --------------------------------------------------------------------------------------------
 @pytest.fixture
 def parts(cells, model):
     reference = cells[:40].copy()

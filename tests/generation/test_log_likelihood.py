@@ -41,9 +41,9 @@ def test_what_is_documented_is_written(subset, headed):
 
 
 def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(subset, headed, one):
-    """Genes are numbered anew among those measured; here they are not, and logits of the others are -inf.
+    """The bound over measured genes equals that over all genes with logits of -inf for unmeasured ones.
 
-    Of a model with a state head there is one row for each cell; here for each masked gene.
+    A model with a state head returns one row of logits for each cell; here there is one for each masked gene.
     """
     from scdiva._rng import generator, step_generator
     from scdiva.data.cells import open_cells

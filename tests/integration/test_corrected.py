@@ -1,4 +1,4 @@
-"""Corrected expression beside dense matrices, and on cells whose markers are known."""
+"""Corrected expression compared with a regression by dense matrices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model_genes(plain, cells):
 
 @pytest.fixture(scope="module")
 def corrected(plain, integrated, model_genes):
-    """Cells with the corrected expression of these genes beside them."""
+    """Cells with the corrected expression of these genes in `obsm`."""
     data = integrated.copy()
     sd.tl.corrected_expression(data, "batch", model_genes, model=plain)
     return data
@@ -62,7 +62,7 @@ def by_regression(states, x, batch, at=None):
 
 @pytest.mark.parametrize("at", [None, 0, 1])
 def test_is_the_regression_by_dense_matrices(integrated, plain, model_genes, at):
-    """With counts of all genes per ten thousand, whether the model knows them or not."""
+    """Totals include all genes, also those outside the vocabulary of the model."""
     data = integrated.copy()
     data.obs["batch"] = (data.obs["batch"] == data.obs["batch"].iloc[0]).astype(int)
     sd.tl.corrected_expression(data, "batch", model_genes, transform_batch=at, model=plain)
@@ -75,7 +75,7 @@ def test_is_the_regression_by_dense_matrices(integrated, plain, model_genes, at)
 
 
 def test_a_batch_that_adds_to_every_gene_is_given_and_taken():
-    """States without batch, genes with: cells of either batch are predicted alike, where the chosen batch is."""
+    """States have no batch effect, genes have one: predictions are equal in both batches, at the chosen level."""
     draw = np.random.default_rng(0)
     batch = np.repeat([0, 1], 60)
     states = draw.normal(size=(120, 3))
@@ -86,7 +86,7 @@ def test_a_batch_that_adds_to_every_gene_is_given_and_taken():
         np.testing.assert_allclose(predicted[:60], predicted[60:], atol=1e-6)
         np.testing.assert_allclose(predicted.mean(axis=0), genes[batch == at].mean(axis=0), rtol=1e-3)
         assert spread.mean() == pytest.approx(0.5, abs=0.05)
-    for gene in range(6):  # what varies within a batch stays
+    for gene in range(6):  # variation within a batch is preserved
         assert np.corrcoef(predicted[:60, gene], genes[:60, gene])[0, 1] > 0.9
 
 
@@ -144,7 +144,7 @@ def test_genes_of_raw(corrected, integrated, plain, model_genes):
 
 
 def test_of_cells_longer_than_the_model_reads_all_genes_count(build, cells, model_genes):
-    """A transformer reads forty genes of each cell; the expression of the others is none the less not zero."""
+    """The transformer reads forty genes of each cell, but the expression of its other genes is not treated as zero."""
     data, model = cells[:60].copy(), build(anchor="learned")
     assert (data[:, model_genes].X.toarray() > 0).sum(axis=1).max() > model.config.input_length
     sd.tl.integrate(data, "batch", model=model, steps=2, rng=0)

@@ -92,7 +92,7 @@ def test_a_loaded_model_is_given_back(folder):
         load_model({})
 
 
-# --- what is refused on saving ---------------------------------------------------------------------------------------
+# --- errors on saving ------------------------------------------------------------------------------------------------
 def test_nothing_is_overwritten_unasked_or_by_a_save_that_fails(folder, tmp_path):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(FileExistsError, match="overwrite=True"):
@@ -128,7 +128,7 @@ def test_bad_input_to_save_is_refused_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- what is refused on loading --------------------------------------------------------------------------------------
+# --- errors on loading -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_missing_or_renamed_file_is_named(folder, name):
     (folder / name).rename(folder / f"old_{name}")

@@ -44,7 +44,7 @@ def genes():
 
 @pytest.fixture(scope="module")
 def old_genes(genes):
-    """Every third gene is left out: what is added is in no way the end of the table."""
+    """Vocabulary without every third gene, so that added genes are not at the end of the table."""
     tokens = genes.tokens[np.arange(genes.n_genes) % 3 > 0]
     old = genes.subset(tokens)
     assert old.n_genes == N_OLD
@@ -60,7 +60,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(old_genes, tmp_path_factory):
-    """Folders of a model of the paper's kind and of one with all of our heads, with random weights."""
+    """Folders of two models with random weights: the paper's architecture, and one with all additional heads."""
     folders = {}
     for name, sizes in SIZES.items():
         config = ScDiVaConfig(n_genes=old_genes.n_genes, **sizes)
@@ -155,9 +155,9 @@ def test_genes_are_added_after_those_of_the_model(kind, models, file, genes, old
     heads = {"state_head.gene", "state_head.value", "query_head.gene.weight", "anchor.table.weight"}
     assert set(grew) == {"embedding.gene.weight"} | (heads if kind == "ours" else {"heads.gene.weight"})
     new = started[0]["embedding.gene.weight"][-20:]
-    assert 0.01 < new.std() < 0.03  # drawn as in a new model, and no two alike
+    assert 0.01 < new.std() < 0.03  # initialised as in a new model, all different
     assert torch.pdist(new).min() > 0.01
-    # what reads only genes of the model gives what it gave, bit for bit
+    # results for cells with genes of the old vocabulary have the same bits
     tokens, values, cells = torch.arange(3, 3 + N_OLD), torch.linspace(3, 0.1, N_OLD), torch.tensor([0, N_OLD])
     packed = tokens, values, cells.int()
     with torch.no_grad():

@@ -104,12 +104,12 @@ def annotate(
     Novelty is also higher for cells of another study. The threshold of `reject` is the 1 - `reject` quantile of the
     novelty of held-out cells. With a `batch_key` whole batches are held out, in up to three parts, so the threshold
     includes the shift between batches. (Labels that only one part has keep the novelty of single held-out cells.) The
-    entry `max_novelty_from` states which. In queries of another study, `reject=0.05` with a
-    threshold from held-out cells called 3% to 57% of the cells of known types unknown, most of which had the right
-    most probable label, and 56% to 95% of the cells of types that were removed from the reference (four pairs of
+    entry `max_novelty_from` states which were used. In queries of another study, `reject=0.05` with a threshold from
+    held-out cells labelled 3% to 57% of the cells of known types as unknown, although the most probable label of most
+    of them was correct, and 56% to 95% of the cells of types that were removed from the reference (four pairs of
     studies, section "Annotation" of the benchmarks). With held-out batches these shares were 0% to 15% and 28% to 72%
-    (three pairs). So pass a `batch_key` if the reference has batches of different studies, technologies or treatments;
-    with few batches rejection is conservative. With a reference of one batch, `reject=0.01` is closer to a rate of 5%.
+    (three pairs). Pass a `batch_key` if the reference has batches of different studies, technologies or treatments;
+    with few batches, rejection is conservative. With a reference of one batch, `reject=0.01` is closer to a rate of 5%.
 
     Parameters
     ----------
@@ -152,10 +152,10 @@ def annotate(
     key_added
         Key of `adata.obs` to write; the others begin with it.
     rng
-        Seed; None takes `scdiva.settings.seed`. Global random state is never touched. On a CPU the same seed gives the
-        same result.
+        Seed of the random numbers. None: `scdiva.settings.seed`. The global random state is neither read nor changed.
+        On a CPU the same seed gives the same result.
     device
-        Torch device; None takes `scdiva.settings.device`.
+        Torch device. None: `scdiva.settings.device`.
 
     Returns
     -------
@@ -341,7 +341,7 @@ def annotate(
 
 
 def _check_options(method: str, n_neighbors: int, reject: float | None, backoff: float, *, finetune: bool) -> None:
-    """Refuse arguments out of range, and fine-tuning of nearest neighbours."""
+    """Raise an error for arguments out of range, and for fine-tuning of nearest neighbours."""
     from scdiva.annotation.annotator import METHODS
 
     check_choices(method=(method, METHODS))
@@ -496,7 +496,7 @@ def _read_labels(
 
 
 def _check_reject(reject: float | None, held_out: bool, names: Collection[str], parents: Mapping[str, str]) -> None:
-    """Refuse `reject` without held-out cells, or if a label has the name of rejected cells."""
+    """Raise an error for `reject` without held-out cells, or if a label has the name of rejected cells."""
     if reject is None:
         return
     if not held_out:
@@ -535,12 +535,12 @@ def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
 
 
 def check_genes(annotator: Annotator, measured: np.ndarray) -> None:
-    """Refuse cells with fewer than 50 of an annotator's genes; warn if they lack half of them.
+    """Raise an error for cells with fewer than 50 of an annotator's genes; warn if they lack more than half of them.
 
     Parameters
     ----------
     annotator
-        Fitted on other cells.
+        Annotator that was fitted on other cells.
     measured
         Tokens that the cells have a column for.
     """
@@ -564,7 +564,7 @@ def warn_of_shift(novelty: np.ndarray, reject: float, annotator: Annotator) -> N
     Parameters
     ----------
     novelty
-        Of the query's cells `(n,)`, without NaN.
+        Novelty of the query's cells `(n,)`, without NaN.
     reject
         See :func:`annotate`.
     annotator

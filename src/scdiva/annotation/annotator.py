@@ -143,7 +143,7 @@ class AnnotationHead(nn.Module):
     Parameters
     ----------
     sizes
-        Of all parts.
+        Sizes of all parts of the head.
     """
 
     def __init__(self, sizes: HeadSizes) -> None:

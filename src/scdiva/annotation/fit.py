@@ -158,7 +158,7 @@ def fit_annotator(
     method, n_neighbors
         As for :func:`annotate`.
     seed
-        Of the fit.
+        Seed of the fit.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def finetune_annotator(
     run_config
         How cells are run through the model.
     seed, checkpoint_dir
-        Of fine-tuning.
+        Seed of fine-tuning, and folder of its checkpoints (None: no checkpoints).
 
     Raises
     ------
@@ -247,7 +247,7 @@ def finetune_annotator(
 
 
 def _count_labels(types: pd.CategoricalDtype, labels: np.ndarray) -> int:
-    """Number of labels; refuse a label without cells."""
+    """Number of labels; raise an error for a label without cells."""
     names = types.categories.tolist()
     if len(absent := np.setdiff1d(np.arange(len(names)), labels)):
         raise ValueError(
@@ -336,13 +336,13 @@ def fit_head(
     Parameters
     ----------
     reference
-        At least two labels.
+        Reference cells with at least two labels.
     method
         See `AnnotationHead`.
     n_labels, n_tokens
-        Sizes.
+        Number of labels, and of tokens in the vocabulary.
     seed
-        Of subsampling, and of the perceptron's initial weights and the order of its cells.
+        Seed of subsampling, of the perceptron's initial weights and of the order of its cells.
     n_neighbors
         Neighbours that vote.
 
@@ -444,7 +444,7 @@ def hold_out(labels: np.ndarray, batch: np.ndarray, seed: int) -> np.ndarray:
     batch
         Batch numbers, `(n_cells,)`.
     seed
-        Of the selection.
+        Seed of the selection.
 
     Returns
     -------

@@ -246,7 +246,7 @@ class InMemoryCells:
         return len(self.batch)
 
     n_obs = n_cells
-    """The same, under the name that an opened source uses."""
+    """Number of cells, under the name that :class:`scdiva.data.cells.CellSource` uses."""
 
     def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
         """Yield all cells in one window, see :meth:`scdiva.data.cells.CellSource.windows`."""

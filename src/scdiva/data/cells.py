@@ -55,7 +55,7 @@ class Model(Protocol):
 
     vocabulary: Vocabulary
     config: Any
-    """With `input_length` (genes per cell) and `entropy_floor`."""
+    """Configuration with `input_length` (genes per cell) and `entropy_floor`."""
 
 
 def open_cells(

@@ -47,7 +47,8 @@ class CellDataModule(pl.LightningDataModule):
         from :func:`scdiva.data.pack_files`. A folder stands for every such file below it, ordered by path. Files may
         have different genes.
     validation
-        The same for validation. None: no other files. Split by study, not by cell: cells of one study are too similar.
+        Validation data, as for `train`. None: no other files. Split by study, not by cell, because cells of one study
+        are too similar.
     validation_studies
         Studies of `train` that are held out for validation: names, or a share of the studies, drawn from `seed`. See
         :func:`scdiva.data.corpus.held_out_studies`.
@@ -305,7 +306,7 @@ class CellDataModule(pl.LightningDataModule):
 
         Returns
         -------
-        Of each cell, in the order of the batch: study, file (empty for an AnnData object), row in the file or packed
+        For each cell, in the order of the batch: study, file (empty for an AnnData object), row in the file or packed
         corpus, and name if known.
         """
         cells = []

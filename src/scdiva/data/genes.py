@@ -553,7 +553,7 @@ def judge_genes(
     counts_per_gene
         Sum of the counts of each gene over all cells (count scale), shape (n,).
     reading
-        Options of the input; `duplicates="error"` refuses several names of one gene.
+        Options of the input; `duplicates="error"` raises an error for several names of one gene.
     two_species
         Message of :func:`about_two_species`, which explains unknown counts.
     obs_names, n_obs

@@ -104,7 +104,7 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
     Raises
     ------
     OSError
-        If the system refuses a write, for instance because the disk is full.
+        If a write fails, for instance because the disk is full.
     """
     attributes = {"encoding-type": "anndata", "encoding-version": "0.1.0"}
     if mode == "r":
@@ -185,7 +185,7 @@ def new_hdf5(path: Path) -> Iterator[h5py.File]:
     Raises
     ------
     OSError
-        If the system refuses a write.
+        If a write fails.
     """
     with contextlib.closing(_Sink(path)) as sink:
         try:
@@ -215,7 +215,7 @@ def write_cells(adata: AnnData, out: Path) -> Path:
     Raises
     ------
     OSError
-        If the disk is too small or the system refuses a write.
+        If the disk is too small or a write fails.
     """
     import anndata.io
 

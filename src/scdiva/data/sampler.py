@@ -167,7 +167,7 @@ class CellPool:
     def read(self, cells: np.ndarray) -> Held:
         """Read cells; the rows of a file are read in order, many at once.
 
-        Of each block, all rows between the first and the last requested cell are read.
+        In each block, all rows between the first and the last requested cell are read.
 
         Parameters
         ----------
@@ -402,8 +402,8 @@ class Order:
     reading single cells, and a buffer of many blocks mixes studies well. All lanes have the same number of batches per
     epoch, and no batch has cells of two epochs.
 
-    If the number of lanes changes within an epoch, the cells that were not yet seen are dealt again as an epoch of
-    their own; if they are fewer than the lanes, together with the next epoch.
+    If the number of lanes changes within an epoch, the cells that were not yet seen are dealt again as a
+    separate epoch; if they are fewer than the lanes, together with the next epoch.
 
     Parameters
     ----------

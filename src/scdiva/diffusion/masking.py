@@ -249,7 +249,7 @@ def keep_counts(counts: Counts, cu_seqlens: Tensor, share: Tensor, generator: to
     Parameters
     ----------
     counts
-        Of packed cells.
+        Counts of packed cells.
     cu_seqlens
         `(B + 1,)`.
     share

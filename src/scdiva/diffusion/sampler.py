@@ -27,7 +27,7 @@ class Sampled(NamedTuple):
 
 
 def checked_values(predicted: Tensor, masked: Tensor) -> Tensor:
-    """Values of a denoiser, if there is one for each position and those of masked positions are finite."""
+    """Check the values of a denoiser: one for each position, finite at masked positions."""
     if predicted.shape != masked.shape or not bool(torch.isfinite(predicted[masked]).all()):
         raise ValueError(
             f"The denoiser must return {masked.numel()} values, finite at masked positions, got shape "
@@ -37,7 +37,7 @@ def checked_values(predicted: Tensor, masked: Tensor) -> Tensor:
 
 
 def checked_logits(logits: Tensor, n_rows: int) -> Tensor:
-    """Logits of a denoiser in float32 or float64, if there are `n_rows` rows without NaN or +inf."""
+    """Check the logits of a denoiser, `n_rows` rows without NaN or +inf, and return them as float32 or float64."""
     if logits.ndim != 2 or logits.shape[0] != n_rows:
         raise ValueError(
             f"The denoiser must return one row of logits for each of the {n_rows} masked tokens, got a tensor of "
@@ -304,7 +304,7 @@ def likeliest_cell(predicted: PartPredictions) -> Sampled:
     Parameters
     ----------
     predicted
-        Of the cell.
+        Predictions for each position of the cell, from :func:`predict_in_parts`.
 
     Returns
     -------

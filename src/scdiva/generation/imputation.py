@@ -331,7 +331,7 @@ def chance_and_value(predicted: PartPredictions, genes: Tensor) -> tuple[Tensor,
     Parameters
     ----------
     predicted
-        Of the cell.
+        Predictions for each position of the cell.
     genes
         int64 `(L,)`, number of the gene at each position.
 

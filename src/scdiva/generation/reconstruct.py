@@ -112,8 +112,8 @@ def reconstruct(
       predicting the genes most frequent in the other cells. Scores that compare rank by rank are NaN without
       `use_ranks`. With `mask_ratio=0`, the scores of the predicted positions are named `visible_...`.
 
-    Of a cell longer than the model's `max_length` only the first `max_length` genes are used. Only genes that `adata`
-    measures are predicted.
+    Only the first genes of each cell, up to the model's `max_length`, are used. Only genes that `adata` measures are
+    predicted.
 
     Raises
     ------

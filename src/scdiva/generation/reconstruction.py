@@ -41,7 +41,7 @@ class Reconstruction:
         With `mask_ratio=0`: `"folds"` predicts each tenth of the genes from the other nine, `"stream"` each gene from
         its hidden state in the unmasked cell.
     seed
-        Of the masked genes.
+        Seed of the masked genes.
     context, context_numbers
         Context cells of the query head, and the number of a cell among them by its row.
     """

@@ -89,7 +89,7 @@ def batch_prior(
     batch
         Batch numbers from 0, `(n_cells,)`.
     rng
-        Of the clusters, at most 10, that similar cells share.
+        Random generator for the clustering of similar cells (at most 10 clusters).
 
     Returns
     -------

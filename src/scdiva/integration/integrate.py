@@ -108,10 +108,10 @@ def integrate(
     key_added
         Key of `adata.obsm` to write.
     rng
-        Seed of clusters, order, thinning and initial weights; None takes `scdiva.settings.seed`. Global random state is
-        never touched. On a CPU the same seed gives the same result.
+        Seed of clusters, order, thinning and initial weights. None: `scdiva.settings.seed`. The global random state is
+        neither read nor changed. On a CPU the same seed gives the same result.
     device
-        Torch device to train on; None takes `scdiva.settings.device`. The returned model is on it.
+        Torch device to train on. None: `scdiva.settings.device`. The returned model is on it.
 
     Returns
     -------
@@ -275,8 +275,8 @@ def _read_sample(
 ) -> _Sample:
     """Read at most `fit_cells` cells into memory.
 
-    A sample with one label, one batch or one cell in each batch is refused, and batches without cells in it cause a
-    warning.
+    Raises ValueError if the sample has labels but fewer than two of them, one batch, or, without fine-tuning, one cell
+    in each batch. Batches without cells in the sample cause a warning.
     """
     from scdiva.data.batch import read_cells
 

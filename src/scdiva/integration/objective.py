@@ -90,7 +90,7 @@ class IntegrationLoss(nn.Module):
     Parameters
     ----------
     head
-        Trained in place; it does not read the batch.
+        Integration head, trained in place; the batch is not an input of it.
     components
         Components of each cell, whole and then thinned in several ways, float32 `(1 + n_views, n_cells, dim)`.
     target
@@ -100,7 +100,7 @@ class IntegrationLoss(nn.Module):
     labels
         Label numbers from 0, -1 for none, int64 `(n_cells,)`; None without labels.
     seed
-        Of discriminators and clusters.
+        Seed of discriminators and clusters.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class IntegrationLoss(nn.Module):
         rows
             Numbers of the cells of a step.
         weight
-            Of the reversed gradient.
+            Weight of the reversed gradient.
         generator
             Source of views.
         """
@@ -175,7 +175,7 @@ def with_head(model: ScDiVa, seed: int) -> ScDiVa:
     model
         Model from :func:`scdiva.tl.adapt` without an integration head; not changed.
     seed
-        Of the head's weights.
+        Seed of the head's weights.
     """
     new = ScDiVa(replace(model.config, integrated=True), generator=step_generator(seed, 0, "head"))
     pretrained = model.state_dict()
@@ -243,7 +243,7 @@ def integrate_model(
     states
         Their cell states, float32 `(n_cells, state_dim)`, on the model's device.
     batches, labels
-        Of the cells, as for :class:`IntegrationLoss`.
+        Batch and label numbers of the cells, as for :class:`IntegrationLoss`.
     steps
         Maximum number of training steps. The adversarial weight increases during the first quarter. Afterwards the
         weights are averaged, and once the loss has :func:`converged`, the learning rate decreases to zero within half
@@ -251,7 +251,7 @@ def integrate_model(
     seed
         Seed of all random numbers.
     precision
-        Of matrix products in training, `"fp32"` or `"bf16"`; weights and losses are float32.
+        Precision of matrix products in training, `"fp32"` or `"bf16"`; weights and losses are float32.
 
     Returns
     -------
@@ -322,9 +322,9 @@ class IntegrationObjective(Objective):
     labels
         Label numbers from 0, -1 for none, int64 `(n_cells,)`; None without labels.
     state_dim, context
-        Width of the cell state; genes kept of each cell, None for all.
+        Width of the cell state; maximum number of genes of each cell (None: all).
     seed
-        Of the discriminators' weights.
+        Seed of the discriminators' weights.
     """
 
     task = "integrate"

@@ -260,7 +260,7 @@ def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: 
     backend
         As for :func:`rope_attention`.
     head_dim, dtype, device
-        Of the queries.
+        Head dimension, data type and device of the queries.
 
     Returns
     -------

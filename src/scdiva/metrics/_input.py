@@ -44,7 +44,7 @@ def refuse_where(bad: NDArray[np.bool_], what: str, mend: str = "Leave them out 
 def finite_arrays(
     shape: str, values_by_name: dict[str, ArrayLike], *, empty: bool = False
 ) -> dict[str, NDArray[np.float64]]:
-    """Arrays as float64; refuse differing shapes, other numbers of axes than `shape` has, and non-finite values."""
+    """Arrays as float64; raise an error if their shapes differ or do not fit `shape`, or if values are not finite."""
     arrays = {name: np.asarray(values, dtype=np.float64) for name, values in values_by_name.items()}
     shapes = {name: values.shape for name, values in arrays.items()}
     n_dim = len(shape.strip("(,)").split(","))
@@ -57,7 +57,7 @@ def finite_arrays(
 
 
 def check_coordinates(embedding: ArrayLike, scored: NDArray[np.bool_] | None = None) -> NDArray[np.floating]:
-    """Coordinates as an array; refuse other than two axes, and non-finite values in scored cells."""
+    """Coordinates as an array; raise an error unless it has two axes, and finite and varying values in scored cells."""
     coordinates = np.asarray(embedding)
     if coordinates.ndim != 2:
         raise ValueError(f"embedding has shape {coordinates.shape}; it must be (n_cells, n_dims).")
@@ -70,7 +70,7 @@ def check_coordinates(embedding: ArrayLike, scored: NDArray[np.bool_] | None = N
 
 
 def scored_cells(embedding: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.str_]]:
-    """Coordinates and labels of the labelled cells; refuse non-finite coordinates."""
+    """Coordinates and labels of the labelled cells; raise an error if coordinates are not finite."""
     names, keep = as_texts(labels), labelled(labels)
     if len(np.asarray(embedding)) != len(names):
         raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
@@ -79,14 +79,14 @@ def scored_cells(embedding: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.fl
 
 
 def refuse_unlabelled(labels: ArrayLike, keep: NDArray[np.bool_]) -> None:
-    """Refuse labels without any cell type, and continuous numbers."""
+    """Raise an error for labels without any cell type, and for continuous numbers."""
     if not keep.any():
         raise ValueError(f"None of {len(keep)} cells has a label: there is nothing to score.")
     refuse_continuous(pd.Series(np.asarray(labels)[keep]), "labels", "label")
 
 
 def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
-    """Batch numbers from 0; refuse missing batches, fewer than two, and another number of cells."""
+    """Batch numbers from 0; raise an error for missing batches, fewer than two, or another number of cells."""
     values = np.asarray(batch, dtype=object)  # as text, NaN in a list would become a batch "nan"
     if values.shape != (n_cells,):
         raise ValueError(f"batch has shape {values.shape}, but there are {n_cells} cells.")
@@ -101,7 +101,7 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
 
 
 def truth_values(values: ArrayLike, what: str) -> NDArray[np.bool_]:
-    """Truth values as booleans; refuse other numbers than 0 and 1."""
+    """Truth values as booleans; raise an error for values other than 0 and 1."""
     values = np.asarray(values)
     invalid = np.zeros(values.shape, dtype=bool) if values.dtype == np.bool_ else ~np.isin(values, (0, 1))
     if invalid.any():

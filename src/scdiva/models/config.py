@@ -39,7 +39,7 @@ class ScDiVaConfig:
         Whether the gene head shares the gene rows of the embedding table. The number of parameters in the paper
         requires separate weights; in small models most weights are there.
     anchor
-        Start of `[LAT]`, in addition to its learned vector: `"learned"`, nothing, as in the text of the paper;
+        Initial state of `[LAT]`, added to its learned vector: `"learned"`, none, as in the text of the paper;
         `"encoder"`, the state of a set encoder, in place of the latent encoder that the paper's figure shows and its
         text does not define. The default is `"encoder"` because the denoising loss does not train `[LAT]` directly, and
         on its own it remains a weak summary of the cell.

@@ -77,7 +77,7 @@ class RunConfig(NamedTuple):
     batch_size
         Maximum number of cells per batch; None: no limit.
     device, precision
-        As for torch and :func:`open_encoder`.
+        Torch device, and precision as for :func:`open_encoder`.
     what
         Output of the model, see :func:`read_out`.
     """
@@ -211,7 +211,7 @@ def run_cells(
     only
         bool `(n_obs,)`, the cells to run; None: all.
     beside
-        Returns additional tensors for the rows of a batch, which are passed to the read-out.
+        Function that returns additional tensors for the rows of a batch, which are passed to the read-out.
 
     Yields
     ------

@@ -511,7 +511,7 @@ class SetEncoder(nn.Module):
     all such cells in the same direction, away from deeper cells of their types. A cell whose values sum to :math:`s`
     (the buffer `full_total`, a share of the corpus mean) or more gets the whole bias. With :math:`A` from a truncated
     SVD of the corpus (:func:`scdiva.train.fit_linear_map`), :math:`\hat x` is a strong zero-shot embedding before the
-    first training step, and training cannot lose it because it has coordinates of its own.
+    first training step, and the learned part cannot overwrite it, because it has separate coordinates.
 
     Parameters
     ----------

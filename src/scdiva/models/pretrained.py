@@ -78,7 +78,7 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     FileNotFoundError
         If there is no such model, its folder lacks a file, or the Hub can't be reached and its cache lacks the model.
     PermissionError, ConnectionError
-        If the Hub refuses, or fails.
+        If the Hub denies access, or a request to it fails.
     ValueError
         If a file is damaged or was changed, the format is newer than this package, a tensor is missing, surplus or of
         the wrong shape, or the vocabulary is not that of the model. The message names the file.

@@ -31,7 +31,7 @@ EXTRA = 6
 MAX_GENES = 256
 """Maximum number of visible genes of a cell that become tokens."""
 INFERENCE_GENES = 128
-"""The same without training: as accurate as 256, in less time."""
+"""Maximum number of these tokens at inference: as accurate as 256, in less time."""
 MAX_CONTEXT = 512
 """Maximum number of context cells."""
 PSEUDO_COUNT = 0.2
@@ -198,9 +198,9 @@ class Reader(nn.Module):
       cells. 16 latent vectors attend to them and to each other, and each queried gene attends to the latent vectors.
 
     A linear map of the first two and two hidden layers of all three are added to :math:`\log \rho_{0g}`. Genes are a
-    set: there are no positions. A gene is known by its code, a row of the corpus SVD (:func:`gene_codes`), so genes
-    share all weights. Queries are independent. The counts of a cell that is itself in the context contribute only to
-    the dispersion of its genes.
+    set: there are no positions. A gene is represented by its code, a row of the corpus SVD (:func:`gene_codes`), so
+    genes share all weights. Queries are independent. The counts of a cell that is itself in the context contribute only
+    to the dispersion of its genes.
 
     `scripts/train_reader.py` trains it.
 
@@ -264,7 +264,7 @@ class Reader(nn.Module):
         study
             The context cells.
         own_row
-            int64 `(B,)`, row of the cell itself in the context; -1: not in it. None: no cell is.
+            int64 `(B,)`, row of the cell itself in the context; -1: not in it. None: no cell is in it.
 
         Returns
         -------

@@ -166,7 +166,7 @@ class ScDiVa(nn.Module):
             waits once.
         value_mask
             bool `(T,)`, `True` where the value is masked. The value of a `MASK` token is always masked. `None`: no
-            other value is.
+            other value is masked.
         anchor_state
             `(B, state_dim)`, the cell state from which `[LAT]` starts; `None`: that of the visible tokens.
         backend

@@ -405,7 +405,7 @@ def fetch(address: str) -> Path:
     FileNotFoundError
         If the Hub has no such model or revision, or can't be reached and the cache lacks it.
     PermissionError
-        If the Hub refuses.
+        If the Hub denies access.
     ImportError
         If huggingface_hub is not installed.
     """

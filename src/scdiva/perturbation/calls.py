@@ -374,8 +374,8 @@ def rank_perturbations(
     ValueError
         If a group does not exist, both groups are the same or have equal means, genes of the screen are missing, the
         start cells are of several groups of the screen, a candidate is unknown or named twice, combinations are
-        requested without a separator, gene names repeat, or the matrix is refused; if `adata.uns[key_added]` was not
-        written by scdiva, or `adata` is a backed view.
+        requested without a separator, gene names repeat, or the matrix is not valid for :func:`embed`; if
+        `adata.uns[key_added]` was not written by scdiva, or `adata` is a backed view.
     TypeError
         If `adata` is not an AnnData object, or the model was not fitted on a screen.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GeneFilter = Callable[[Iterable[str]], set[str]]
-"""Selects the names that are genes."""
+"""Function that selects the names that are genes."""
 
 _MAX_LISTED = 10
 """Maximum number of control labels that a message lists; more are described by a pattern."""
@@ -168,7 +168,7 @@ class ScreenDesign:
         labels
             Labels of perturbations.
         genes_among
-            Selects the names that are genes.
+            Function that selects the names that are genes.
         columns
             Gene names of the dataset; they are one part, too, unless all pieces are genes.
         """
@@ -499,7 +499,7 @@ def genes_of_guides(labels: Iterable[str], guides: Mapping[str, str], design: Sc
         parts = design.split(label)
         if label in guides or any(part in guides for part in parts):
             genes[label] = guides.get(label) or design.separator.join(guides.get(part, part) for part in parts)
-            design.parts(genes[label])  # refuses empty parts
+            design.parts(genes[label])  # raises an error for empty parts
     return genes
 
 

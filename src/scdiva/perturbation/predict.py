@@ -281,7 +281,7 @@ def _warn_of_few(controls: Controls, groups: list[str], is_grouped: bool) -> Non
 
 
 def shift_cells(cells: Matrix, mean: Matrix, level: NDArray[np.floating], rng: np.random.Generator) -> Matrix:
-    r"""Change the mean of each gene by how many cells express it, then by how much they do.
+    r"""Change the mean of each gene by the number of cells that express it, then by its level in these cells.
 
     A gene's mean depends on the share p of cells that express it. For Poisson counts, this share changes from p to
     :math:`1 - (1 - p)^{\mu'/\mu}` when the mean changes from :math:`\mu` to :math:`\mu'`. Cells that lose or gain the

@@ -83,7 +83,7 @@ class ResponseHead(nn.Module):
         Parameters
         ----------
         dim, part_tokens
-            As for the class.
+            Width of the hidden states, and tokens of the perturbed genes, as for :class:`ResponseHead`.
         delta
             `(n, n_genes)`, measured changes.
         n_parts, strength

@@ -377,7 +377,8 @@ def read_screen(adata: AnnData, opened: OpenScreen, device: str) -> tuple[Screen
     Raises
     ------
     ValueError
-        If the matrix is refused, or no control cell of a group has a gene of the vocabulary.
+        If the matrix is not valid for :func:`scdiva.tl.embed`, or no control cell of a group has a gene of the
+        vocabulary.
     """
     layout, number = opened.screen, opened.condition
     source = open_cells(adata, opened.model, opened.reading, empty="nan")

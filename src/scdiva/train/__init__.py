@@ -1,4 +1,4 @@
-"""Training: modules that hold the losses, and the calls that run them. Loaded when first named."""
+"""Training: modules with the losses, and functions that run them. Imported on first access."""
 
 from __future__ import annotations
 

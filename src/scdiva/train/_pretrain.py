@@ -302,7 +302,7 @@ def _refuse_folder(folder: Path, resume: bool) -> None:
 
 
 def _check_svd_start(files: list[Any], init: str | None, validation_studies: float | Sequence[str] | None) -> None:
-    """Refuse `svd_start` unless the gene embeddings can be computed from one packed corpus of training studies."""
+    """Raise an error unless `svd_start` is possible: with one packed corpus of training studies and without `init`."""
     if init is not None:
         raise ValueError("svd_start replaces the gene embeddings that init keeps. Pass one of the two.")
     if len(files) > 1 or not is_packed(files[0]):
@@ -435,7 +435,7 @@ def _module(
     svd_of: str | None,
     start: ScDiVa | None = None,
 ) -> PretrainingModule:
-    """Module with a network of random weights, of those of `start`, or initialised by the SVD of a packed corpus.
+    """Module with a network whose weights are random, those of `start`, or initialised by the SVD of a packed corpus.
 
     Genes that `start` lacks get random weights.
     """

@@ -233,7 +233,7 @@ class Keeper(Checkpoint):
         trainer.strategy.barrier("last checkpoint")
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Wait for the last checkpoint and log its error, since that of the run is raised. Called by Lightning."""
+        """Wait for the last checkpoint and log its error, since the error of the run is raised. Called by Lightning."""
         try:
             _writer(trainer).finish()
         except OSError as error:

@@ -50,7 +50,7 @@ class _Rows:
 
 
 class _Data(pl.LightningDataModule):
-    """Batches of training examples without end; each epoch is a permutation, a function of seed and epoch."""
+    """Endless batches of training examples; each epoch is a permutation that depends on seed and epoch."""
 
     def __init__(self, n_items: int, size: int, seed: int) -> None:
         super().__init__()

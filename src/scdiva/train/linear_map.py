@@ -15,7 +15,7 @@ from scdiva._settings import one_blas_thread, progress_bar
 from scdiva.models.layers import SetEncoder
 
 DISPERSION_OFFSET = 1e-3
-"""Minimum mean in the dispersion var / mean, so that rarely detected genes do not lead."""
+"""Minimum mean in the dispersion var / mean, so that rarely detected genes do not rank highest."""
 DEVIATION_OFFSET = 0.05
 """Added to the standard deviation of a gene before division, so that rarely detected genes do not dominate."""
 ROUNDING = 1e-10

@@ -79,7 +79,7 @@ class GeneDecoder(nn.Module):
         Number of studies; 0: no covariate.
     frequency
         Mean share of the counts of each token, `(n_genes + N_SPECIAL,)`, whose logarithm is the initial bias; None: 0,
-        which takes thousands of steps to unlearn.
+        which takes thousands of steps to correct.
     """
 
     def __init__(self, state_dim: int, n_genes: int, n_studies: int = 0, frequency: np.ndarray | None = None) -> None:

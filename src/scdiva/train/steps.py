@@ -96,7 +96,7 @@ def train_steps(
 
 
 def shuffled(rows: np.ndarray, size: int, seed: int, *, drop_last: bool = False) -> Iterator[np.ndarray]:
-    """Yield the rows of batches without end; each epoch is a permutation, a function of seed and epoch.
+    """Yield the rows of endless batches; each epoch is a permutation that depends on seed and epoch.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ a group, genes are sorted by symbol (group 6: by id).
 
 Names
 -----
-Previous symbols and aliases are those of HGNC. Further aliases are GENCODE's symbol where it differs from HGNC's,
+Previous symbols and aliases are those of HGNC. Further aliases are symbols of GENCODE that differ from HGNC's,
 retired Ensembl ids, and RefSeq's names of the mitochondrial genes. A name is kept only if it identifies one gene among
 all candidates, including the excluded ones, in the order current symbol, previous symbol, alias: a name of two genes,
 or of a gene that is not in the vocabulary, must not be matched to another gene.

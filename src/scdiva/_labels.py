@@ -71,9 +71,9 @@ def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection
     Raises
     ------
     ValueError
-        If a text stands for a missing value (`"nan"`, `"None"`, an empty one) or, for labels, for an unknown one; if
-        the values are continuous numbers; or if there are at least 20 different values and more than half as many as
-        cells (not for perturbations).
+        If a value is a placeholder for a missing value (`"nan"`, `"None"`, an empty string) or, for labels, for an
+        unknown one; if the values are continuous numbers; or if there are at least 20 different values and more than
+        half as many as cells (not for perturbations).
 
     Warns
     -----
@@ -112,7 +112,7 @@ def _counted(values: pd.Series, texts: NDArray[np.str_], which: NDArray[np.bool_
 
 
 def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
-    """Raise an error for continuous numbers, and for columns with nearly as many different values as cells.
+    """Raise an error if a column contains continuous numbers or nearly as many different values as cells.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
     Raises
     ------
     ValueError
-        If the column is of this kind, see :func:`check_labels`.
+        If the column contains such values, see :func:`check_labels`.
     """
     n, n_values = len(values), values.nunique()
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
@@ -184,7 +184,7 @@ def read_labels(
     KeyError
         If there is no such column.
     ValueError
-        If a label is missing, there is no cell, or as for :func:`check_labels`.
+        If a label is missing, there are no cells, or the column is not valid for :func:`check_labels`.
     """
     column = labels_column(adata, key, where)
     if not adata.n_obs:
@@ -243,7 +243,7 @@ def label_numbers(
     KeyError
         If there is no such column.
     ValueError
-        If there is no label, or only one, or as for :func:`check_labels`.
+        If there are fewer than two labels, or the column is not valid for :func:`check_labels`.
 
     Warns
     -----

@@ -50,7 +50,7 @@ def shared_limit(device: torch.device) -> int:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """CUDA architecture of a device; in the interpreter, the oldest supported one."""
+    """Compute capability of a CUDA device; in the interpreter, the lowest that is supported."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else MIN_CAPABILITY
 
 

@@ -52,7 +52,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def data(self) -> Iterator[np.ndarray]:
-        """Arrays that define the training examples; a resumed run must have the same."""
+        """Yield the arrays that define the training examples; they must be the same in a resumed run."""
         raise NotImplementedError
 
 

@@ -60,7 +60,7 @@ def train_steps(
 
     Returns
     -------
-    Number of steps, and the reason of the end: `"steps"`, `"converged"` (learning rate 0) or `"interrupted"`.
+    Number of steps, and why training ended: `"steps"`, `"converged"` (learning rate 0) or `"interrupted"`.
 
     Raises
     ------

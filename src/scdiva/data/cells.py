@@ -644,7 +644,7 @@ def to_log(blocks: Sequence[sp.csr_matrix], kind: str) -> sp.csr_matrix:
 
 
 def has_gene_below(indptr: np.ndarray, tokens: np.ndarray, n_tokens: int) -> np.ndarray:
-    """Test whether each cell has a token below `n_tokens`, bool `(n_cells,)`. Every cell must have at least one token."""
+    """Test whether each cell has a token below `n_tokens`, bool `(n_cells,)`. Empty cells are not allowed."""
     has_gene: np.ndarray = np.logical_or.reduceat(tokens < n_tokens, indptr[:-1])
     return has_gene
 

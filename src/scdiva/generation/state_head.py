@@ -30,7 +30,8 @@ ROUNDS, STEPS = 5, 5
 """Number of rounds of the fit, and of Newton steps of shifts and biases in each; the coefficients have one step per
 round."""
 BLOCK, WIDER = 2**19, 16
-"""Number of probabilities per block, so that they fit into a processor's cache, and its factor for matrix products."""
+"""Number of probabilities per block, which fit into the cache of a processor; blocks are 16 times as large for matrix
+products."""
 MAX_STEP = 0.5
 """Maximum Newton step of a coefficient, a bias or a shift."""
 EPS = 1e-6
